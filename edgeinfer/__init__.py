@@ -1,4 +1,4 @@
-"""edgeinfer: run a language model on the machine in front of you.
+"""edgeinfer: run a language model on your own machine.
 
 import edgeinfer
 with edgeinfer.load("tiny") as model:
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What a program that runs models doesn't need is imported when it is asked for."""
+    """Import rarely used modules on first access."""
     if name in ("Quantization", "quantize"):
         from edgeinfer import quantizing
 

@@ -1,4 +1,4 @@
-"""A conversation: turns in, tokens out, the cache kept between turns, nothing dropped without saying so."""
+"""A chat: messages in, tokens out, the KV cache kept between messages, dropped messages reported."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,20 +18,22 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChatEngine:
-    """What a chat needs of its model."""
+    """The functions of a model that a chat uses."""
 
     encode: Callable[[Sequence[Message], TemplateOptions], list[int]]
-    """Messages through the chat template to ids, ending where the model is to answer."""
+    """Messages to token ids through the chat template, with the prompt of the assistant's message at the
+    end.
+    """
     stream: Callable[..., TokenStream]
-    """(ids, dropped_turns=, on_end=, **settings) -> the answer's stream."""
+    """(ids, dropped_turns=, on_end=, **settings) -> the response's stream."""
     context: int
 
 
 class Chat:
-    """Turns of one conversation.
+    """One chat.
 
-    `messages` holds all of them, whatever still fits the context; `system` is what the model is told first,
-    and never dropped.
+    `messages` holds the whole history, including messages that no longer fit the context; `system`: system
+    prompt, never dropped.
     """
 
     def __init__(self, engine: ChatEngine, system: str | None = None, **settings: Any) -> None:
@@ -44,33 +46,33 @@ class Chat:
 
     @property
     def context_used(self) -> int:
-        """Tokens of the context that the conversation took with its last answer; 0 before the first."""
+        """Tokens in the context after the last response; 0 before the first."""
         return self._used
 
     def say(self, text: str, **settings: Any) -> Generation:
-        """The whole answer to `text`; settings and `Raises` as for `stream`."""
+        """Return the complete response to `text`; settings and `Raises` as for `stream`."""
         stream = self.stream(text, **settings)
         for _ in stream:
             pass
         return stream.result
 
     def stream(self, text: str, **settings: Any) -> TokenStream:
-        """The answer to `text` as it comes; settings as for `Model.stream`.
+        """Stream the response to `text`; settings as for `Model.stream`.
 
-        The turn is kept once the stream has ended, or was cancelled with something said.
+        The messages are added to the history when the stream ends, or when it is cancelled after some text.
 
         Raises:
-            ContextOverflowError: `text` doesn't fit, even without the turns before it.
+            ContextOverflowError: `text` doesn't fit, even without earlier messages.
             ChatTemplateError: the template fails.
             SettingError: a setting out of its range, or no chat template.
         """
         return self._answer(list(self.messages), self._dropped, text, settings)
 
     def regenerate(self, **settings: Any) -> TokenStream:
-        """Answer the last turn again; the new answer takes the old one's place as `edit` says.
+        """Generate the last response again; the new one replaces it as described for `edit`.
 
         Raises:
-            ValueError: nothing has been said yet.
+            ValueError: the history is empty.
         """
         turns = self._user_turns()
         if not turns:
@@ -78,12 +80,13 @@ class Chat:
         return self.edit(len(turns) - 1, str(self.messages[turns[-1]]["content"]), **settings)
 
     def edit(self, index: int, text: str, **settings: Any) -> TokenStream:
-        """Put `text` in place of user turn `index` (from 0) and answer it.
+        """Replace user message `index` (from 0) by `text` and generate its response.
 
-        The turn and all after it are forgotten once the new answer is kept; `Raises` as for `stream`, and:
+        The message and all later ones are removed once the new response is complete; `Raises` as for
+        `stream`, and:
 
         Raises:
-            ValueError: there is no such turn.
+            ValueError: there is no such message.
         """
         turns = self._user_turns()
         if not 0 <= index < len(turns):
@@ -92,7 +95,7 @@ class Chat:
         return self._answer(self.messages[: turns[index]], dropped, text, settings)
 
     def clear(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Remove all messages; the system prompt is kept."""
         self.messages.clear()
         self._dropped = self._used = 0
 
@@ -102,7 +105,9 @@ class Chat:
     def _answer(
         self, before: list[Message], dropped: int, text: str, settings: dict[str, Any]
     ) -> TokenStream:
-        """Answer `text` behind `before`, whose first `dropped` turns no longer fit."""
+        """Stream the response to `text` after the messages `before`, of which the first `dropped` no longer
+        fit.
+        """
         if not isinstance(text, str):
             raise SettingError(f"text: saw {type(text).__name__} {shown(text)}, wanted a text")
         turn: Message = {"role": "user", "content": text}
@@ -128,7 +133,7 @@ class Chat:
         return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
-        """What was thought before earlier answers isn't read again: models are trained so."""
+        """Encode messages without the reasoning of earlier responses, as in training."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         read = [
             {**message, "content": without_thought(message["content"])}
@@ -139,17 +144,17 @@ class Chat:
         return self._engine.encode([*system, *read], options)
 
     def _kept_tokens(self, options: TemplateOptions) -> int:
-        """Tokens that stay when a chat slides: all up to its first message."""
+        """Number of tokens kept at the start in a context shift: all up to the first message."""
         first, other = (self._encode([{"role": "user", "content": text}], options) for text in ("a", "b"))
         return max(SINKS, shared_prefix(first, other))
 
     def _fit(
         self, messages: list[Message], dropped: int, max_tokens: int | None, options: TemplateOptions
     ) -> tuple[list[int], int]:
-        """The ids of the chat, and how many of its oldest turns had to be left out.
+        """Return the token ids of the chat, and the number of oldest messages that were dropped.
 
-        Once turns must go, a quarter of the context is freed at a time, so that the cache isn't read anew at
-        every turn from then on.
+        When messages must be dropped, a quarter of the context is freed at once, so that the prompt isn't
+        prefilled again at every message.
         """
         check_count("max_tokens", max_tokens)
         context = self._engine.context

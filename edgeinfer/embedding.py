@@ -1,4 +1,4 @@
-"""Texts as vectors: what a model knows of a whole text, for comparing texts with each other."""
+"""Text embeddings: vectors for comparing texts."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
@@ -17,14 +17,14 @@ _BY_NUMBER: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 class TextVectors(NamedTuple):
-    """Vectors (texts, width) float32, and how many tokens were read for them."""
+    """Vectors (texts, hidden_size) float32, and the number of tokens processed."""
 
     vectors: Vectors
     tokens: int
 
 
 def pooling_of(number: object) -> Pooling:
-    """What a file's `pooling_type` asks for; the mean where it names nothing that makes one vector."""
+    """The pooling for a file's `pooling_type`; "mean" if the value selects none that gives one vector."""
     return _BY_NUMBER.get(number, "mean") if isinstance(number, int) else "mean"
 
 
@@ -37,7 +37,7 @@ def check_pooling(wished: str) -> Pooling:
 
 
 def checked_texts(texts: object) -> list[str]:
-    """All of them. Raises `SettingError` for what isn't texts."""
+    """The texts as a list. Raises `SettingError` if a value isn't a text."""
     given: list[str] = []
     for text in texts if isinstance(texts, Iterable) else (texts,):
         if not isinstance(text, str):
@@ -48,9 +48,10 @@ def checked_texts(texts: object) -> list[str]:
 
 
 def pooled(rows: Vectors, pooling: Pooling, normalize: bool) -> Vectors:
-    """One vector (width,) float32 of a text's rows (tokens, width): their mean, the first or the last.
+    """One vector (hidden_size,) float32 from hidden states (tokens, hidden_size): their mean, the first or
+    the last.
 
-    `normalize`: of length 1, so that the product of two vectors is the cosine between them.
+    `normalize`: scale to length 1, so that the dot product of two vectors is their cosine similarity.
     """
     if pooling == "mean":
         found = rows.mean(axis=0, dtype=np.float64)

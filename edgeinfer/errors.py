@@ -1,16 +1,16 @@
-"""Every mistake that a user can make or meet, as one line that says what was seen and what was wanted."""
+"""The error classes for users: one line that states the value given and the value expected."""
 
 
 class EdgeInferError(Exception):
-    """Base of all errors that edgeinfer raises on purpose; its text is one line fit for a person."""
+    """Base of all errors that edgeinfer raises; its text is one line for users."""
 
 
 class UnknownModelError(EdgeInferError):
-    """The name is neither in the catalogue nor a GGUF file on this disk."""
+    """The name is neither in the model registry nor a GGUF file on this disk."""
 
 
 class NotPulledError(UnknownModelError):
-    """The name is in the catalogue, and its files are not on this disk yet. `name`: what to pull."""
+    """The name is in the model registry, but its files are not on this disk. `name`: argument of `pull`."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message)
@@ -18,19 +18,19 @@ class NotPulledError(UnknownModelError):
 
 
 class RegistryError(EdgeInferError):
-    """An entry of models.toml, or of the user's own, that can't be read."""
+    """An invalid entry of models.toml or of the user's models.toml."""
 
 
 class DownloadError(EdgeInferError):
-    """A file can't be fetched, or isn't what was promised."""
+    """A file can't be downloaded, or its contents aren't the expected ones."""
 
 
 class OfflineError(DownloadError):
-    """The hub can't be reached, or was switched off."""
+    """The hub can't be reached, or offline mode is on."""
 
 
 class UnsupportedModelError(EdgeInferError):
-    """The file is sound but holds an architecture, tokenizer or tensor that edgeinfer doesn't run."""
+    """The file is valid but has an architecture, tokenizer or tensor that edgeinfer doesn't support."""
 
 
 class KernelError(EdgeInferError):
@@ -50,16 +50,16 @@ class ChatTemplateError(EdgeInferError):
 
 
 class SettingError(EdgeInferError):
-    """A setting lies outside the range that it is defined for."""
+    """A setting is out of its range."""
 
 
 class LogitsError(EdgeInferError):
-    """The model's logits can't be sampled from: a NaN among them, or no token left."""
+    """The model's logits can't be sampled from: NaN, or no token left."""
 
 
 class ModelFileError(EdgeInferError):
-    """The file of a loaded model was cut by another program; it has to be loaded again."""
+    """Another program truncated the file of a loaded model; the model must be loaded again."""
 
 
 class DeviceError(EdgeInferError):
-    """The GPU failed in the middle of an answer."""
+    """The GPU failed during generation."""

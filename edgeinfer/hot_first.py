@@ -1,4 +1,4 @@
-"""The order of a model's neurons by its profile, hottest first, and what becomes of the profile then."""
+"""Order of a model's neurons by activity, hottest first, and the activity profile in the new order."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +18,10 @@ from edgeinfer_quant_formats.quantizer.neuron_order import Order, hottest_first,
 
 
 def hot_first_orders(file: GGUFFile) -> tuple[dict[int, Order], ActivityProfile, str]:
-    """Layer -> the order of its neurons; the profile that it comes from; a line on what is moved together.
+    """Return layer -> order of its neurons; the profile used; a line that says which rows move together.
 
     Raises:
-        SettingError: the model has no profile, or one that doesn't fit it.
+        SettingError: the model has no profile, or one that doesn't match it.
     """
     try:
         profile = find_profile(file.path, user_folder("data"))
@@ -59,7 +59,7 @@ def _note(layers: int, together: set[int]) -> str:
 
 
 def save_reordered(profile: ActivityProfile, orders: Mapping[int, Order], target: Path) -> Path:
-    """Save the profile of the model in its new order, for the file `target`."""
+    """Save the profile in the model's new order, for the file `target`."""
     counts = dict(profile.counts)
     arrays = dict(profile.arrays)
     for layer, order in orders.items():

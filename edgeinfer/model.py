@@ -1,4 +1,4 @@
-"""A loaded model: text in, text out."""
+"""A loaded model: prompts in, completions out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """What `edgeinfer.load` returns; a context manager. Safe to use from several threads.
+    """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
-    `notes` are one-line remarks on how it was loaded, worth showing to a person. `spare_core`: the engine
-    leaves one idle while it computes. `batch_invariant`: as for `TokenStream`.
+    `notes`: one-line warnings from loading. `spare_core`: the engine leaves one core idle while it computes.
+    `batch_invariant`: as for `TokenStream`.
     """
 
     def __init__(
@@ -80,17 +80,19 @@ class Model:
 
     @cached_property
     def plan(self) -> MemoryPlan | None:
-        """Where its bytes lie and what reading them costs; None where another engine decides that."""
+        """The memory plan: bytes per device and the cost of reading them; None if another engine places
+        them.
+        """
         return self._plan() if self._plan else None
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and completion together."""
         return self.engine.context
 
     @cached_property
     def thinking_levels(self) -> tuple[Thinking, ...]:
-        """The levels of `thinking` that its chat template has."""
+        """The values of `thinking` that its chat template supports."""
         return thinking_levels(self.chat_format.variables()) if self.chat_format else ()
 
     @overload
@@ -108,12 +110,13 @@ class Model:
         beams: int | None = None,
         **settings: Any,
     ) -> Generation | list[Generation]:
-        """The whole answer to a prompt, or a list of `n` answers; settings and `Raises` as for `stream`.
+        """Return the completion of a prompt, or a list of `n` completions; settings and `Raises` as for
+        `stream`.
 
-        Several answers share the prompt's keys and values and are read side by side; with a seed, answer i
-        is that of seed + i. `best_of`: so many are drawn, and of these the `n` (or the one) that the model
-        itself finds most probable, token for token, are given. `beams`: no draws, but a search for the most
-        probable answers; `stop` isn't for these.
+        Several completions share the prompt's KV cache and are decoded as one batch. With a seed, completion
+        i uses seed + i. `best_of`: this many are sampled, and the `n` (or the one) with the highest mean
+        log-probability per token are returned. `beams`: beam search instead of sampling; it doesn't support
+        `stop`.
         """
         if n is None and best_of is None and beams is None:
             stream = self.stream(prompt, **settings)
@@ -167,23 +170,22 @@ class Model:
         progress: Progress | None = None,
         **sampling: Any,
     ) -> TokenStream:
-        """The answer to a prompt as it comes.
+        """Stream the completion of a prompt.
 
-        `prompt`: a text, token ids taken as they are, or the messages of a chat ({"role": …, "content": …}),
-        with the `tools` that its template is to offer (`parse_tool_calls` finds their calls in the answer).
-        `raw` False puts a text into the chat template.
-        `thinking` "on", "off", "low", "medium" or "high": as far as the template has such levels.
-        `template_args`: other variables that the template reads, by name.
-        `max_tokens` None: until the model ends or the context is full. `stop`: texts that end the answer.
-        `logprobs` n: every token bears its log-probability and those of the n best. The answer keeps to a
-        JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF), as far as it gets. `on_full` "slide" and
-        "heavy-hitters": a text that outgrows the context goes on without tokens of its middle (`sliding.py`),
-        which the answer counts. `progress` hears of the prompt's tokens read. `sampling`: the fields of
-        `SamplerSettings`.
+        `prompt`: a text, token ids used unchanged, or the messages of a chat ({"role": …, "content": …}),
+        with the `tools` for its template (`parse_tool_calls` parses their calls in the response). `raw` False
+        applies the chat template to a text. `thinking` "on", "off", "low", "medium" or "high", if the
+        template supports it. `template_args`: other variables of the template, by name. `max_tokens` None:
+        until the model ends or the context is full. `stop`: strings that end the completion. `logprobs` n:
+        every token has its log-probability and those of the n most probable. A JSON `schema` or a `grammar`
+        (Lark, or llama.cpp's GBNF) constrains the completion. `on_full` "slide" and "heavy-hitters": if the
+        text exceeds the context, tokens in its middle are evicted (`generation/context_shift.py`) and counted
+        in the result. `progress` is called with the number of prompt tokens processed. `sampling`: the fields
+        of `SamplerSettings`.
 
         Raises:
-            SettingError: a setting or token id out of its range, `raw` False without a chat template, or a
-                schema that nothing can satisfy.
+            SettingError: a setting or token id out of its range, `raw` False without a chat template, or an
+                unsatisfiable schema.
             ChatTemplateError: the chat template fails.
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
@@ -205,13 +207,13 @@ class Model:
     def stream_async(self, prompt: Prompt, **settings: Any) -> "AsyncTokenStream":
         """`stream` for `async for`; settings and `Raises` as there."""
         from edgeinfer.generation.async_stream import (
-            AsyncTokenStream,  # with asyncio, which few programs need
+            AsyncTokenStream,  # imports asyncio, which few programs need
         )
 
         return AsyncTokenStream(self.stream(prompt, **settings))
 
     async def generate_async(self, prompt: Prompt, **settings: Any) -> Generation:
-        """`generate` for `await`; a task that is cancelled ends the answer."""
+        """`generate` for `await`; cancelling the task ends generation."""
         stream = self.stream_async(prompt, **settings)
         async for _ in stream:
             pass
@@ -252,16 +254,16 @@ class Model:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
     def chat(self, system: str | None = None, **settings: Any) -> Chat:
-        """A conversation; `settings` are defaults for all its answers, those of `stream` but `raw`."""
+        """Start a chat; `settings` are defaults for all its responses, as for `stream` except `raw`."""
         return Chat(
             ChatEngine(self._encoding.of_messages, self._stream_ids, self.context), system, **settings
         )
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits (len(ids), vocabulary) float32 behind each token of `ids`, read from the beginning.
+        """Logits (len(ids), vocabulary) float32 after each token of `ids`, computed from an empty context.
 
         Raises:
-            SettingError: a token id that the vocabulary doesn't hold, or none at all.
+            SettingError: no ids, or an id that is not in the vocabulary.
             ContextOverflowError: more ids than the context holds.
             EdgeInferError: the model has been closed.
         """
@@ -273,10 +275,10 @@ class Model:
     def embed(
         self, texts: str | Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> npt.NDArray[np.float32]:
-        """Vectors (len(texts), width) float32 of texts; of one text (width,).
+        """Embeddings (len(texts), hidden_size) float32 of texts; of one text (hidden_size,).
 
-        `pooling`: "mean" of the rows in front of the head, the row of the first token ("cls") or of the
-        "last"; None: what the file asks for, the mean if it names none. `normalize`: vectors of length 1.
+        `pooling`: "mean" of the hidden states before the output head, that of the first token ("cls") or of
+        the "last"; None: as the file specifies, else the mean. `normalize`: scale vectors to length 1.
 
         Raises:
             SettingError: no text, an empty one, or an unknown pooling.
@@ -291,7 +293,7 @@ class Model:
     def text_vectors(
         self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> TextVectors:
-        """As `embed`, with the count of the tokens that it took."""
+        """As `embed`, with the number of tokens processed."""
         chosen = self._pooling if pooling is None else check_pooling(pooling)
         if not isinstance(normalize, bool):
             raise SettingError(f"normalize: saw {shown(normalize)}, wanted True or False")
@@ -300,7 +302,7 @@ class Model:
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 
     def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """(len(ids), width) in front of the head, read from the beginning."""
+        """Hidden states (len(ids), hidden_size) before the output head, computed from an empty context."""
         if not ids:
             raise SettingError("embed: saw an empty text, wanted one with at least one token")
         return self._read_afresh(ids, self.engine.rows)
@@ -316,17 +318,17 @@ class Model:
             return read(ids)
 
     def keep_snapshot(self, owner: str | None = None) -> bool:
-        """Write what the cache holds to the disk, if the model was loaded with `snapshots`.
+        """Save the KV cache to disk, if the model was loaded with `snapshots`.
 
-        A prompt that begins with it is then read from there, by this program or another. `owner`: the chat
-        with which it is deleted, `ChatStore.snapshot_owner`. Returns whether it is there.
+        Later prompts with the same prefix restore it, in this program or another. `owner`: the chat whose
+        deletion also deletes the file, `ChatStore.snapshot_owner`. Returns whether the file exists.
         """
         with self._turn:
             return not self._closed and self._snapshots is not None and self._snapshots.keep(owner)
 
     def close(self) -> None:
-        """Give back threads, memory and the file, once the token in progress is done. May be called twice;
-        a stream that goes on afterwards meets an `EdgeInferError`.
+        """Free threads, memory and the file, after the current token. May be called twice; later use of a
+        stream raises an `EdgeInferError`.
         """
         with self._turn:
             if self._closed:

@@ -1,4 +1,4 @@
-"""Numbers as callers have them: out of numpy, a count or a temperature is the number that it stands for."""
+"""Converts numpy scalars to Python numbers."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def plain_number(value: Any) -> Any:
-    """The `int` or `float` that a numpy scalar stands for; anything else as it is."""
+    """The `int` or `float` value of a numpy scalar; other values unchanged."""
     return value.item() if isinstance(value, np.integer | np.floating) else value

@@ -1,4 +1,4 @@
-"""Prompts to token ids: texts, ids as they are given, and messages through the chat template."""
+"""Prompts to token ids: texts, given ids, and messages through the chat template."""
 
 import operator
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ from edgeinfer.shown import shown
 
 
 class PromptEncoding:
-    """One model's way; `name`: the model's, for errors; `defaults`: what requests leave open."""
+    """Prompt encoding of one model; `name`: the model's name for errors; `defaults`: default template
+    options.
+    """
 
     def __init__(
         self,
@@ -39,10 +41,10 @@ class PromptEncoding:
         return SpecialTextGuard(self._tokenizer.control_texts)
 
     def of_prompt(self, prompt: Prompt, raw: bool, options: TemplateOptions) -> list[int]:
-        """Ids of whatever `generate` takes; `raw` as there.
+        """Token ids of any prompt type of `generate`; `raw` as there.
 
         Raises:
-            SettingError: it is none of these, or the model has no way to take it.
+            SettingError: an invalid type, or one that the model doesn't support.
         """
         if not isinstance(raw, bool):
             raise SettingError(f"raw: saw {shown(raw)}, wanted True or False")
@@ -62,7 +64,7 @@ class PromptEncoding:
         return self.of_messages([{"role": "user", "content": prompt}], options)
 
     def of_ids(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
-        """Ids as they are. Raises `SettingError`, naming what was asked for, if the vocabulary lacks one."""
+        """The ids unchanged. Raises `SettingError` with `name` if one is not in the vocabulary."""
         size = self._vocabulary_size
         wanted = "a text or whole numbers" if name == "prompt" else "whole numbers"
         try:
@@ -77,19 +79,19 @@ class PromptEncoding:
         return taken
 
     def of_text(self, text: str) -> list[int]:
-        """A text to continue: with BOS where the file wants it, never with the EOS that would end it."""
+        """Ids of a text to continue: with BOS if the file specifies it, never with EOS."""
         ids, bos = self._tokenizer.encode(text), self._tokenizer.bos_id
         if bos is not None and (self._tokenizer.add_bos or not ids):
             return [bos, *ids]
         return ids
 
     def of_messages(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
-        """Messages through the template; BOS is added only if the template didn't write it.
+        """Ids of messages through the template; BOS is added only if the template didn't write it.
 
-        Only the template writes control tokens: what messages hold is text, whatever it looks like.
+        Only the template produces control tokens: message contents are always encoded as plain text.
 
         Raises:
-            SettingError: there is no template, or it can't do what the options want.
+            SettingError: there is no template, or it doesn't support the options.
             ChatTemplateError: the template fails.
         """
         if self._chat_format is None:
@@ -118,7 +120,7 @@ class PromptEncoding:
         return ids
 
     def _variables(self, options: TemplateOptions) -> dict[str, object]:
-        """The template's variables. Raises `SettingError` for what the template doesn't know."""
+        """The template's variables. Raises `SettingError` for variables that the template doesn't read."""
         if not options.args and options.thinking is None:
             return {}
         if self._chat_format is None:
@@ -127,7 +129,7 @@ class PromptEncoding:
         return options.variables(self._chat_format.variables(bool(options.tools)))
 
     def _check_tools(self, tools: Sequence[Tool]) -> None:
-        """Raise `SettingError` for what isn't tools, and for a template that doesn't write them."""
+        """Raise `SettingError` for invalid tools, or a template without support for tools."""
         check_tools(tools)
         assert self._chat_format is not None
         if "tools" not in self._chat_format.variables(with_tools=True):

@@ -1,4 +1,4 @@
-"""Make a model file smaller: `edgeinfer.quantize` stores its weights in a mix of formats with fewer bits."""
+"""Quantize a model file: `edgeinfer.quantize` stores its weights in a mix of smaller formats."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Quantization:
-    """What was done, or would be: the plan, remarks on it a line each, and the seconds that writing took."""
+    """The result: the plan, warnings (one line each), and the seconds that writing took."""
 
     source: Path
     source_bytes: int
@@ -63,13 +63,13 @@ def quantize(
     """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
 
     `type` None: Q4_K_M, or with `hot_first` the formats of the file. `hot_first`: neurons in the order of the
-    model's profile, which computes the same; the profile is saved for `target` too.
-    `importance`: an importance matrix. `overrides`: regular expression -> format for tensors whose names it
-    matches, the first one counts. `pure`: one format for all. `threads` None: all usable processors.
-    `dry_run`: only say what would be done; `target` may be None then. `progress` hears of bytes read.
+    model's profile, which computes the same function; the profile is saved for `target` too. `importance`: an
+    importance matrix. `overrides`: regular expression -> format for tensors whose names it matches, the first
+    match applies. `pure`: one format for all. `threads` None: all usable processors. `dry_run`: only return
+    the plan; `target` may be None then. `progress` is called with bytes read.
 
-    The file appears whole or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for what
-    a user can mend, `OSError` where the disk is full.
+    The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
+    errors that a user can fix, `OSError` if the disk is full.
     """
     mix = None if hot_first and type is None else find_mix(type or DEFAULT_TYPE)
     wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})
@@ -157,7 +157,7 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
 
 
 def _importance_metadata(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
-    """What llama.cpp's quantizer notes of an importance matrix."""
+    """Metadata that llama.cpp's quantizer writes for an importance matrix."""
     if importance is None:
         return {}
     values: dict[str, str | int] = {

@@ -1,4 +1,4 @@
-"""What comes out of a model: tokens as they stream, the finished answer, and how fast it went."""
+"""Results of generation: streamed tokens, the completion, and its speed."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -19,7 +19,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Speed:
-    """Timings of one answer; rates are tokens a second, zero where nothing was measured."""
+    """Timings of one completion; rates are tokens per second, zero if nothing was measured."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -29,22 +29,22 @@ class Speed:
     decode_tokens_per_second: float = 0.0
     gigabytes_per_second: float = 0.0
     gpu_experts: float | None = None
-    """The share of the experts in use that the GPU computed; None: they aren't divided."""
+    """Share of the routed experts that the GPU computed; None: the experts aren't split."""
     accepted_share: float | None = None
-    """Drafted tokens that stood; None: nothing was drafted."""
+    """Share of draft tokens that were accepted; None: no drafts."""
     tokens_per_pass: float | None = None
-    """Tokens that a pass of the model gave, with drafts and without."""
+    """Tokens per forward of the model, with and without drafts."""
     speculation_gain: float | None = None
-    """Tokens a second over what they would be without drafts, by what tokens without took last."""
+    """Tokens per second relative to the rate without drafts, measured last."""
 
     def side_by_side(self, rows: float) -> "Speed":
-        """The speed where a pass gave a token each to so many answers, and read the weights once for all."""
+        """The speed of a batch in which each forward gave one token to `rows` completions."""
         return replace(self, tokens_per_pass=rows, gigabytes_per_second=self.gigabytes_per_second / rows)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished answer."""
+    """A finished completion."""
 
     text: str
     ids: list[int]
@@ -53,10 +53,10 @@ class Generation:
     prompt_ids: list[int] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     mean_logprob: float | None = None
-    """Log-probability a token, by which the best of several answers is told; None: it wasn't asked for."""
+    """Mean log-probability per token, used to select the best of several completions; None: not requested."""
     dropped_turns: int = 0
-    """Oldest chat turns that were left out because the conversation outgrew the context."""
+    """Oldest chat messages dropped because the chat exceeded the context."""
     slides: int = 0
-    """How often the context was full while the answer came, and tokens in its middle were left out."""
+    """Number of context shifts during generation."""
     left_out_tokens: int = 0
-    """Tokens of prompt and answer that were left out so by the end."""
+    """Tokens of prompt and completion evicted by context shifts."""

@@ -1,4 +1,4 @@
-"""Values as error messages quote them: bounded in length, whatever a caller passed."""
+"""Values as error messages quote them, with limited length."""
 
 import reprlib
 
@@ -11,16 +11,16 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 4
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
-    """`repr` of a value, `longest` characters at most; the middle of a long text is left out."""
+    """`repr` of a value, at most `longest` characters; the middle of a long text is omitted."""
     try:
         text = _SHORT.repr(value)
-    except Exception:  # the value's own __repr__, or a number of more digits than Python prints
+    except Exception:  # from the value's __repr__, or an integer with more digits than Python prints
         text = f"<{type(value).__name__}>"
     text = " ".join(text.split())
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """A name as it is, `longest` characters at most, without line breaks and unprintable characters."""
+    """A name without line breaks and unprintable characters, at most `longest` characters."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text[: longest + 1])
     return line if len(line) <= longest else f"{line[: longest - 1]}…"

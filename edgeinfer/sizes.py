@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Parses sizes in bytes."""
 
 import re
 
@@ -10,10 +10,10 @@ BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def parse_bytes(name: str, size: int | str | None) -> int | None:
-    """Bytes of a setting: a whole number, or "8GiB", "512 MB", "2G"; None stays None.
+    """Bytes of a setting: an integer, or "8GiB", "512 MB", "2G"; None stays None.
 
     Raises:
-        SettingError: neither of these.
+        SettingError: another format.
     """
     if size is None:
         return None

@@ -1,4 +1,4 @@
-"""Where this platform wants a user's data, settings, state and caches to lie."""
+"""The platform's folders for a user's data, settings, state and caches."""
 
 import os
 import sys
@@ -25,8 +25,8 @@ def user_folder(
 ) -> Path:
     """The folder for `edgeinfer`'s files of one kind; it need not exist yet.
 
-    Linux and the BSDs follow the XDG base directory specification (a relative path there is ignored, as
-    it says), macOS has ~/Library, Windows %LOCALAPPDATA%.
+    Linux and the BSDs follow the XDG base directory specification (which says to ignore relative paths),
+    macOS uses ~/Library, Windows %LOCALAPPDATA%.
     """
     home = home or _home()
     if platform == "darwin":
@@ -41,7 +41,7 @@ def user_folder(
 
 
 def _home() -> Path:
-    """The home folder. Without one, the null device: nothing is found there, nothing can be kept."""
+    """The home folder. If there is none, the null device: no file is found or saved there."""
     try:
         return Path.home()
     except RuntimeError:

@@ -1,1 +1,1 @@
-"""Measuring speed: files of real shapes, repeated and interleaved runs, tables."""
+"""Speed measurement: files with the shapes of real models, repeated and interleaved runs, tables."""

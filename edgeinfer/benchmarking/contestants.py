@@ -1,4 +1,4 @@
-"""What is measured: our engine on its public path, llama.cpp through its C API, behind one protocol."""
+"""The engines to measure, behind one protocol: ours through its public API, llama.cpp through its C API."""
 
 import time
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ IDLE_SHARE = 0.1
 
 
 class BenchTarget(Protocol):
-    """Reads tokens as fast as it can."""
+    """An engine that processes tokens at full speed."""
 
     name: str
 
     vocabulary_size: int
 
     def read(self, ids: Sequence[int]) -> None:
-        """Read `ids` behind what the cache holds; logits of the last come out."""
+        """Append `ids` to the KV cache; logits of the last token are computed."""
         ...
 
     def read_all(self, ids: Sequence[int]) -> None:
-        """Read `ids`; logits of each come out."""
+        """Append `ids`; logits of each token are computed."""
         ...
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Truncate the KV cache to the first `length` tokens."""
         ...
 
 
@@ -76,16 +76,16 @@ class LlamaCppTarget:
 
 
 def bytes_per_token(engine: Engine, depth: float) -> float:
-    """Bytes that decoding one token reads at this depth: weights, and keys and values where they're known."""
+    """Bytes read to decode one token at this depth: weights, plus the KV cache if known."""
     cache = getattr(engine, "cache", None)
     layers = cache.layers if isinstance(cache, KVCache) else []
     return engine.bytes_per_token + depth * sum(layer.nbytes / layer.positions for layer in layers)
 
 
 def rest() -> float:
-    """Wait until no thread of this process spins, so that one team's end doesn't slow another's start.
+    """Wait until no thread of this process spins, so that one thread pool doesn't slow the other.
 
-    Teams poll for a while when their work is done. Returns the seconds waited, half a second at most.
+    Thread pools poll for a while after their work. Returns the seconds waited, at most 0.5.
     """
     begin = time.perf_counter()
     while time.perf_counter() - begin < REST_MOST_SECONDS:

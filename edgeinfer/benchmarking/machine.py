@@ -1,4 +1,4 @@
-"""The machine, the versions and the hour: what every speed must be read with."""
+"""The machine, the versions and the time of a measurement."""
 
 import os
 import platform
@@ -18,22 +18,22 @@ PACKAGES = ("edgeinfer", "numpy", "numba", "llvmlite", "llama-cpp-python")
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts of one run."""
+    """Machine data of one run."""
 
     processor: str
     cores: int
     memory_bytes: int
     system: str
     kernels: str
-    """The instruction set that our kernels use."""
+    """The instruction set of our kernels."""
     versions: dict[str, str]
     load_average: float | None
-    """Of the last minute, before the run: what else was going on."""
+    """Load average of the last minute before the run: activity of other programs."""
     date: str
     command: str
 
     def lines(self) -> list[str]:
-        """The facts for a person."""
+        """The data as lines of text."""
         load = "" if self.load_average is None else f", load average {self.load_average:.1f} before the run"
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return [
@@ -46,7 +46,7 @@ class Machine:
 
 
 def this_machine(command: Sequence[str]) -> Machine:
-    """What this machine is now; `command` is what was typed."""
+    """Data of this machine now; `command`: the command line as typed."""
     features = detect()
     return Machine(
         processor=_processor(features.name),
@@ -62,7 +62,7 @@ def this_machine(command: Sequence[str]) -> Machine:
 
 
 def command_line() -> list[str]:
-    """What was typed, without the folders that are nobody's business."""
+    """The command line as typed, without private folder names."""
     program = Path(sys.argv[0])
     if program.suffix == ".py":
         return ["python", f"{program.absolute().parent.name}/{program.name}", *sys.argv[1:]]
@@ -70,10 +70,10 @@ def command_line() -> list[str]:
 
 
 def _processor(fallback: str) -> str:
-    """The name that the processor gives itself."""
+    """The processor's model name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]} ({fallback})" if names else fallback
@@ -84,6 +84,6 @@ def _versions() -> dict[str, str]:
     for package in PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # an extra that isn't installed, or a source tree
+        except PackageNotFoundError:  # an optional package, or a source tree
             continue
     return found

@@ -1,4 +1,4 @@
-"""Timing a workload: repeated as llama-bench does, or interleaved between contestants."""
+"""Times workloads: repeated as in llama-bench, or interleaved between engines."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ PIECE_TOKENS = 8
 SEED = 1
 
 Report = Callable[[int, int], None]
-"""Called with (pieces done, pieces in all)."""
+"""Called with (pieces done, total pieces)."""
 
 
 def repeat(
@@ -22,7 +22,7 @@ def repeat(
     seed: int = SEED,
     report: Report | None = None,
 ) -> Timings:
-    """The whole workload again and again, each time from its depth."""
+    """Repeat the whole workload, each time from its depth."""
     ids = random_ids(workload.context, contestant.vocabulary_size, seed)
     fresh = ids[workload.depth :][: workload.tokens]
     _fill(contestant, ids, workload.depth)
@@ -48,14 +48,14 @@ def interleave(
     seed: int = SEED,
     report: Report | None = None,
 ) -> list[list[Timings]]:
-    """A B A B …: in each round, for each workload, each contestant does a short piece, alone and from the
-    same state. Timings (workloads, contestants).
+    """Interleave engines, A B A B …: in each round, each engine runs a short piece of each workload, alone
+    and from the same state. Timings (workloads, contestants).
 
-    All workloads have one depth. A piece of a generation is `piece` tokens, each timed by itself, a piece of
-    a verification as many passes as make half of that; one before them isn't counted, as it wakes the
-    threads and fills the caches that the other has emptied. A piece of a prompt is all of it, once. Between
-    pieces nothing runs until the threads of the last have gone to rest. The first round warms up and isn't
-    counted.
+    All workloads have one depth. A piece of a generation is `piece` tokens, each timed separately; a piece of
+    a verification is the number of forwards for half as many tokens. One untimed piece comes first, because
+    it wakes the threads and fills the caches that the other engine has evicted. A piece of a prompt is the
+    whole prompt, once. Between pieces the process is idle until the previous engine's threads sleep. The
+    first round is a warm-up and isn't counted.
     """
     (depth,) = {workload.depth for workload in workloads}
     ids = random_ids(needed_context(workloads), contestants[0].vocabulary_size, seed)
@@ -96,7 +96,7 @@ def _perform(contestant: BenchTarget, workload: Workload, ids: Sequence[int]) ->
 
 
 def _piece(contestant: BenchTarget, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
-    """The seconds of what is counted, from the workload's depth on."""
+    """The seconds of the timed part, from the workload's depth on."""
     contestant.rewind(workload.depth)
     if workload.kind == "prompt":
         return [_seconds(contestant, workload, ids[: workload.tokens])]

@@ -1,4 +1,4 @@
-"""Random bytes that are sound blocks: quants at random, scales such that weights have a given spread."""
+"""Random bytes that are valid blocks: random quants, and scales that give the weights a chosen spread."""
 
 from collections.abc import Iterator
 
@@ -13,8 +13,8 @@ PIECE_BYTES = 8 << 20
 SAMPLE_BLOCKS = 2048
 
 
-# The float16 scales of a block: byte offset -> value relative to the first. Formats with a minimum get
-# the one that brings the mean weight to zero.
+# The float16 scales of a block: byte offset -> value relative to the first. In formats with a minimum, it is
+# set so that the mean weight is zero.
 _SCALES = {
     "Q4_0": {0: 1.0},
     "Q4_1": {0: 1.0, 2: -7.5},
@@ -29,10 +29,10 @@ _SCALES = {
     "IQ4_NL": {0: 1.0},
     "IQ4_XS": {0: 1.0},
 }
-# Codes that reach further below zero than above: half of the blocks get a negative scale. A mean that isn't
-# zero, however small, grows with every matrix until all tokens look alike.
+# Codes whose range is larger below zero than above: half of the blocks get a negative scale. A nonzero mean,
+# however small, grows with every matrix until the hidden states of all tokens are nearly equal.
 _LOPSIDED = {name for name, scales in _SCALES.items() if len(scales) == 1} - {"Q8_0"}
-# Signs and fractions at random under one exponent: dtype, bits kept, fraction bits, exponent bias.
+# Random signs and fractions with one exponent: dtype, bits kept, fraction bits, exponent bias.
 _FLOATS = {
     "F16": ("<u2", 0x83FF, 10, 15),
     "BF16": ("<u2", 0x807F, 7, 127),
@@ -44,7 +44,7 @@ FORMATS = (*_FLOATS, *_SCALES, "MXFP4")
 class RandomBlocks:
     """Blocks of one format whose weights have about the standard deviation `spread`.
 
-    Raises `KeyError` for a format without a recipe.
+    Raises `KeyError` for a format that is not supported.
     """
 
     def __init__(self, name: str, spread: float, random: np.random.Generator) -> None:
@@ -65,7 +65,7 @@ class RandomBlocks:
         return [(at, np.float16(step * value).tobytes()) for at, value in scales.items()]
 
     def _measured(self, patch: list[tuple[int, bytes]]) -> float:
-        """The spread of weights with these scales, on a sample."""
+        """The spread of weights with these scales, measured on a sample."""
         return float(decode(self._patched(SAMPLE_BLOCKS, patch).reshape(-1), self.format.name).std())
 
     def _patched(self, blocks: int, patch: list[tuple[int, bytes]]) -> Bytes:
@@ -79,7 +79,7 @@ class RandomBlocks:
         return raw
 
     def take(self, blocks: int) -> Bytes:
-        """So many blocks, (blocks, bytes of a block) uint8."""
+        """Return `blocks` blocks, (blocks, bytes of a block) uint8."""
         if self.format.name not in _FLOATS:
             return self._patched(blocks, self._patch)
         dtype, kept, fraction_bits, bias = _FLOATS[self.format.name]
@@ -88,7 +88,7 @@ class RandomBlocks:
         return bits.astype(dtype, copy=False).view(np.uint8).reshape(blocks, -1)
 
     def stream(self, elements: int) -> Iterator[Bytes]:
-        """The blocks of so many weights, in pieces of some megabytes."""
+        """Yield the blocks of `elements` weights, in pieces of some megabytes."""
         left = elements // self.format.block_elements
         most = max(1, PIECE_BYTES // self.format.block_bytes)
         while left:

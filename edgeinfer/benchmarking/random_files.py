@@ -1,4 +1,6 @@
-"""Random model files of a real shape, kept in the user's cache: as fast as the real model."""
+"""Random model files with the shape of a real model, stored in the user's cache; as fast as the real
+model.
+"""
 
 import hashlib
 import math
@@ -26,29 +28,29 @@ from edgeinfer_quant_formats.quantizer.mixes import find_mix
 from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
 
 REVISION = 2
-"""Goes into the files' names; to be raised when what is written changes."""
+"""Part of the files' names; increase it when the content changes."""
 EMBEDDING, EMBEDDED = "token_embd.weight", 4.0
-"""The spread of a mixture's embeddings: well above what layers add, which is much the same for all tokens, so
-that each token goes to experts of its own.
+"""The spread of a MoE model's embeddings: well above the output of the layers, which is similar for all
+tokens, so that different tokens are routed to different experts.
 """
 SPARE_BYTES = 256 << 20
 SPECIAL = ("<unk>", "<s>", "</s>")
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes written, bytes in all)."""
+"""Called with (bytes written, total bytes)."""
 
 
 def random_files_folder() -> Path:
-    """Where these files lie; all of them may be deleted at any time."""
+    """The folder of these files; they may be deleted at any time."""
     return user_folder("cache") / "random-models"
 
 
 def random_file(shape: str, kind: str, progress: Progress | None = None, folder: Path | None = None) -> Path:
-    """The path of a random file of a shape and type; written now unless it is there already.
+    """The path of a random file of a shape and type; created if it doesn't exist.
 
-    Raises `SettingError` or `FormatError` for an unknown shape or type, `OutOfMemoryError` where the disk has
-    no room.
+    Raises `SettingError` or `FormatError` for an unknown shape or type, `OutOfMemoryError` if the disk is
+    full.
     """
     form = find_shape(shape)
     matrix_formats(form, kind)
@@ -61,7 +63,7 @@ def random_file(shape: str, kind: str, progress: Progress | None = None, folder:
 
 
 def written_shape(text: str, folder: Path) -> Path:
-    """The random file of "shape:layers:type" in a folder, written if it isn't there.
+    """The random file of "shape:layers:type" in a folder, created if it doesn't exist.
 
     Raises `SettingError`: another text.
     """
@@ -75,7 +77,7 @@ def written_shape(text: str, folder: Path) -> Path:
 
 
 def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
-    """`written_shape` of each; in a temporary folder, if in none, until the next is asked for."""
+    """`written_shape` of each; without `folder`, in a temporary folder and deleted before the next one."""
     for text in texts:
         with tempfile.TemporaryDirectory() as temporary:
             yield written_shape(text, folder or Path(temporary))
@@ -91,7 +93,7 @@ def found_or_written(texts: Iterable[str], folder: Path | None) -> Iterator[Path
 
 
 def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | None = None) -> None:
-    """Write a file of that shape, streamed and in one stroke; equal for equal arguments."""
+    """Write a file of that shape, streamed and atomically; equal for equal arguments."""
     formats = matrix_formats(shape, kind)
     matrices = shape.matrices()
     total = sum(block_format(formats[name]).nbytes(size) for name, size in matrices.items())
@@ -116,10 +118,11 @@ def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | 
 
 
 def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
-    """Name -> format of every matrix, as the quantizer would choose.
+    """Name -> format of every matrix, as the quantizer selects them.
 
-    A mix that is for experts only has its base format everywhere but in the head where a shape has none.
-    Raises `FormatError` for an unknown mix, `SettingError` for one whose blocks can't be had at random.
+    For a shape without experts, a mix for MoE models uses its base format for all matrices except the head.
+    Raises `FormatError` for an unknown mix, `SettingError` for one with formats that random blocks don't
+    support.
     """
     mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
     facts = ModelFacts(
@@ -143,7 +146,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
 
 
 class _ByteCount:
-    """Tells of the bytes that pass."""
+    """Reports the number of bytes written."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total = total
@@ -151,7 +154,7 @@ class _ByteCount:
         self._progress = progress
 
     def passed(self, blocks: RandomBlocks, elements: int) -> Iterator[Bytes]:
-        """The blocks of so many weights, counted."""
+        """The blocks of `elements` weights, counted."""
         for piece in blocks.stream(elements):
             yield piece
             self._done += piece.nbytes
@@ -160,7 +163,7 @@ class _ByteCount:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file is there and sound; one that isn't gives way to a new one."""
+    """Whether the file exists and is valid; an invalid one is written again."""
     try:
         GGUFFile.open(path).close()
     except (OSError, FormatError):
@@ -174,7 +177,7 @@ def _vector(name: str, length: int, random: np.random.Generator) -> npt.NDArray[
 
 
 def metadata(shape: Shape) -> dict[str, Any]:
-    """The keys of the file; the context is the shape's own."""
+    """The metadata of the file; the context is the shape's own."""
     own = {
         "context_length": shape.context,
         "embedding_length": shape.width,
@@ -200,7 +203,9 @@ def metadata(shape: Shape) -> dict[str, Any]:
 
 
 def vocabulary_metadata(size: int) -> dict[str, Any]:
-    """A SentencePiece vocabulary of `size` >= 259 tokens: specials, bytes, then words of rising length."""
+    """A SentencePiece vocabulary of `size` >= 259 tokens: special tokens, bytes, then words of rising
+    length.
+    """
     pieces = islice(_pieces(), size - len(SPECIAL) - 256)
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     normal = size - len(SPECIAL) - 256
@@ -217,7 +222,7 @@ def vocabulary_metadata(size: int) -> dict[str, Any]:
 
 
 def _pieces() -> Iterator[str]:
-    """Distinct pieces without end, short ones first, each with and without a space before it."""
+    """Endless distinct pieces, short ones first, each with and without a leading space."""
     yield "▁"
     lengths = (product(ascii_lowercase, repeat=length) for length in range(1, 6))
     for letters in chain.from_iterable(lengths):

@@ -1,4 +1,4 @@
-"""The shapes of well-known models: what decides their speed, without their weights."""
+"""The shapes of well-known models: the sizes that determine their speed, without weights."""
 
 import math
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from edgeinfer.errors import SettingError
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder with gated feed-forward and rotary positions; head_dim 0: width / heads.
+    """Sizes of a decoder with gated feed-forward and RoPE; head_dim 0: hidden_size / heads.
 
-    With `experts` the feed-forward is a mixture of so many, each `feed_forward` wide.
+    With `experts` the feed-forward is a MoE with that many experts, each of size `feed_forward`.
     """
 
     name: str
@@ -24,14 +24,14 @@ class Shape:
     head_dim: int = 0
     architecture: str = "llama"
     tied: bool = False
-    """The embedding serves as head too."""
+    """The embedding is also the output head."""
     rope_base: float = 10000.0
     biases: bool = False
-    """Query, key and value have biases."""
+    """Query, key and value projections have biases."""
     qk_norm: bool = False
-    """Every head's queries and keys are normed."""
+    """RMSNorm on the queries and keys of each head."""
     row_norms: bool = False
-    """Whole rows of queries and keys are normed."""
+    """RMSNorm on whole rows of queries and keys."""
     experts: int = 0
     experts_used: int = 0
 
@@ -41,7 +41,7 @@ class Shape:
         return self.head_dim or self.width // self.heads
 
     def matrices(self) -> dict[str, tuple[int, ...]]:
-        """Name -> (rows, columns), of experts (experts, rows, columns), of every matrix, in the order of the
+        """Name -> (rows, columns), for experts (experts, rows, columns), of every matrix, in the order of the
         file.
         """
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
@@ -87,7 +87,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Weights in all."""
+        """Total number of weights."""
         matrices = sum(math.prod(size) for size in self.matrices().values())
         return matrices + sum(self.vectors().values())
 

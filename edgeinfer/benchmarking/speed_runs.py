@@ -1,4 +1,4 @@
-"""A benchmark of one model: load it with each number of threads, time each workload, say what it means."""
+"""Benchmark of one model: loads it with each number of threads and times each workload."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ from edgeinfer_offload.machine.peak_memory import peak_resident_bytes, reset_pea
 from edgeinfer_quant_formats import GGUFFile
 
 Report = Callable[[str, int, int], None]
-"""Called with (what is measured, pieces done, pieces in all)."""
+"""Called with (label, pieces done, total pieces)."""
 
 
 @dataclass(frozen=True)
 class BenchedModel:
-    """The file that is measured."""
+    """The model file to measure."""
 
     name: str
     path: Path
@@ -34,7 +34,7 @@ class BenchedModel:
 
     @classmethod
     def find(cls, model: str | Path | None) -> "BenchedModel":
-        """By name or path. Raises `UnknownModelError`, `FormatError`."""
+        """Find a model by name or path. Raises `UnknownModelError`, `FormatError`."""
         found = find_model(model)
         with GGUFFile.open(found.path) as file:
             parameters = sum(prod(info.shape) for info in file.tensors.values())
@@ -43,7 +43,7 @@ class BenchedModel:
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """How a model is measured."""
+    """Settings of a benchmark."""
 
     workloads: Sequence[Workload]
     threads: Sequence[int]
@@ -56,15 +56,15 @@ class BenchSettings:
     """Further keywords of `edgeinfer.load`."""
     report: Report | None = None
     load_progress: tuple[Callable[[int, int], None] | None, Callable[[int, int], None] | None] = (None, None)
-    """Hear of bytes loaded and of kernels compiled."""
+    """Callbacks for bytes loaded and for kernels compiled."""
 
     @property
     def context(self) -> int:
-        """Tokens that the cache must hold."""
+        """Required context in tokens."""
         return needed_context(self.workloads)
 
     def told(self, workloads: Sequence[Workload], threads: int) -> Callable[[int, int], None] | None:
-        """Progress of some workloads, with their names."""
+        """Progress callback of some workloads, labelled with their names."""
         report = self.report
         if report is None:
             return None
@@ -80,33 +80,33 @@ class SpeedRow:
     threads: int
     timings: Timings
     bytes_per_token: float
-    """What a decoded token reads: weights, keys and values."""
+    """Bytes read per decoded token: weights and KV cache."""
     read_bandwidth: float
-    """Bytes a second that as many threads read from memory, measured around the run."""
+    """Read bandwidth in bytes per second with the same number of threads, measured around the run."""
     peak_resident_bytes: int
 
     @property
     def gigabytes_per_second(self) -> float | None:
-        """Read while generating; None for a workload that isn't bound by reading."""
+        """Read rate of generation; None for a workload that isn't limited by bandwidth."""
         if self.workload.kind != "generate":
             return None
         return self.timings.mean_rate * self.bytes_per_token / 1e9
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Of the measured read bandwidth."""
+        """Fraction of the measured read bandwidth."""
         rate = self.gigabytes_per_second
         return rate * 1e9 / self.read_bandwidth if rate is not None else None
 
     @property
     def seconds_to_first_token(self) -> float | None:
-        """From the prompt's ids to the logits of the first answer token."""
+        """From the prompt's ids to the logits of the first completion token."""
         return self.timings.mean_seconds if self.workload.kind == "prompt" else None
 
 
 @dataclass(frozen=True)
 class VersusRow:
-    """One workload with one number of threads, ours and theirs interleaved."""
+    """One workload with one number of threads, both engines interleaved."""
 
     workload: Workload
     threads: int
@@ -116,7 +116,7 @@ class VersusRow:
     read_bandwidth: float
 
     def ratio(self, share: float) -> float:
-        """How many times as fast we are, at this share of the pieces."""
+        """Our speed over theirs, at this share of the pieces."""
         return speed_ratio(self.ours, self.theirs, share)
 
     @property
@@ -129,14 +129,14 @@ class VersusRow:
 
     @property
     def gigabytes_per_second(self) -> float | None:
-        """Read by us while generating, in the best decile."""
+        """Our read rate of generation, in the best decile."""
         if self.workload.kind != "generate":
             return None
         return self.ours.rate_at(BEST_DECILE) * self.bytes_per_token / 1e9
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Of the measured read bandwidth."""
+        """Fraction of the measured read bandwidth."""
         rate = self.gigabytes_per_second
         return rate * 1e9 / self.read_bandwidth if rate is not None else None
 
@@ -168,7 +168,7 @@ def _by_depth(workloads: Sequence[Workload]) -> list[list[Workload]]:
 
 
 def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[SpeedRow]:
-    """Each workload, repeated; rows come once a number of threads is through.
+    """Measure each workload, repeated; rows are yielded when a number of threads is complete.
 
     Raises what `edgeinfer.load` raises.
     """
@@ -193,9 +193,9 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
 
 
 def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[VersusRow]:
-    """Workloads of one depth interleaved with each other and with llama.cpp on the same file.
+    """Workloads of one depth, interleaved with each other and with llama.cpp on the same file.
 
-    Raises what `edgeinfer.load` raises, and `EdgeInferError` where llama-cpp-python isn't installed.
+    Raises what `edgeinfer.load` raises, and `EdgeInferError` if llama-cpp-python isn't installed.
     """
     for threads in settings.threads:
         bandwidth = read_bandwidth(user_folder("cache"), threads)

@@ -1,4 +1,4 @@
-"""Tables of results: Markdown that reads well as plain text, CSV, and what goes into JSON."""
+"""Result tables: Markdown that is readable as plain text, CSV, and JSON records."""
 
 import csv
 import io
@@ -20,7 +20,9 @@ VERSUS_HEAD = (
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """A Markdown table with padded cells; the columns numbered in `left` are flush left, the others right."""
+    """A Markdown table with padded cells; the columns numbered in `left` are left-aligned, the others
+    right.
+    """
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -38,7 +40,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: Collectio
 
 
 def shown_rate(rate: float) -> str:
-    """Tokens a second with three digits or more."""
+    """Tokens per second with at least three digits."""
     return f"{rate:.0f}" if rate >= 1000 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
 
 
@@ -47,7 +49,7 @@ def _maybe(value: float | None, shown: str) -> str:
 
 
 def shown_milliseconds(seconds: float) -> str:
-    """A time in milliseconds with three digits or more."""
+    """A time in milliseconds with at least three digits."""
     milliseconds = seconds * 1e3
     digits = 0 if milliseconds >= 100 else 1 if milliseconds >= 10 else 2 if milliseconds >= 1 else 3
     return f"{milliseconds:.{digits}f} ms"
@@ -90,7 +92,7 @@ def versus_table(results: Sequence[tuple[BenchedModel, VersusRow]]) -> str:
 
 
 def speed_record(row: SpeedRow) -> dict[str, Any]:
-    """One row with every number in plain units."""
+    """One row as JSON values in base units."""
     return {
         **_workload_record(row),
         "tokens_per_second": row.timings.mean_rate,
@@ -107,7 +109,7 @@ def speed_record(row: SpeedRow) -> dict[str, Any]:
 
 
 def versus_record(row: VersusRow) -> dict[str, Any]:
-    """One row with every number in plain units; rates are tokens a second."""
+    """One row as JSON values in base units; rates are tokens per second."""
     return {
         **_workload_record(row),
         "edgeinfer": _side(row.ours),
@@ -143,7 +145,7 @@ def _side(timings: Timings) -> dict[str, Any]:
 
 
 def noise_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
-    """What to say of rows that varied too much between their rounds."""
+    """Warnings about rows that varied too much between their rounds."""
     found = []
     for row in rows:
         timings = [row.timings] if isinstance(row, SpeedRow) else [row.ours, row.theirs]
@@ -158,7 +160,7 @@ def noise_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
 
 
 def report_record(model: BenchedModel, machine: Machine, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A whole run for JSON."""
+    """A whole run as JSON values."""
     return {
         "model": model.name,
         "path": str(model.path),
@@ -170,7 +172,7 @@ def report_record(model: BenchedModel, machine: Machine, rows: Sequence[dict[str
 
 
 def csv_table(model: BenchedModel, rows: Sequence[dict[str, Any]]) -> str:
-    """Records as CSV: one line each, nested names joined by a dot, lists of seconds left out."""
+    """Records as CSV: one line each, nested names joined by a dot, lists of seconds omitted."""
     flat = [{"model": model.name, **_flat(row)} for row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(flat[0]) if flat else ["model"], lineterminator="\n")

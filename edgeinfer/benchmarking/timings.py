@@ -1,4 +1,4 @@
-"""What repeated measurements say: rates with their spread, best decile, median, ratios."""
+"""Statistics of repeated measurements: rates with their spread, best decile, median, ratios."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ import numpy as np
 
 BEST_DECILE, MEDIAN = 0.1, 0.5
 MAX_SPREAD = 0.1
-"""Of repeated pieces of work; with more, a measurement is too noisy."""
+"""Maximum spread of repeated pieces; above it, a measurement is too noisy."""
 MIN_PIECES = 4
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of equal pieces of work, each of `tokens` tokens, in the order in which they were done."""
+    """Seconds of equal pieces of work, each of `tokens` tokens, in order of execution."""
 
     seconds: tuple[float, ...]
     tokens: int = 1
@@ -23,17 +23,17 @@ class Timings:
 
     @property
     def rates(self) -> list[float]:
-        """Tokens a second of each piece."""
+        """Tokens per second of each piece."""
         return [self.tokens / seconds for seconds in self.seconds]
 
     @property
     def mean_rate(self) -> float:
-        """Mean of the rates, as llama-bench has it."""
+        """Mean of the rates, as in llama-bench."""
         return float(np.mean(self.rates))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the rates in a sample; 0 for a single one."""
+        """Sample standard deviation of the rates; 0 for a single one."""
         return float(np.std(self.rates, ddof=1)) if len(self.seconds) > 1 else 0.0
 
     @property
@@ -42,26 +42,26 @@ class Timings:
         return float(np.mean(self.seconds))
 
     def seconds_at(self, share: float) -> float:
-        """The time that this share of the pieces stays within; interpolated between neighbours."""
+        """The quantile of the times at `share`, interpolated."""
         return float(np.quantile(self.seconds, share))
 
     @property
     def spread(self) -> float:
-        """How far the middle half of the pieces differs, as a share of the median; 0 for fewer than 4."""
+        """Interquartile range over the median; 0 for fewer than 4."""
         if len(self.seconds) < MIN_PIECES:
             return 0.0
         return (self.seconds_at(0.75) - self.seconds_at(0.25)) / self.seconds_at(MEDIAN)
 
     @property
     def is_noisy(self) -> bool:
-        """Whether other programs, or the processor's clock, have changed too much of the result."""
+        """Whether the measurement varied too much, for example because of other programs or the CPU clock."""
         return self.spread > MAX_SPREAD
 
     def rate_at(self, share: float) -> float:
-        """Tokens a second of the piece at this share, the fastest first."""
+        """Tokens per second at the quantile `share`, fastest first."""
         return self.tokens / self.seconds_at(share)
 
 
 def speed_ratio(ours: Timings, theirs: Timings, share: float) -> float:
-    """How many times as fast we are, both at the same share of their own pieces."""
+    """Our speed over theirs, both at the same quantile of their own pieces."""
     return ours.rate_at(share) / theirs.rate_at(share)

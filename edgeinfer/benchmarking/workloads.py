@@ -1,4 +1,4 @@
-"""What is timed: a prompt read, tokens generated, a draft verified, each behind a given depth."""
+"""Workloads: a prompt, a generation, or a draft verification, each at a given depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WARM_UP_TOKENS = 1
 
 @dataclass(frozen=True)
 class Workload:
-    """`tokens` at once (prompt, verify) or one by one (generate), behind `depth` tokens in the cache."""
+    """`tokens` at once (prompt, verify) or one by one (generate), after `depth` tokens in the KV cache."""
 
     kind: Kind
     tokens: int
@@ -21,17 +21,17 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """As llama-bench names it: pp512, tg128, pp512 @ d4096."""
+        """The name as in llama-bench: pp512, tg128, pp512 @ d4096."""
         return f"{_PREFIX[self.kind]}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
 
     @property
     def context(self) -> int:
-        """Tokens that the cache must hold."""
+        """Required context in tokens."""
         return self.depth + self.tokens + WARM_UP_TOKENS
 
 
 def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[Workload]:
-    """Every prompt and every generation at every depth; lengths of 0 are left out."""
+    """Every prompt and every generation at every depth; lengths of 0 are omitted."""
     found = []
     for depth in depths:
         found += [Workload("prompt", tokens, depth) for tokens in prompts if tokens]
@@ -40,10 +40,10 @@ def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence
 
 
 def needed_context(wanted: Sequence[Workload]) -> int:
-    """Tokens that the largest workload takes."""
+    """Context in tokens for the largest workload."""
     return max(workload.context for workload in wanted)
 
 
 def random_ids(count: int, vocabulary_size: int, seed: int) -> list[int]:
-    """Token ids drawn evenly; equal for equal seeds, and a longer draw begins with a shorter one."""
+    """Uniformly sampled token ids; equal for equal seeds, and a longer list begins with a shorter one."""
     return [int(token) for token in np.random.default_rng(seed).integers(0, vocabulary_size, count)]

@@ -1,1 +1,1 @@
-"""Chats as text: templates, the sandbox they run in, and what fits the context."""
+"""Chat templates: rendering, sandbox, tool calls and reasoning."""

@@ -1,4 +1,4 @@
-"""How much work and text one rendering of a chat template may make."""
+"""Limits on the steps and the text of one rendering of a chat template."""
 
 import time
 from typing import Any
@@ -8,14 +8,14 @@ from jinja2.exceptions import SecurityError
 MAX_STEPS = 1_000_000
 MAX_SECONDS = 10.0
 MAX_CHARACTERS = 16_000_000
-"""Beside these, a template may make `CHARACTERS_PER_INPUT` for each character that it is given."""
+"""Base limit; a template may also produce `CHARACTERS_PER_INPUT` for each input character."""
 CHARACTERS_PER_INPUT = 64
 _ITEM_CHARACTERS = 8
-"""A number, list or dict weighs as much as so many characters."""
+"""Cost of a number, list or dict, in characters."""
 
 
 class Budget:
-    """What is left to one rendering."""
+    """The remaining budget of one rendering."""
 
     def __init__(self, input_characters: int) -> None:
         self._steps = MAX_STEPS
@@ -23,10 +23,10 @@ class Budget:
         self._deadline = time.monotonic() + MAX_SECONDS
 
     def count_step(self, characters: int) -> None:
-        """Count one turn of a loop whose own text has `characters`.
+        """Count one loop iteration whose own text has `characters`.
 
         Raises:
-            SecurityError: too many, or too late.
+            SecurityError: too many steps, or the time limit has passed.
         """
         self._steps -= 1
         if self._steps < 0:
@@ -36,7 +36,7 @@ class Budget:
         self.count(characters)
 
     def count(self, characters: int) -> None:
-        """Count text or list items, best before they are made.
+        """Count characters or list items, if possible before they are created.
 
         Raises:
             SecurityError: too many.
@@ -48,7 +48,7 @@ class Budget:
             )
 
     def count_value(self, value: Any, times: int = 1) -> None:
-        """Count all that a value would come to if written out, shared parts once for each mention."""
+        """Count the size of a value if written out; shared parts count once per reference."""
         if isinstance(value, str):
             self.count(len(value) * max(times, 0))
             return

@@ -1,4 +1,4 @@
-"""Turns a chat into the text that its model was trained on, by the model's own template."""
+"""Renders a chat to the model's prompt format with the model's chat template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -26,10 +26,10 @@ Message = Mapping[str, Any]
 class ChatFormat:
     """A chat template and the texts of the special tokens that it writes.
 
-    The rendered text holds the special tokens by name: encode it with `special=True`, and with `bos=True`
-    only if it doesn't begin with the text of BOS.
+    The rendered text contains special tokens by name: encode it with `special=True`, and with `bos=True` only
+    if it doesn't begin with the text of BOS.
 
-    Source: Hugging Face transformers, `apply_chat_template`, whose renderer this one agrees with.
+    Source: Hugging Face transformers, `apply_chat_template`, whose output this one matches.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class ChatFormat:
         tool_template_source: str | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Keep the template; it is compiled when it is first used.
+        """Store the template; it is compiled on first use.
 
-        `special_texts` are more names that templates know (`pad_token`, ...); `tool_template_source` is
-        what the file wants instead where tools are offered; `now` is the clock behind `strftime_now`.
+        `special_texts`: further variables of templates (`pad_token`, ...); `tool_template_source`: the
+        template that the file uses with tools; `now`: the clock of `strftime_now`.
         """
         self.template_source = template_source
         self.tool_template_source = tool_template_source
@@ -57,9 +57,9 @@ class ChatFormat:
     def from_metadata(
         cls, metadata: Mapping[str, Any], tokenizer: TextTokenizer, name: str | None = None
     ) -> Self:
-        """Take the template of a GGUF file, `name` being one of its named ones.
+        """Take the template of a GGUF file; `name` selects one of its named templates.
 
-        A file without a template gives a format whose `render` raises.
+        For a file without a template, `render` raises.
 
         Raises:
             ChatTemplateError: the file has no template of that name.
@@ -96,13 +96,13 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Return the text of a chat, ending where the model is to answer if `add_generation_prompt`.
+        """Return the text of a chat; with `add_generation_prompt` it ends with the assistant's header.
 
-        `messages` have "role" and "content"; `tools` are JSON schemas; `variables` are handed to the
-        template (`enable_thinking`, ...) and win over the special tokens.
+        `messages` have "role" and "content"; `tools` are JSON schemas; `variables` are passed to the template
+        (`enable_thinking`, ...) and override the special tokens.
 
         Raises:
-            ChatTemplateError: there is no template, or it fails; the text says where.
+            ChatTemplateError: there is no template, or it fails; the text gives the line.
         """
         with_tools = tools is not None and self.tool_template_source is not None
         source = self.tool_template_source if with_tools else self.template_source
@@ -137,14 +137,14 @@ class ChatFormat:
 
     def _compiled(self, source: str | None) -> "ChatTemplate":
         from edgeinfer.chat_templates.chat_template import (
-            ChatTemplate,  # with Jinja, which not every answer needs
+            ChatTemplate,  # imports Jinja, which is not always needed
         )
 
         return ChatTemplate(source or "", self._now)
 
 
 def _with_reasoning(message: Message) -> Message:
-    """Return the message with its reasoning under both names that templates read."""
+    """Return the message with its reasoning under both names that templates use."""
     reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key) is not None), None)
     if reasoning is None:
         return message

@@ -1,4 +1,4 @@
-"""A model's own chat template, compiled and rendered by Jinja within bounds."""
+"""A model's chat template, compiled and rendered by Jinja with limits."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -24,29 +24,29 @@ _LONGEST_REASON = 300
 
 
 class ChatTemplate:
-    """A template's text, compiled when it is first rendered; `now` is the clock behind `strftime_now`."""
+    """A template's text, compiled when it is first rendered; `now` is the clock of `strftime_now`."""
 
     def __init__(self, source: str, now: Callable[[], datetime]) -> None:
         self._source = source
         self._now = now
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """The text that the template makes of the values, which it sees as JSON's types alone.
+        """Render the template with the values, which are converted to JSON types.
 
         Raises:
-            ChatTemplateError: it fails, or takes too much; the text says where.
+            ChatTemplateError: it fails, or exceeds a limit; the text gives the line.
         """
         try:
             template = self._template
             plain = {key: _plain(value) for key, value in values.items()}
             template.environment.budget = Budget(_characters(plain))  # type: ignore[attr-defined]
             return template.render(plain)
-        except Exception as error:  # a template can make Python raise anything
+        except Exception as error:  # a template can make Python raise any exception
             raise ChatTemplateError(_explained(error, self._source)) from error
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The variables that the template reads and doesn't set before.
+        """The variables that the template reads before it assigns them.
 
         Raises:
             ChatTemplateError: it can't be compiled.
@@ -62,7 +62,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model says; here it says just that."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text; here it only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -83,7 +83,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """`namespace(…)` that holds no name with an underscore before it."""
+    """`namespace(…)` that rejects names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, values = args[0], dict(*args[1:], **kwargs)
@@ -136,7 +136,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a copy made of JSON's types alone, so that a template meets no method but theirs."""
+    """Return a copy that contains only JSON types, so that a template can reach no other methods."""
     if value is None or isinstance(value, bool):
         return value
     for kind in (str, int, float):
@@ -158,7 +158,7 @@ def _characters(value: Any) -> int:
 
 
 def _explained(error: BaseException, source: str) -> str:
-    """Say in one line what went wrong, on which line of the template, and how that line reads."""
+    """Describe an error in one line: its cause, and the number and text of the template line."""
     line = error.lineno if isinstance(error, TemplateSyntaxError) else _failed_line(error)
     lines = source.splitlines()
     where, quote = "", ""

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, told apart from the answer."""
+"""Splits a model's output into reasoning and response."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ MARKS = (
     ("◁think▷", "◁/think▷"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
 )
-"""Where a thought begins and ends."""
+"""Start and end marks of reasoning."""
 REASONING_MARKS = frozenset(mark for pair in MARKS[:-1] for mark in pair)
-"""Those of them that templates look for in what the assistant said."""
+"""The marks that templates search for in assistant messages."""
 BETWEEN = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>")
-"""Marks that say nothing to a reader."""
+"""Marks that are removed from the response."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer's parts. `thinking`: the thought hasn't ended."""
+    """The parts of an output. `thinking`: the reasoning hasn't ended."""
 
     thought: str
     said: str
@@ -29,8 +29,8 @@ class Reply:
 
 
 def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
-    """Thoughts stand in front of the answer. `opened`: the template has begun one already; `ended`: no more
-    text will come (until then the beginning of a mark is kept back).
+    """Split off the reasoning before the response. `opened`: the template has already opened a reasoning
+    block; `ended`: the text is complete (otherwise a possible prefix of a mark at the end is held back).
     """
     thoughts: list[str] = []
     rest = text
@@ -60,25 +60,27 @@ def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
 
 
 def closing_mark(prompt: str) -> str | None:
-    """What ends the thought in whose middle a prompt leaves the model, as some templates do; None: none."""
+    """The mark that closes a reasoning block which the prompt leaves open; None: it leaves none open."""
     end = prompt.rstrip()
     return next((closing for opening, closing in MARKS if end.endswith(opening)), None)
 
 
 def with_closed_thought(prompt: str) -> str:
-    """The prompt with a thought that it opened ended, as templates write one that stays empty."""
+    """The prompt with its open reasoning block closed, as templates write an empty one."""
     closing = closing_mark(prompt)
     return prompt if closing is None else f"{prompt.rstrip()}\n\n{closing}\n\n"
 
 
 def without_thought(text: str) -> str:
-    """What an answer said; to the letter, if it thought nothing."""
+    """The response without reasoning; unchanged if there is none."""
     said = parted(text).said
     return text if said == text.lstrip() else said
 
 
 def _closes_first(text: str) -> bool:
-    """Whether a thought ends that never began: the template of the day had begun it."""
+    """Whether the text closes a reasoning block that it doesn't open, because an earlier template opened
+    it.
+    """
     places = [text.find(end) for _, end in MARKS[:-1] if end in text]
     return bool(places) and not any(opening in text[: min(places)] for opening, _ in MARKS)
 
@@ -94,7 +96,7 @@ def _openings() -> list[str]:
 
 
 def _without_half(text: str) -> str:
-    """The text without the beginning of a closing mark at its end."""
+    """The text without a partial closing mark at its end."""
     for _, end in MARKS:
         for length in range(min(len(end) - 1, len(text)), 0, -1):
             if text.endswith(end[:length]):

@@ -1,8 +1,8 @@
-"""The room in which a model's chat template runs: it can read the chat and make text, within bounds.
+"""The sandbox for chat templates: it can read the chat and produce text, within limits.
 
-A template comes with a downloaded file and may be hostile. Jinja's sandbox keeps it from Python; what
-is added here keeps it from running without end and from filling the memory: every turn of a loop and
-every call of a macro is a step, everything that an operation makes is weighed, and both are bounded.
+A template comes with a downloaded file and may be malicious. Jinja's sandbox denies access to Python. This
+module also limits time and memory: every loop iteration and every macro call is a step, the size of every
+operation's result is counted, and both are limited.
 """
 
 import functools
@@ -21,7 +21,7 @@ LARGEST_ARGUMENT = 1_000_000
 WIDEST_INDENT = 64
 MAX_BITS = 4096
 MAX_SOURCE_BYTES = 1 << 20
-"""Compiling takes seconds a megabyte, and a thousand times its memory."""
+"""Compilation takes seconds per megabyte, and a thousand times the size in memory."""
 
 _WIDE_FORMAT = re.compile(r"\d{7,}")
 _NESTING_FILTERS = frozenset({"batch", "slice", "groupby"})
@@ -46,11 +46,11 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         self.filters = {name: self._guarded(name, check) for name, check in (self.filters | own).items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Offer a filter of our own, under the same guard as Jinja's."""
+        """Add a custom filter, with the same checks as Jinja's."""
         self.filters[name] = self._guarded(name, function)
 
     def count_step(self, characters: int) -> None:
-        """Count a loop turn that writes `characters` of its own. Called by compiled templates."""
+        """Count a loop iteration whose own text has `characters`. Called by compiled templates."""
         self.budget.count_step(characters)
 
     def join_texts(self, *parts: object) -> str:
@@ -58,11 +58,11 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return "".join(str(self._weighed(part)) for part in parts)
 
     def weigh_literal(self, value: Any) -> Any:
-        """Weigh a list, tuple or dict as it is written out. Called by compiled templates."""
+        """Count the size of a list, tuple or dict literal. Called by compiled templates."""
         return self._weighed(value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Evaluate an operator that can make much out of little."""
+        """Evaluate an operator whose result can be much larger than its operands."""
         if operator == "%" and isinstance(left, str):
             _refuse_wide_format(left)
             _refuse_large(right if isinstance(right, tuple) else (right,))
@@ -93,7 +93,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         return self._weighed(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return the sandbox's version of `str.format` for a text whose fields are not too wide."""
+        """Return the sandboxed `str.format` for a text whose field widths are within the limit."""
         wrapped = super().wrap_str_format(value)
         if wrapped is not None:
             _refuse_wide_format(value.__self__)
@@ -154,7 +154,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def _wordwrap(self, *args: Any, **kwargs: Any) -> str:
         environment, text, width = args[0], str(self._weighed(args[1])), kwargs.get("width", [*args, 79][2])
         longest = max(map(len, text.split()), default=0)
-        # What is left of a long word is copied for each piece that is cut off.
+        # The rest of a long word is copied for each piece that is cut off.
         self.budget.count(len(text) + longest * longest // max(int(width), 1))
         return filters.do_wordwrap(environment, text, *args[2:], **kwargs)
 
@@ -163,7 +163,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
         environment, values, *rest = args
         listed = list(values)
         if all(isinstance(value, list | tuple) for value in listed):
-            # Each list in turn is copied behind those before it.
+            # Each list is copied after the lists before it.
             self.budget.count(len(listed) * sum(map(len, listed)))
         return filters.sync_do_sum(environment, listed, *rest, **kwargs)
 
@@ -173,7 +173,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
 
 
 class _StepCounter(NodeTransformer):
-    """Makes loop and macro bodies count a step, and `~` and literals weigh what they make."""
+    """Makes loop and macro bodies count a step, and counts the results of `~` and of literals."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         return self._counting(node)

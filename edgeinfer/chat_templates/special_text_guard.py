@@ -1,4 +1,4 @@
-"""Keeps the text of a chat's messages from becoming control tokens when its template is rendered."""
+"""Prevents text in messages from becoming control tokens when the template is rendered."""
 
 import re
 import secrets
@@ -15,18 +15,18 @@ _KEYWORD_FIELDS = ("role", "type")
 
 
 class SpecialTextGuard:
-    """Replaces special-token texts in messages by placeholders that only `Placeholders` can read.
+    """Replaces special-token texts in messages by placeholders that only `Placeholders` can resolve.
 
-    A template sees `Hi 8201…000000` where a message has `Hi <|end|>`. The tokenizer then splits the rendered
-    text at the special tokens that are left, those of the template itself, and puts the messages' own texts
-    back into what lies between them. `texts`: the special tokens' texts.
+    A template sees `Hi 8201…000000` for a message `Hi <|end|>`. The tokenizer then splits the rendered text
+    at the remaining special tokens, which are those of the template. After that, the placeholders between
+    them are replaced by the original texts. `texts`: the special tokens' texts.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._splitter = SpecialSplitter([SpecialToken(0, text) for text in dict.fromkeys(texts) if text])
 
     def placeholders(self) -> "Placeholders":
-        """Placeholders for one rendering, with a random number of their own."""
+        """Placeholders for one rendering, with a new random number."""
         return Placeholders(self)
 
     def present(self, text: str) -> list[str]:
@@ -35,27 +35,27 @@ class SpecialTextGuard:
 
     @cached_property
     def _partial(self) -> tuple[frozenset[str], frozenset[str], int]:
-        """The beginnings and the ends of all texts, and the length of the longest of these."""
+        """All proper prefixes and suffixes of the texts, and the length of the longest."""
         texts = [token.text for token in self._splitter.tokens]
         starts = frozenset(text[:end] for text in texts for end in range(1, len(text)))
         ends = frozenset(text[start:] for text in texts for start in range(1, len(text)))
         return starts, ends, max((len(text) - 1 for text in texts), default=0)
 
     def cut_at_end(self, text: str) -> int:
-        """Length of the longest end of `text` with which a special token's text begins."""
+        """Length of the longest suffix of `text` that is a prefix of a special token's text."""
         starts, _, longest = self._partial
         sizes = range(min(longest, len(text)), 0, -1)
         return next((size for size in sizes if text[-size:] in starts and not text[-size].isspace()), 0)
 
     def cut_at_start(self, text: str) -> int:
-        """Length of the longest beginning of `text` with which a special token's text ends."""
+        """Length of the longest prefix of `text` that is a suffix of a special token's text."""
         _, ends, longest = self._partial
         sizes = range(min(longest, len(text)), 0, -1)
         return next((size for size in sizes if text[:size] in ends and not text[size - 1].isspace()), 0)
 
 
 class Placeholders:
-    """The placeholders of one rendering, and what each stands for."""
+    """The placeholders of one rendering and their original texts."""
 
     def __init__(self, guard: SpecialTextGuard) -> None:
         self._guard = guard
@@ -65,15 +65,15 @@ class Placeholders:
         self._numbers: dict[str, int] = {}
 
     def hide_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message without special-token texts; an assistant's reasoning marks stay, for templates that
-        look for them.
+        """A message without special-token texts; an assistant's reasoning marks are kept, because templates
+        search for them.
         """
         kept = REASONING_MARKS if message.get("role") == "assistant" else frozenset()
         hidden: dict[str, Any] = self.hide(message, kept)
         return hidden
 
     def hide(self, value: Any, kept: frozenset[str] = frozenset()) -> Any:
-        """A copy of JSON-like `value` whose texts hold no special-token text but those in `kept`."""
+        """A copy of JSON-like `value` whose strings contain no special-token text except those in `kept`."""
         if isinstance(value, str):
             return self._hide_text(value, kept)
         if isinstance(value, Mapping):
@@ -88,7 +88,7 @@ class Placeholders:
         return value
 
     def restore(self, text: str) -> str:
-        """A rendered text with what the placeholders stand for."""
+        """A rendered text with the placeholders replaced by the original texts."""
         if not self._hidden:
             return text
         return self._pattern.sub(lambda found: self._hidden[int(found[1])], text)

@@ -1,4 +1,4 @@
-"""What a caller may set in a chat template: thinking on or off, its effort, any variable that it reads."""
+"""Options of a chat template: reasoning on or off, its effort, and any variable that it reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ SWITCHES = ("enable_thinking", "thinking")
 """Variables with which templates turn reasoning on or off (Qwen3, GLM, SmolLM3; DeepSeek, Granite)."""
 EFFORT = "reasoning_effort"
 BUDGET = "thinking_budget"
-"""Most tokens of reasoning (Seed-OSS): 0 turns it off."""
+"""Maximum reasoning tokens (Seed-OSS); 0 turns reasoning off."""
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "strftime_now"}
 )
@@ -23,9 +23,9 @@ RESERVED = frozenset(
 class TemplateOptions:
     """How messages become a prompt.
 
-    `thinking`: None leaves it to the template. `args`: template variables by name. `tools`: the functions
-    that the model may call. `constrained`: the answer follows a schema or grammar, so reasoning that the
-    template opens is closed at once.
+    `thinking`: None uses the template's default. `args`: template variables by name. `tools`: the functions
+    that the model may call. `constrained`: the output follows a schema or grammar, so a reasoning block that
+    the template opens is closed at once.
     """
 
     thinking: Thinking | None = None
@@ -45,7 +45,7 @@ class TemplateOptions:
             raise SettingError(f"template_args: {min(taken)!r} is set by edgeinfer; leave it out")
 
     def over(self, defaults: "TemplateOptions") -> "TemplateOptions":
-        """These options, and `defaults` for what they leave open."""
+        """These options, with unset ones taken from `defaults`."""
         args = {**defaults.args, **self.args}
         return replace(self, thinking=self.thinking or defaults.thinking, args=args)
 
@@ -53,7 +53,7 @@ class TemplateOptions:
         """The template's variables. `known`: those that the template reads.
 
         Raises:
-            SettingError: the template has no such variable, or can't do what `thinking` wants.
+            SettingError: the template has no such variable, or doesn't support the value of `thinking`.
         """
         for name in self.args:
             if name not in known:
@@ -67,11 +67,11 @@ class TemplateOptions:
 
 
 DEFAULTS = TemplateOptions()
-"""All is left to the template."""
+"""The template's defaults."""
 
 
 def thinking_variables(thinking: Thinking, known: frozenset[str]) -> dict[str, Any]:
-    """Template variables for a level of thinking. Raises `SettingError` if the template has no such level."""
+    """Template variables for a reasoning level. Raises `SettingError` if the template doesn't support it."""
     switches = [name for name in SWITCHES if name in known]
     if EFFORT in known and thinking in EFFORTS:
         return {EFFORT: thinking} | dict.fromkeys(switches, True)
@@ -83,7 +83,7 @@ def thinking_variables(thinking: Thinking, known: frozenset[str]) -> dict[str, A
 
 
 def thinking_levels(known: frozenset[str]) -> tuple[Thinking, ...]:
-    """The levels of thinking that a template with these variables has."""
+    """The reasoning levels of a template with these variables."""
     switchable = BUDGET in known or any(name in known for name in SWITCHES)
     levels: tuple[Thinking, ...] = ("on", "off") if switchable else ()
     return levels + (("low", "medium", "high") if EFFORT in known else ())

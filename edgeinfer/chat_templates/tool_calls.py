@@ -1,6 +1,6 @@
-"""Calls of tools in what a model said, in the forms that today's chat templates teach.
+"""Parses tool calls in a model's output, in the formats of current chat templates.
 
-A call counts only if its name is that of a tool that was offered: text that merely looks like one stays text.
+A call is accepted only if its name is that of an offered tool; other text is left unchanged.
 """
 
 import ast
@@ -14,14 +14,16 @@ from edgeinfer.errors import SettingError
 from edgeinfer.shown import shown
 
 Tool = Mapping[str, Any]
-"""As OpenAI's: {"type": "function", "function": {"name": …, "parameters": a schema}}, or what is in it."""
+"""As in OpenAI's API: {"type": "function", "function": {"name": …, "parameters": a schema}}, or its inner
+object.
+"""
 Found = tuple[str, Any]
-"""A name and its arguments, not checked yet."""
+"""A tool name and its unchecked arguments."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A tool that the model wants to be called."""
+    """A tool call of the model."""
 
     name: str
     arguments: dict[str, Any]
@@ -29,14 +31,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer taken apart: what is for the reader, and what is for tools, in its order."""
+    """A parsed output: the text for the user, and the tool calls in order."""
 
     content: str
     calls: tuple[ToolCall, ...]
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
-    """Take an answer apart; `text` holds special tokens, as `decode(ids, special=True)` gives them."""
+    """Parse an output; `text` contains special tokens, as `decode(ids, special=True)` returns them."""
     schemas = {name: schema for name, schema in map(_named, tools) if name}
     for pattern, read in _FORMS:
         calls: list[ToolCall] = []
@@ -53,7 +55,7 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
 
 
 def check_tools(tools: Sequence[Any]) -> None:
-    """Raise `SettingError` for what isn't a tool."""
+    """Raise `SettingError` for an invalid tool."""
     if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
         raise SettingError(f"tools: saw {shown(tools)}, wanted a list of functions")
     for index, tool in enumerate(tools):
@@ -89,7 +91,7 @@ def _checked(found: Iterator[Found], schemas: Mapping[str, Mapping[str, Any]]) -
 
 
 class _Texts(dict[str, str]):
-    """Arguments that were said as texts: only the schema knows what they are."""
+    """Arguments given as strings; their types are defined by the schema."""
 
 
 def _typed(value: str, key: str, schema: Mapping[str, Any]) -> Any:
@@ -102,7 +104,7 @@ def _typed(value: str, key: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _json(text: str) -> Any:
-    """What a JSON text says; None where it is none."""
+    """The parsed JSON text, or None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -110,7 +112,7 @@ def _json(text: str) -> Any:
 
 
 def _from_json(text: str) -> Iterator[Found]:
-    """The calls of one JSON object or a list of them; of several objects behind each other all."""
+    """The calls of one JSON object, of a list of them, or of several consecutive objects."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
         try:
@@ -135,7 +137,7 @@ def _named_json(match: re.Match[str]) -> Iterator[Found]:
 
 
 def _parameters(pattern: str) -> Callable[[re.Match[str]], Iterator[Found]]:
-    """Arguments as texts between marks."""
+    """Parser for arguments given as text between marks."""
     each = re.compile(pattern, re.DOTALL)
 
     def read(match: re.Match[str]) -> Iterator[Found]:
@@ -197,12 +199,12 @@ _FORMS: tuple[tuple[re.Pattern[str], _Read], ...] = tuple(
         ),
         # LFM 2
         (r"<\|tool_call_start\|>(?P<python>.*?)(?:<\|tool_call_end\|>|$)", _python_calls),
-        # Mistral, older and newer
+        # Mistral, older and newer formats
         (rf"\[TOOL_CALLS\]\s*{_NAME}(?:\[ARGS\])?{_JSON_TO}(?:(?=\[TOOL_CALLS\])|</s>|$)", _named_json),
         (rf"\[TOOL_CALLS\]{_JSON_TO}(?:</s>|$)", _json_inside),
         # Granite
         (rf"<\|tool_call\|>{_JSON_TO}(?:<\|end_of_text\|>|$)", _json_inside),
-        # Llama 3: nothing but the call
+        # Llama 3: only the call
         (r"^\s*(?:<\|python_tag\|>)?\s*(?P<json>[\[{].*?)\s*(?:<\|e\w+_id\|>\s*)*$", _json_inside),
     )
 )

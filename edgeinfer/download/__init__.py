@@ -1,1 +1,1 @@
-"""Model files from elsewhere: found, fetched so that a break costs nothing, and checked to the byte."""
+"""Model downloads: search, resumable transfer, and verification."""

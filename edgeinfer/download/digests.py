@@ -1,4 +1,4 @@
-"""SHA-256 digests that servers vouch for, in the headers that carry them."""
+"""SHA-256 digests in the headers of servers' responses."""
 
 import base64
 import binascii
@@ -9,11 +9,11 @@ HEX = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_in(headers: Mapping[str, str]) -> tuple[str, str] | None:
-    """The sha256 that a response's headers give, and which header does; None: none of them.
+    """The sha256 in a response's headers and the name of its header, or None.
 
     `X-Linked-Etag` is the hub's, hexadecimal between quotes. `Repr-Digest` (RFC 9530) is `sha-256=:base64:`
-    and speaks of the whole file, also in the answer to a range; its elder `Digest` (RFC 3230) is not taken,
-    since servers give the digest of the range there.
+    of the whole file, also in a response to a range. The older `Digest` (RFC 3230) is not used, because
+    servers give the digest of the range in it.
     """
     lower = {name.lower(): value for name, value in headers.items()}
     linked = hexadecimal(lower.get("x-linked-etag", ""))
@@ -31,11 +31,11 @@ def digest_in(headers: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def hexadecimal(text: str) -> str | None:
-    """The sha256 in an entity tag or a field, in lower case; None: it holds something else."""
+    """The sha256 in an entity tag or a field, in lower case; None: another value."""
     plain = text.strip().removeprefix("W/").strip('"').removeprefix("sha256:").lower()
     return plain if HEX.fullmatch(plain) else None
 
 
 def strong_tag(tag: str | None) -> str | None:
-    """An entity tag that `If-Range` may carry (RFC 9110, 13.1.5); None: there is none, or a weak one."""
+    """An entity tag that is valid in `If-Range` (RFC 9110, 13.1.5); None: there is none, or a weak one."""
     return tag if tag and tag.startswith('"') else None

@@ -1,4 +1,4 @@
-"""Whether edgeinfer runs a model that is being fetched: from its header, before its weights come."""
+"""Checks from its header whether edgeinfer supports a model, before its weights are downloaded."""
 
 import tempfile
 from collections.abc import Callable
@@ -14,11 +14,15 @@ from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from edgeinfer_quant_formats.gguf.part_names import COUNT_KEY
 
 HeaderCheck = Callable[[bytes, str], bool]
-"""Called with the first bytes of a file and its name: whether they were enough. Raises `DownloadError`."""
+"""Called with the first bytes of a file and its name; returns whether they sufficed. Raises
+`DownloadError`.
+"""
 
 
 def incoming_support(head: bytes, name: str) -> ModelSupport | None:
-    """Whether edgeinfer's engine runs the model; None: the header ends after `head`, or is damaged."""
+    """Whether edgeinfer's engine supports the model; None: `head` ends within the header, or it is
+    damaged.
+    """
     try:
         size = declared_bytes(head, name)
     except UnsupportedTypeError:
@@ -26,7 +30,7 @@ def incoming_support(head: bytes, name: str) -> ModelSupport | None:
     if size is None:
         return None
     with tempfile.TemporaryDirectory(prefix="edgeinfer-") as folder:
-        # A sparse file of the whole length: what reads a model from the disk reads this.
+        # A sparse file of the full length, so that the readers for files on disk can be used.
         path = Path(folder) / PurePosixPath(name).name
         path.write_bytes(head)
         with path.open("r+b") as file:
@@ -38,14 +42,14 @@ def incoming_support(head: bytes, name: str) -> ModelSupport | None:
         except FormatError:
             return None
         with closing(part):
-            if part.metadata.get(COUNT_KEY, 1) != 1:  # of a set, whose other parts come later
+            if part.metadata.get(COUNT_KEY, 1) != 1:  # a part of a model whose other parts come later
                 return header_support(part.metadata)
         with GGUFFile.open(path) as model:
             return model_support(model)
 
 
 def refuse_unsupported(wanted: str) -> HeaderCheck:
-    """A check that stops fetching a model which edgeinfer can't run; `wanted`: as the user called it."""
+    """A check that stops the download of an unsupported model; `wanted`: the name that the user typed."""
 
     def check(head: bytes, name: str) -> bool:
         support = incoming_support(head, name)

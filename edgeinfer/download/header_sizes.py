@@ -1,4 +1,4 @@
-"""A model's sizes before it is here: from its files' first bytes, where metadata and tensor table lie."""
+"""A model's sizes before the download, from its files' first bytes with metadata and tensor table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +12,18 @@ from edgeinfer_kernels.system.private_folder import scratch_folder
 from edgeinfer_quant_formats.errors import FormatError
 
 READ_BYTES = (8 << 20, 32 << 20)
-"""How much is asked for; more if the vocabulary turns out to be so long."""
+"""Bytes to request; the larger size for headers with a large vocabulary."""
 
 
 def remote_sizes(files: Sequence[RemoteFile], patience: RetryPolicy | None = None) -> ModelSizes:
-    """The sizes of a model whose files (all parts, in order) lie on a server.
+    """The sizes of a model whose files (all parts, in order) are on a server.
 
-    The heads are written into sparse files of the full length: what reads a model from the disk reads these.
+    The heads are written into sparse files of the full length, so that the readers for files on disk can be
+    used.
 
     Raises:
-        FormatError, UnsupportedModelError: no model that a plan knows.
-        DownloadError: its first bytes can't be had.
+        FormatError, UnsupportedModelError: a model that can't be planned.
+        DownloadError: its first bytes can't be downloaded.
     """
     for count in READ_BYTES:
         with scratch_folder() as folder:

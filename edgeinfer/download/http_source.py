@@ -1,7 +1,7 @@
-"""One request for the rest of a file: its answer, read as far as resuming and checking need it.
+"""One HTTP request for the rest of a file, with the parts of its response needed to resume and verify.
 
-The standard library's client: it takes proxies from the environment, and what huggingface_hub offers throws
-away on failure what has come.
+Uses the standard library's client: it takes proxies from the environment, and huggingface_hub's download
+discards partial data on failure.
 """
 
 import http.client
@@ -21,15 +21,15 @@ from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
 
 MAX_PER_REQUEST = 16 << 30
-"""Bytes asked for at once: the hub's servers refuse to send more than 50 GB in one answer."""
+"""Maximum bytes per request: the hub's servers refuse to send more than 50 GB in one response."""
 LATER = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses that may pass."""
+"""Statuses of temporary failures."""
 BROKEN = (OSError, http.client.HTTPException)
-"""What a connection that fails raises: refused, reset, timed out, cut off."""
+"""Exceptions of a failed connection: refused, reset, timed out, closed early."""
 
 
 class TryAgain(Exception):  # noqa: N818 - no failure yet
-    """The request failed in a way that may pass. `after`: seconds that the server asks for."""
+    """The request failed temporarily. `after`: seconds to wait, as the server requests."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
         super().__init__(why)
@@ -51,18 +51,18 @@ class Answer:
     tag: str | None
     """The strong entity tag."""
     digest: tuple[str, str] | None
-    """The sha256 that the server vouches for, and the header."""
+    """The sha256 from the server, and the name of its header."""
 
 
 def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: float) -> Answer:
-    """Ask for a file from byte `first` on; with `tag`, only as long as it is still that version of it.
+    """Request a file from byte `first` on; with `tag`, only if it is still that version.
 
-    A server that knows no ranges, or has another version, answers from byte 0.
+    A server without range support, or with another version, responds from byte 0.
 
     Raises:
-        TryAgain: it may work later.
+        TryAgain: a temporary failure.
         NothingThere: the file isn't that long.
-        DownloadError: it won't work.
+        DownloadError: a permanent failure.
     """
     headers = {"User-Agent": "edgeinfer", **remote.headers, "Accept-Encoding": "identity"}
     headers["Range"] = f"bytes={first}-{first + MAX_PER_REQUEST - 1}"
@@ -77,7 +77,7 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(remote, error) from error
-    except ValueError as error:  # what http.client says of a URL with spaces or control characters
+    except ValueError as error:  # raised by http.client for a URL with spaces or control characters
         raise DownloadError(f"{remote.url!r}: no such address: {error}") from error
     except BROKEN as error:
         raise _broken(remote, error) from error
@@ -107,7 +107,7 @@ def _answer(
 
 
 def _range(text: str) -> tuple[int | None, int | None]:
-    """First byte and total of a Content-Range; None for what it doesn't say."""
+    """First byte and total of a Content-Range; None for missing values."""
     found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip(), re.ASCII)
     return (int(found[1]), _number(found[2])) if found else (None, None)
 
@@ -117,7 +117,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _refusal(remote: RemoteFile, error: urllib.error.HTTPError) -> Exception:
-    """What an answer that isn't a file means."""
+    """The exception for an HTTP error."""
     reason = "" if 300 <= error.code < 400 else " ".join(str(error.reason).split())[:60]
     seen = f"{remote.url}: {error.code} {reason}".rstrip()
     if error.code == 416:
@@ -135,7 +135,7 @@ def _refusal(remote: RemoteFile, error: urllib.error.HTTPError) -> Exception:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds to wait, of a number or a date."""
+    """Seconds to wait, from a number or a date."""
     seconds = _number(text)
     if seconds is not None or not text:
         return seconds
@@ -147,7 +147,7 @@ def _retry_after(text: str | None) -> float | None:
 
 
 def _broken(remote: RemoteFile, error: BaseException) -> Exception:
-    """A connection that failed: with a forged or expired certificate for good, otherwise for now."""
+    """The exception for a failed connection: permanent for an invalid certificate, otherwise temporary."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return DownloadError(f"{remote.url}: its certificate isn't valid: {reason.verify_message}")
@@ -155,7 +155,7 @@ def _broken(remote: RemoteFile, error: BaseException) -> Exception:
 
 
 def describe(error: BaseException) -> str:
-    """What a broken connection is, in a few words."""
+    """Short description of a failed connection."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
         return "no answer for too long"
@@ -169,7 +169,7 @@ def _host(url: str) -> str:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects; keeps a token from other hosts, and what the hub says on the way to its servers."""
+    """Follows redirects; removes the token for other hosts, and keeps the hub's headers of the redirect."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -195,7 +195,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener(redirects: _Redirects) -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS through the environment's proxies, and nothing else: no files, no FTP."""
+    """Opens HTTP and HTTPS through the environment's proxies only: no files, no FTP."""
     opener = urllib.request.OpenerDirector()
     handlers: list[Any] = [
         urllib.request.ProxyHandler(),

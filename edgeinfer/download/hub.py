@@ -1,4 +1,4 @@
-"""What the hub has of a model, how large it is and with which sha256, asked through huggingface_hub."""
+"""The hub's models with sizes and sha256, through huggingface_hub."""
 
 import re
 from collections import defaultdict
@@ -26,19 +26,19 @@ class HubModel:
 
     @property
     def name(self) -> str:
-        """Of the first file."""
+        """Name of the first file."""
         return self.files[0].name
 
     @property
     def size_bytes(self) -> int | None:
-        """Of all files; None: the hub doesn't say."""
+        """Bytes of all files; None: unknown."""
         sizes = [file.size_bytes for file in self.files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 @dataclass(frozen=True)
 class HubAddress:
-    """What `hf:owner/name[@revision][/file | :quant]` or the address of a page on the hub names."""
+    """Parsed form of `hf:owner/name[@revision][/file | :quant]` or of the address of a page on the hub."""
 
     repository: str
     revision: str | None = None
@@ -47,10 +47,10 @@ class HubAddress:
 
 
 def parse_hub_address(text: str, endpoint: str | None = None) -> HubAddress | None:
-    """The repository and the file that a text names; None: it isn't one of the hub.
+    """The repository and the file in a text; None: it isn't an address of the hub.
 
     Raises:
-        DownloadError: it begins like one and goes on otherwise.
+        DownloadError: it starts like an address of the hub, but is invalid.
     """
     if text.startswith("hf:"):
         return _parse_short(text)
@@ -78,20 +78,20 @@ def _parse_short(text: str) -> HubAddress:
 def list_hub_models(
     repository: str, revision: str | None = None, endpoint: str | None = None
 ) -> list[HubModel]:
-    """The GGUF models of a repository, each with its files, at the commit that is there now.
+    """The GGUF models of a repository with their files, at its current commit.
 
-    Token, endpoint and offline mode are what huggingface_hub takes from its environment and login.
+    Token, endpoint and offline mode are those of huggingface_hub's environment and login.
 
     Raises:
         OfflineError: the hub can't be reached.
-        DownloadError: it doesn't give it.
+        DownloadError: the hub refuses the request.
     """
     from huggingface_hub import HfApi, constants, hf_hub_url
     from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined]
 
     if constants.HF_HUB_OFFLINE:
         raise OfflineError(f"{repository}: the hub can't be reached: HF_HUB_OFFLINE keeps off it")
-    # Among its base classes is that of the errors of the HTTP client that this release works with.
+    # Among its base classes is the error class of the HTTP client that this release uses.
     failures: tuple[type[Any], ...] = (OSError, ValueError, *HfHubHTTPError.__bases__)
     try:
         found = HfApi(endpoint).model_info(
@@ -111,7 +111,7 @@ def list_hub_models(
 
 
 def _is_model(name: str) -> bool:
-    """A GGUF file that holds a model, and whose name leads nowhere else on this disk."""
+    """Whether it is a GGUF file of a model with a relative path that stays in its folder."""
     path = PurePosixPath(name)
     inside = not path.is_absolute() and ".." not in path.parts and "\\" not in name
     return inside and name.endswith(".gguf") and not PROJECTOR.match(path.name)
@@ -131,7 +131,7 @@ def _remote(sibling: Any, url: str, headers: dict[str, str], repository: str) ->
 
 
 def _grouped(files: Sequence[RemoteFile]) -> list[HubModel]:
-    """Files, the parts of one model together; largest model first."""
+    """Files grouped into models, with the parts of one model together; largest model first."""
     groups: dict[str, list[RemoteFile]] = defaultdict(list)
     for file in files:
         first = LATER_PART.sub("", file.name)
@@ -149,7 +149,7 @@ def _without_number(name: str) -> str:
 
 
 def _refusal(repository: str, error: Exception) -> DownloadError:
-    """What the hub's answer means, in a line."""
+    """The hub's error as one line."""
     kind = type(error).__name__
     page = _page(repository)
     if kind == "GatedRepoError":

@@ -1,4 +1,4 @@
-"""What has come of a file, beside the place where the whole will lie; one program at a time adds to it."""
+"""Partial downloads, stored next to their destination; one program at a time appends to each."""
 
 import contextlib
 import hashlib
@@ -18,18 +18,20 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Version:
-    """Which version of the file it is that came: what must not change between two requests."""
+    """The version of the file that is downloaded; it must not change between two requests."""
 
     tag: str | None = None
     total: int | None = None
     sha256: str | None = None
 
     def follows(self, earlier: "Version") -> bool:
-        """Whether what came of `earlier` may be a part of this: known facts agree, and one that tells."""
+        """Whether data of `earlier` may be used for this version: no known value differs, and an identifying
+        one is equal.
+        """
         pairs = [(mine, theirs) for mine, theirs in zip(self._facts(), earlier._facts(), strict=True)]
         known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
         if self.sha256 is not None and self.sha256 == earlier.sha256:
-            return True  # the same bytes, whatever a server calls them
+            return True  # equal sha256: the same bytes, whatever the other values are
         return all(mine == theirs for mine, theirs in known)
 
     def _facts(self) -> tuple[str | int | None, ...]:
@@ -37,7 +39,7 @@ class Version:
 
 
 class PartialFile:
-    """The bytes that came, their running sha256, and the version that they are of. Made by `held`."""
+    """The bytes received, their running sha256, and their version. Created by `held`."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self._file = path, file
@@ -48,7 +50,7 @@ class PartialFile:
         self._hashed = 0
 
     def add(self, data: bytes) -> None:
-        """Write what came, behind what there is."""
+        """Append received data."""
         self._file.write(data)
         self.size += len(data)
         if self._hashed == self.size - len(data):
@@ -56,20 +58,20 @@ class PartialFile:
             self._hashed = self.size
 
     def begin(self, version: Version) -> None:
-        """Remember which version is coming."""
+        """Store which version is downloaded."""
         if version != self.version:
             self.version = version
             self._facts.write_text(json.dumps(asdict(version)), encoding="utf-8")
 
     def empty(self) -> None:
-        """Forget what came."""
+        """Discard the data."""
         self._file.seek(0)
         self._file.truncate()
         self.size = self._hashed = 0
         self._hash = hashlib.sha256()
 
     def sha256(self, progress: Callable[[int, int], None] | None = None) -> str:
-        """Of all bytes; those that came in an earlier run are read for it."""
+        """The sha256 of all bytes; bytes of earlier runs are read for it."""
         self._file.flush()
         self._file.seek(self._hashed)
         while self._hashed < self.size:
@@ -84,7 +86,7 @@ class PartialFile:
         return self._hash.hexdigest()
 
     def start(self, count: int) -> bytes:
-        """The first bytes."""
+        """The first `count` bytes."""
         self._file.flush()
         self._file.seek(0)
         data = self._file.read(count)
@@ -92,16 +94,16 @@ class PartialFile:
         return data
 
     def finish(self, destination: Path) -> None:
-        """Bring the whole file to the disk and under its own name."""
+        """Flush the complete file to disk and rename it to `destination`."""
         self._file.flush()
         os.fsync(self._file.fileno())
         if sys.platform == "win32":
-            self._file.close()  # an open file can't be moved there
+            self._file.close()  # Windows can't rename an open file
         os.replace(self.path, destination)
         self._facts.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Throw away what came; what another program has begun meanwhile under that name stays."""
+        """Delete the data; a file that another program has since created under the same name is kept."""
         self.empty()
         if _is_still(self.path, self._file):
             self._facts.unlink(missing_ok=True)
@@ -117,21 +119,21 @@ class PartialFile:
 
 
 def partial_path(destination: Path) -> Path:
-    """Where what came of `destination` lies."""
+    """Path of the partial file of `destination`."""
     return destination.with_name(destination.name + ENDING)
 
 
 def facts_path(partial: Path) -> Path:
-    """Where it is noted which version a partial file is of."""
+    """Path of the file with the version of a partial file."""
     return partial.with_name(partial.name + ".json")
 
 
 @contextlib.contextmanager
 def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | None]:
-    """What came of `destination`, for this program alone; None: it is whole already.
+    """Lock the partial file of `destination` for this program; None: the download is complete.
 
-    `wait` is called again and again while another program holds it. Where the file system knows no locks
-    (some network drives), two pulls of one file at a time are the user's to avoid.
+    `wait` is called repeatedly while another program holds the lock. On file systems without locks (some
+    network drives), the user must avoid two pulls of one file at a time.
     """
     path = partial_path(destination)
     while True:
@@ -148,7 +150,7 @@ def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | 
 
 
 def _is_still(path: Path, file: IO[bytes]) -> bool:
-    """Whether the open file is the one of that name: another program may have finished or removed it."""
+    """Whether the open file still has that path: another program may have finished or removed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -156,7 +158,7 @@ def _is_still(path: Path, file: IO[bytes]) -> bool:
 
 
 def _locked(file: IO[bytes]) -> bool:
-    """Whether the file is locked now for this program, until it is closed."""
+    """Lock the file for this program until it is closed; returns whether that succeeded."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -172,6 +174,6 @@ def _locked(file: IO[bytes]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no locks there
+    except OSError:  # the file system has no locks
         return True
     return True

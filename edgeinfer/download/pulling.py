@@ -1,4 +1,4 @@
-"""From what a user types behind `pull` to files on this disk, whole and checked."""
+"""Implements `pull`: from a name to complete, verified files on this disk."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -29,43 +29,45 @@ from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, pr
 
 @dataclass(frozen=True)
 class Pulled:
-    """A model that is here now. `files`: all its parts, in order."""
+    """A downloaded model. `files`: all its parts, in order."""
 
     name: str
-    """What to call it from now on."""
+    """Name for later commands."""
     files: tuple[Fetched, ...]
 
     @property
     def path(self) -> Path:
-        """Of the first file."""
+        """Path of the first file."""
         return self.files[0].path
 
 
 @dataclass(frozen=True)
 class Pull:
-    """What a pull works with. `endpoint`: of the hub, None: as huggingface_hub is set up."""
+    """Settings of a pull. `endpoint`: of the hub, None: huggingface_hub's setting."""
 
     models_folder: Path
     hearing: Hearing
     patience: RetryPolicy
     endpoint: str | None = None
     engine: EngineName = "edgeinfer"
-    """Which is to run the model: what edgeinfer's own can't run is fetched for llama.cpp only."""
+    """Engine for the model: models that edgeinfer's engine doesn't support are downloaded for llama.cpp
+    only.
+    """
     others: OtherFolders | None = None
-    """Where other programs keep their models; None: the usual places."""
+    """Model folders of other programs; None: the usual ones."""
     machine: Callable[[], Machine] = known_machine
-    """What the quantization is chosen for, if none is named."""
+    """The machine for which a quantization is selected, if none is given."""
 
 
 def pull(wanted: str, settings: Pull | None = None) -> Pulled:
-    """Fetch a model: `NAME[:QUANT]` of the catalogue, `hf:owner/name[:QUANT | /file.gguf]`, or an address.
+    """Download a model: `NAME[:QUANT]` of the registry, `hf:owner/name[:QUANT | /file.gguf]`, or an address.
 
-    What is here already isn't fetched again, and needs no network.
+    A model on this disk isn't downloaded again, and needs no network.
 
     Raises:
         UnknownModelError: no such name.
-        DownloadError: it can't be fetched, isn't what was promised, or the disk has no room for it.
-        RegistryError, OSError: the user's own catalogue can't be read, or the file can't be written.
+        DownloadError: the download fails, the data isn't the expected one, or the disk is full.
+        RegistryError, OSError: the user's models.toml can't be read, or the file can't be written.
     """
     settings = settings or Pull(default_models_folder(), Hearing(), RetryPolicy())
     _check_address(wanted)
@@ -85,7 +87,7 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
 
 
 def _check_address(wanted: str) -> None:
-    """Raise `DownloadError` for what no address or file name can be, as `http://[::1` or `a%00.gguf`."""
+    """Raise `DownloadError` for an invalid address or file name, as `http://[::1` or `a%00.gguf`."""
     try:
         urlsplit(wanted).port  # noqa: B018  # reading it checks it
     except ValueError as error:
@@ -116,7 +118,7 @@ def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
 
 
 def _here(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
-    """The model if it is on this disk whole, whoever put it here."""
+    """The complete model if it is on this disk, from any program."""
     wanted = f"{entry.name}:{quant}" if quant else entry.name
     try:
         found = find_model(wanted, models_folder=settings.models_folder, others=settings.others)
@@ -126,7 +128,7 @@ def _here(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether all parts are there, and none is still coming."""
+    """Whether all parts exist, and no download is in progress."""
     try:
         with GGUFFile.open(path) as file:
             return not any(partial_path(part).exists() for part in file.parts)
@@ -135,9 +137,9 @@ def _is_whole(path: Path) -> bool:
 
 
 def _vouched(remote: RemoteFile, entry: RegistryEntry, quant: str) -> RemoteFile:
-    """The file with what the catalogue says it must be.
+    """The file with its size and sha256 from the registry.
 
-    Raises `DownloadError` where the hub says otherwise.
+    Raises `DownloadError` if the hub's values differ.
     """
     size, digest = entry.size_bytes.get(quant), entry.sha256.get(quant)
     for fact, ours, theirs in (("sha256", digest, remote.sha256), ("bytes", size, remote.size_bytes)):
@@ -169,8 +171,8 @@ def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
 
 
 def _pull_url(url: str, settings: Pull) -> Pulled:
-    """A file at any address; it lies in a folder of the host's name. A user and password in the address are
-    sent to that host alone, and shown nowhere.
+    """Download a file from any address into a folder with the host's name. A user and password in the address
+    are sent to that host only and never shown.
     """
     parts = urlsplit(url)
     login, _, host = parts.netloc.rpartition("@")
@@ -202,8 +204,8 @@ def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[H
 
 
 def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
-    """The model of the quantization that is named, else one that lies in `root` in part or whole, else of the
-    one that suits the machine.
+    """The model with the given quantization; else one that is in `root`, partially or completely; else the
+    best one for the machine.
     """
     by_quant: dict[str, HubModel] = {}
     for model in models:
@@ -241,7 +243,9 @@ def _offered(models: Sequence[HubModel]) -> str:
 def _fetched(
     name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull, wanted: str | None = None
 ) -> Pulled:
-    """Fetch all files of a model, after a look at the disk. `wanted`: what the user typed, if not `name`."""
+    """Download all files of a model after a check of the disk space. `wanted`: what the user typed, if not
+    `name`.
+    """
     wanted = wanted or name
     root = settings.models_folder / folder
     places = [root / file.name for file in files]
@@ -262,16 +266,16 @@ def _came_of(model: HubModel, root: Path) -> int:
 
 
 def _came(place: Path) -> int:
-    """Bytes of a file that are here, in part or whole."""
+    """Bytes of a file on this disk, partial or complete."""
     return next((path.stat().st_size for path in (place, partial_path(place)) if path.exists()), 0)
 
 
 def _check_model(files: Sequence[Fetched]) -> None:
-    """A file whose sha256 nobody knows is at least a sound one: every tensor lies within it."""
+    """Check the structure of files without a known sha256: every tensor must be within the file."""
     try:
         GGUFFile.open(files[0].path).close()
     except UnsupportedTypeError:
-        return  # sound, and fetched for llama.cpp
+        return  # valid, and downloaded for llama.cpp
     except FormatError as error:
         if all(file.digest_source for file in files):
             raise DownloadError(

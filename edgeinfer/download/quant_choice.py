@@ -1,4 +1,4 @@
-"""Which quantization of a model is fetched if none is named: the best that answers fast enough here."""
+"""Selects the quantization to download if none is given: the best one that is fast enough here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats.errors import FormatError
 
 FAST_ENOUGH = 15.0
-"""Tokens per second: about twice as fast as people read."""
+"""Minimum tokens per second: about twice the speed of reading."""
 MAX_BITS = 9.0
-"""More than Q8_0 has is no better in an answer."""
+"""Maximum bits per weight: more than those of Q8_0 don't improve quality."""
 MIN_BITS = 4.0
-"""With fewer bits a smaller model answers better; taken only where nothing else fits."""
+"""Minimum bits per weight: below, a smaller model is better; used only if nothing else fits."""
 GIBIBYTE = 1 << 30
 
 
 @dataclass(frozen=True)
 class QuantOption:
-    """One quantization that may be had. `read_sizes` asks for the first bytes of its file."""
+    """One available quantization. `read_sizes` downloads the first bytes of its file."""
 
     quant: str
     size_bytes: int
@@ -30,18 +30,18 @@ class QuantOption:
 
 @dataclass(frozen=True)
 class QuantChoice:
-    """The one that is taken, and why, in a line."""
+    """The selected quantization, and the reason, in a line."""
 
     quant: str
     why: str
 
 
 def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantChoice:
-    """The largest up to Q8_0 that fits and answers at `FAST_ENOUGH`, else the fastest that fits and keeps at
-    least four bits, else the largest that fits.
+    """The largest up to Q8_0 that fits and reaches `FAST_ENOUGH`, else the fastest that fits and has at least
+    four bits, else the largest that fits.
 
     Raises:
-        DownloadError: none of them fits; the text names the smallest and how to fetch it all the same.
+        DownloadError: none of them fits; the text names the smallest and how to download it anyway.
     """
     if len(options) == 1:
         return QuantChoice(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
@@ -66,7 +66,7 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
 
 
 def _fit(option: QuantOption, machine: Machine) -> Fit:
-    """How it would lie here; by its size alone where its header tells too little."""
+    """How it fits this machine; from its size only if its header has too little data."""
     room = _room(machine)
     if option.size_bytes > room:
         return Fit(False, option.size_bytes)
@@ -86,7 +86,9 @@ def _room(machine: Machine) -> int:
 
 
 def _why(option: QuantOption, found: Fit, machine: Machine, ranked: Sequence[QuantOption], rank: str) -> str:
-    """As in: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 7.1 of 20.3 free GiB, ..."""
+    """For example: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 7.1 of 20.3 free GiB,
+    ...
+    """
     reason = rank.format(", ".join(other.quant for other in ranked))
     taken = (found.nbytes or option.size_bytes) / GIBIBYTE
     room = f"takes {taken:.1f} of {_room(machine) / GIBIBYTE:.1f} free GiB"

@@ -1,4 +1,4 @@
-"""A file that lies on a server, with what is known of it before a byte has come."""
+"""A file on a server, with its known properties."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Where a file is to be had. What isn't known yet is None; the server's answer may fill it in."""
+    """Address of a file. Unknown values are None; the server's response may provide them."""
 
     url: str
     name: str
-    """The file's name here, with folders of its repository if it lies in one of them."""
+    """Local file name, including folders of its repository."""
     size_bytes: int | None = None
     sha256: str | None = None
     """64 hexadecimal digits."""
     digest_source: str = ""
-    """Who says what `sha256` is: "models.toml", "the hub"."""
+    """Source of `sha256`: "models.toml", "the hub"."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with every request, and kept from other hosts: a token, the name of this program."""
+    """Sent with every request to this host only: a token, the name of this program."""
     login: str = ""
-    """What to do where the server wants to know who asks."""
+    """Advice for the user if the server requires a login."""

@@ -1,4 +1,4 @@
-"""A file fetched to the last byte: gone on with where it stopped, and checked when it is there."""
+"""Downloads a file completely: resumes partial downloads and verifies the result."""
 
 import shutil
 import time
@@ -26,51 +26,53 @@ from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 MAGIC = b"GGUF"
 FIRST_LOOK_BYTES = 64 << 10
 MAX_HEADER_BYTES = 256 << 20
-"""Metadata and tensor table of a file whose length no server says."""
+"""Maximum bytes of metadata and tensor table of a file of unknown length."""
 SPARE_BYTES = 64 << 20
-"""What a download leaves free on the disk."""
+"""Bytes of disk space that a download leaves free."""
 
 Progress = Callable[[int, int | None], None]
-"""Hears of bytes that are there, and of all there will be (None: not known)."""
+"""Called with the bytes received and the total (None: unknown)."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How failures are met. `attempts` in a row without a byte end it."""
+    """Retry policy. The transfer fails after `attempts` consecutive attempts without data."""
 
     attempts: int = 6
     first_wait: float = 1.0
     longest_wait: float = 60.0
     stall_seconds: float = 30.0
-    """A connection that gives nothing for so long is taken as broken."""
+    """Seconds without data after which a connection counts as broken."""
     poll_seconds: float = 0.5
-    """How often to look whether another program is done."""
+    """Seconds between checks whether another program has finished."""
     sleep: Callable[[float], None] = time.sleep
 
     def seconds(self, failures: int, asked: float | None) -> float:
-        """The wait after so many failures in a row: twice the one before, or as long as the server asks."""
+        """Seconds to wait after `failures` consecutive failures: doubled each time, or as the server
+        requests.
+        """
         usual = self.first_wait * 2 ** (failures - 1)
         return min(usual if asked is None else asked, self.longest_wait)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that is there and whole. `digest_source` "": nobody said what its sha256 must be."""
+    """A complete file. `digest_source` "": its expected sha256 is unknown."""
 
     path: Path
     sha256: str | None
-    """None: it was there before, and wasn't read again."""
+    """None: the file already existed and wasn't read again."""
     digest_source: str = ""
     was_there: bool = False
 
 
 @dataclass(frozen=True)
 class Hearing:
-    """Whom a transfer tells how it goes."""
+    """Callbacks for the progress of a transfer."""
 
     progress: Progress = lambda done, total: None
     checking: Callable[[int, int], None] = lambda done, total: None
-    """What came in earlier runs is read for its sha256."""
+    """Called while data of earlier runs is hashed."""
     say: Callable[[str], None] = lambda line: None
 
 
@@ -81,12 +83,12 @@ def fetch(
     patience: RetryPolicy | None = None,
     check: HeaderCheck | None = None,
 ) -> Fetched:
-    """Fetch a file whole to `destination`; what an earlier run left there is gone on with.
+    """Download a file to `destination`; partial data of an earlier run is continued.
 
-    `check`: looks at the file's first bytes as soon as they are here, and may refuse it.
+    `check`: called with the file's first bytes as soon as they are received; it may refuse the file.
 
     Raises:
-        DownloadError: it can't be had, isn't what was promised, or the disk has no room for it. What came is
+        DownloadError: it can't be downloaded, isn't the expected file, or the disk is full. Partial data is
             kept for the next run, unless it is proved wrong.
         OSError: it can't be written.
     """
@@ -107,11 +109,11 @@ def fetch(
             return _Transfer(remote, partial, destination, hearing, patience, check).run()
         finally:
             if partial.size == 0:
-                partial.remove()  # nothing came: nothing stays
+                partial.remove()  # keep no empty partial file
 
 
 class _Transfer:
-    """One file on its way."""
+    """The transfer of one file."""
 
     def __init__(
         self,
@@ -128,9 +130,9 @@ class _Transfer:
         self._vouched_by = remote.digest_source
         self._failures = 0
         self._shorter = 0
-        """How often the server had fewer bytes than were here."""
+        """Number of responses with fewer total bytes than were received."""
         self._declared: int | None = None
-        """Bytes of the file by its own header, where no server says; None: not read yet."""
+        """Bytes of the file by its own header, if the server gives no length; None: not read yet."""
         self._next_look = self._next_check = FIRST_LOOK_BYTES
         self._check = check
         self._kind_known = not remote.name.lower().endswith(".gguf")
@@ -154,7 +156,7 @@ class _Transfer:
         return self._checked()
 
     def _wait(self, why: str, asked: float | None) -> None:
-        """Until the next request; said where the last one brought nothing."""
+        """Wait before the next request; the reason is reported if the last request brought no data."""
         seconds = self._patience.seconds(max(self._failures, 1), asked)
         if self._failures:
             self._hearing.say(f"{why}; again in {seconds:.0f} s")
@@ -167,7 +169,7 @@ class _Transfer:
         return self._known.total is not None and self._partial.size > self._known.total
 
     def _once(self) -> None:
-        """One request, read until it ends or breaks."""
+        """Send one request and read its response until it ends or fails."""
         try:
             answer = request(self._remote, self._partial.size, self._known.tag, self._patience.stall_seconds)
         except NothingThere as nothing:
@@ -179,7 +181,7 @@ class _Transfer:
                     f"{self._remote.url}: the server promises {self._known.total} bytes, and has no more "
                     f"than {self._partial.size}"
                 ) from nothing
-            self._partial.empty()  # it has become shorter: from the beginning, then
+            self._partial.empty()  # the file has become shorter: start again
             self._known = replace(self._known, tag=None)
             raise TryAgain(str(nothing)) from nothing
         with answer.body:
@@ -187,7 +189,7 @@ class _Transfer:
             self._read(answer)
 
     def _agree(self, answer: Answer) -> None:
-        """Compare what the server says with what is known, before anything of it is kept."""
+        """Compare the server's values with the known ones, before any data is kept."""
         partial, known = self._partial, self._known
         sha256, digest_source = answer.digest or (None, "")
         if known.sha256 and sha256 and known.sha256 != sha256:
@@ -215,7 +217,7 @@ class _Transfer:
             self._known = Version(None, None, None)
             raise TryAgain("the file has changed meanwhile")
         if answer.first != partial.size:
-            partial.empty()  # a server without ranges, or with another version
+            partial.empty()  # no range support, or another version
         if known.sha256 is None and sha256:
             self._vouched_by = digest_source
         self._known = Version(answer.tag, known.total or answer.total, known.sha256 or sha256)
@@ -243,7 +245,7 @@ class _Transfer:
 
     @staticmethod
     def _heard(answer: Answer) -> bytes:
-        """The next bytes that came; none at the end."""
+        """The next bytes; empty at the end."""
         try:
             return answer.body.read1(CHUNK)
         except BROKEN as error:
@@ -258,7 +260,7 @@ class _Transfer:
             ) from error
 
     def _check_kind(self) -> None:
-        """A page that asks for a login, with status 200, shall not be fetched to its end."""
+        """Check the file type, so that a login page with status 200 isn't downloaded completely."""
         partial = self._partial
         if self._kind_known or (partial.size < len(MAGIC) and not self._is_whole()):
             return
@@ -268,7 +270,7 @@ class _Transfer:
             raise DownloadError(f"{self._remote.url}: no GGUF file lies there, but something else")
 
     def _check_declared(self) -> None:
-        """An answer without a length ends where the file's own header says that the file does."""
+        """Stop a response without a length at the file's length in its own header."""
         partial = self._partial
         if not self._remote.name.lower().endswith(".gguf"):
             return
@@ -291,7 +293,7 @@ class _Transfer:
         )
 
     def _check_header(self) -> None:
-        """Hand the first bytes to the caller's check, until they are enough for it."""
+        """Pass the first bytes to the caller's check, until they suffice."""
         partial = self._partial
         if self._check is None or (partial.size < self._next_check and not self._is_whole()):
             return
@@ -325,7 +327,9 @@ class _Transfer:
 
 
 def check_room(folder: Path, wanted_bytes: int) -> None:
-    """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has so much room."""
+    """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has `wanted_bytes`
+    free.
+    """
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     missing = wanted_bytes + SPARE_BYTES - free
@@ -341,10 +345,10 @@ def _shown(nbytes: int) -> str:
 
 
 def read_start(remote: RemoteFile, count: int, patience: RetryPolicy | None = None) -> bytes:
-    """The first `count` bytes of a file, or all of a shorter one; nothing is kept on the disk.
+    """The first `count` bytes of a file, or all of a shorter one; nothing is written to disk.
 
     Raises:
-        DownloadError: they can't be had.
+        DownloadError: they can't be downloaded.
     """
     patience = patience or RetryPolicy()
     for failures in range(1, patience.attempts + 1):

@@ -1,1 +1,1 @@
-"""Measuring quality: perplexity of a text, and how far a model's distributions lie from another's."""
+"""Quality: perplexity of a text, and divergence between two models' distributions."""

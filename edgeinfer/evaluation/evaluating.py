@@ -1,4 +1,4 @@
-"""Evaluate a model on a text, alone or against a base: both read the same windows, slice by slice."""
+"""Evaluates a model on a text, alone or against a base; both process the same windows in slices."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512
 
 Report = Callable[[int, int], None]
-"""Called with (windows done, windows in all)."""
+"""Called with (windows done, total windows)."""
 
 
 def evaluate(
@@ -39,11 +39,11 @@ def evaluate(
 ) -> Evaluation:
     """Perplexity of `text` under a model, and its divergence from `base` if one is given.
 
-    `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `base_kv`: the type
-    of the base's cache; without a base, of the same model as one. `chunks`: windows at most. `loading`:
-    further keywords of `edgeinfer.load`, for both; but the base's feed-forward is dense, and with `sparse`
-    "exact" or "predicted" the scored tokens are read in short steps. Memory is
-    bounded by the models and a few slices of logits, whatever the length of the text.
+    `base`: another model with the same vocabulary, or "llama.cpp": the same file there. `base_kv`: KV cache
+    type of the base; without `base`, the model itself is the base. `chunks`: maximum number of windows.
+    `loading`: further keywords of `edgeinfer.load`, for both; but the base's feed-forward is dense, and with
+    `sparse` "exact" or "predicted" the scored tokens are processed in short steps. Memory is bounded by the
+    models and a few slices of logits, whatever the length of the text.
 
     Raises `SettingError` for a text without a whole window, `EdgeInferError` for vocabularies that differ,
     and what `edgeinfer.load` raises.
@@ -61,12 +61,12 @@ def evaluate(
 
 
 def _step(loading: Mapping[str, Any]) -> int | None:
-    """Tokens to read at a time: a feed-forward that is to be sparse is that in short steps only."""
+    """Tokens per forward: a sparse feed-forward requires short steps."""
     return SPARSE_TOKENS if loading.get("sparse") in ("exact", "predicted") else None
 
 
 def text_windows(tokenizer: TextTokenizer, text: str, context: int, chunks: int | None) -> Windows:
-    """The windows of a text, BOS included where the model wants it."""
+    """The windows of a text, with BOS if the model uses it."""
     bos = tokenizer.bos_id if tokenizer.add_bos else None
     return Windows(tokenizer.encode(text, bos=True), context, bos, chunks)
 
@@ -74,7 +74,7 @@ def text_windows(tokenizer: TextTokenizer, text: str, context: int, chunks: int 
 def scored_windows(
     source: LogitSource, base: LogitSource | None, windows: Windows, report: Report | None = None
 ) -> Iterator[Scores]:
-    """The scores of one slice after the other."""
+    """Yield the scores of each slice."""
     for done, window in enumerate(windows):
         sources = [each for each in (source, base) if each is not None]
         for each in sources:
@@ -115,7 +115,7 @@ def _base(
 
 
 def _same_size(loaded: Model, base: LogitSource, name: str) -> LogitSource:
-    """Files of one vocabulary may pad their logits differently."""
+    """Check that files of one vocabulary have equal logit sizes: their padding may differ."""
     size = loaded.engine.vocabulary_size
     if base.vocabulary_size != size:
         raise EdgeInferError(f"{name}: {base.vocabulary_size} logits, wanted {size} as {loaded.name} has")

@@ -1,4 +1,4 @@
-"""Log-probabilities out of logits, in float64, a few rows at a time."""
+"""Log-probabilities from logits, in float64, a few rows at a time."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ Logits = npt.NDArray[np.float32]
 LogProbabilities = npt.NDArray[np.float64]
 
 BLOCK_ELEMENTS = 1 << 19
-"""Logits that are in hand as float64 at a time: 4 MiB, about what stays in a processor's cache."""
+"""Logits converted to float64 at a time: 4 MiB, about the size of a processor's cache."""
 
 
 def log_softmax(logits: npt.ArrayLike) -> LogProbabilities:
     """log(exp(x) / Σ exp(x)) over the last axis, in float64.
 
-    Shifted by the maximum: nothing overflows, and what is far below adds nothing to the sum, as it should.
+    The maximum is subtracted first, so that exp doesn't overflow.
     """
     values = np.asarray(logits, np.float64)
     shifted: LogProbabilities = values - values.max(axis=-1, keepdims=True)

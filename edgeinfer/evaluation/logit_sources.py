@@ -1,4 +1,4 @@
-"""Where logits come from, a slice at a time: an engine of ours, or llama.cpp."""
+"""Sources of logits, a slice at a time: the native engine, or llama.cpp."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -11,29 +11,29 @@ from edgeinfer.evaluation.windows import Window
 from edgeinfer.llama_cpp.context import BATCH, LlamaCppContext
 
 SLICE_ELEMENTS = 1 << 23
-"""Logits that a source gives at a time: 32 MiB."""
+"""Logits per slice: 32 MiB."""
 
 
 class LogitSource(Protocol):
-    """A model that reads from an empty cache on."""
+    """A model that computes logits from an empty KV cache."""
 
     vocabulary_size: int
 
     def begin(self) -> None:
-        """Forget all that was read."""
+        """Clear the KV cache."""
         ...
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Read `ids`; nobody wants their logits."""
+        """Append `ids` without computing logits."""
         ...
 
     def rows(self, ids: Sequence[int]) -> Logits:
-        """Read `ids`; logits (len(ids), vocabulary) behind each, valid until the next call."""
+        """Append `ids`; logits (len(ids), vocabulary) after each, valid until the next call."""
         ...
 
 
 class EngineSource:
-    """An engine of ours; it reads `step` tokens at a time, or None: as many as it likes."""
+    """The native engine; it processes `step` tokens at a time (None: no limit)."""
 
     def __init__(self, engine: Engine, step: int | None = None) -> None:
         self._engine = engine
@@ -70,7 +70,7 @@ class LlamaCppSource:
 
 
 def window_slices(window: Window, vocabulary_size: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of the runs of tokens whose logits are wanted, bounded in memory."""
+    """Begin and end of the runs of tokens whose logits are needed, bounded in memory."""
     step = min(BATCH, max(1, SLICE_ELEMENTS // vocabulary_size))
     last = len(window.ids) - 1
     for begin in range(window.first, last, step):

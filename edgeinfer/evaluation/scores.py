@@ -1,4 +1,4 @@
-"""What is kept of every scored token: a few numbers, never a distribution."""
+"""A few numbers per scored token; distributions are not stored."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Column = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scores:
-    """Scored tokens, a column each; without a base the last three columns are empty."""
+    """Scored tokens, one column per value; without a base the last three columns are empty."""
 
     loss: Column
     """-log p of the token, in nats."""
@@ -22,7 +22,7 @@ class Scores:
     divergence: Column
     """Σ p_base (log p_base - log p) over the vocabulary, in nats."""
     same_top: npt.NDArray[np.bool_]
-    """Whether both hold the same token for the most probable."""
+    """Whether both models have the same most probable token."""
 
     def __len__(self) -> int:
         return len(self.loss)

@@ -1,4 +1,4 @@
-"""From scored tokens to what is reported: perplexity and divergences, with their uncertainties."""
+"""Summary of scored tokens: perplexity and divergences, with their uncertainties."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model lies from its base; divergences in nats, probabilities as shares."""
+    """Divergence of a model from its base, in nats; probabilities as fractions."""
 
     base_perplexity: Estimate
     perplexity_ratio: Estimate
@@ -30,16 +30,16 @@ class Divergence:
     maximum: float
     same_top: Estimate
     mean_probability_change: Estimate
-    """Of the probability of the text's own tokens, p - p_base."""
+    """Mean change of the probability of the text's tokens, p - p_base."""
     rms_probability_change: Estimate
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a text says of a model."""
+    """Result of an evaluation."""
 
     tokens: int
-    """Scored."""
+    """Number of scored tokens."""
     windows: int
     context: int
     perplexity: Estimate
@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def mean(values: Column) -> Estimate:
-    """The mean and its standard error; without an error for a single value."""
+    """The mean and its standard error (none for a single value)."""
     count = len(values)
     error = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
     return Estimate(float(np.mean(values)), error)
@@ -60,7 +60,7 @@ def exponential(estimate: Estimate) -> Estimate:
 
 
 def summarize(scores: Scores, windows: int, context: int) -> Evaluation:
-    """All there is to say. Raises `ValueError` if nothing was scored."""
+    """The summary. Raises `ValueError` if there are no scores."""
     if not len(scores):
         raise ValueError("no tokens scored, wanted at least one")
     return Evaluation(

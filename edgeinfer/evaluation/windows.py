@@ -1,4 +1,4 @@
-"""Which tokens are scored behind which: llama.cpp's convention."""
+"""Windows of scored tokens, by llama.cpp's convention."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ MIN_CONTEXT = 8
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens read from an empty cache; those from index `first` + 1 on are scored.
+    """Tokens processed from an empty KV cache; those from index `first` + 1 on are scored.
 
-    The logits behind the tokens first … last but one are those that are wanted.
+    The logits needed are those after tokens `first` to the last but one.
     """
 
     ids: tuple[int, ...]
@@ -28,17 +28,17 @@ class Window:
 class Windows:
     """The windows of a text.
 
-    They lie end to end, each `context` tokens long, what is left over is dropped. The first token of each
-    gives way to BOS where the model wants one (`bos_id`). The first half of a window is there to be read,
-    the second half is scored, so that every scored token has half a context or more behind it. Source:
-    `perplexity` of llama.cpp's tools, without a stride.
+    Consecutive windows of `context` tokens each; the remainder is dropped. The first token of each window is
+    replaced by BOS if the model uses one (`bos_id`). Only the second half of a window is scored, so that
+    every scored token has at least half a context before it. Source: `perplexity` of llama.cpp's tools,
+    without a stride.
     """
 
     ids: Sequence[int]
     context: int
     bos_id: int | None = None
     most: int | None = None
-    """Windows at most; None: all."""
+    """Maximum number of windows; None: all."""
 
     def __post_init__(self) -> None:
         if self.context < MIN_CONTEXT:

@@ -1,1 +1,1 @@
-"""Past conversations on the disk: written as they come, continued, searched, exported."""
+"""Saved chats: recorded as they are generated, continued, searched, exported."""

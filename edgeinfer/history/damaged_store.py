@@ -1,4 +1,4 @@
-"""A chat store that is damaged: noticed when it is opened, and moved aside so that a new one can begin."""
+"""Detects a damaged chat store on opening, and renames it so that a new one can be created."""
 
 import logging
 import sqlite3
@@ -12,21 +12,21 @@ from edgeinfer.errors import EdgeInferError
 
 LOGGER = logging.getLogger("edgeinfer")
 MAX_CHECKED_BYTES = 64 << 20
-"""Larger files are not read whole when they are opened."""
+"""Larger files are not checked completely on opening."""
 SIDE_FILES = ("-wal", "-shm")
 DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 
 
 class ChatStoreError(EdgeInferError):
-    """The store can't be opened, or there is no such chat or turn in it."""
+    """The store can't be opened, or it has no such chat or message."""
 
 
 class DamagedStoreError(ChatStoreError, sqlite3.DatabaseError):
-    """The store's file is damaged, as was noticed while it was used."""
+    """The store's file was found to be damaged during use."""
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether SQLite has found that a file isn't what it wrote."""
+    """Whether SQLite reports a damaged file."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in DAMAGE_CODES
 
@@ -42,7 +42,7 @@ class CheckedConnection(sqlite3.Connection):
             return super().execute(sql, parameters)
 
     def rows(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
-        """All rows that a query finds. Raises as `execute`."""
+        """All rows of a query. Raises as `execute`."""
         with self.clear_errors():
             return super().execute(statement, values).fetchall()
 
@@ -60,12 +60,12 @@ class CheckedConnection(sqlite3.Connection):
 
 
 def decoded(text: bytes) -> str:
-    """Text of the store; what isn't UTF-8 becomes U+FFFD."""
+    """Text of the store; invalid UTF-8 becomes U+FFFD."""
     return text.decode("utf-8", "replace")
 
 
 def check_store(path: Path, version: int, tables: set[str]) -> None:
-    """Look whether a store is sound.
+    """Check the integrity of a store.
 
     Raises `sqlite3.DatabaseError`: it is damaged, or is of `version` and lacks some of `tables`.
     """
@@ -73,7 +73,7 @@ def check_store(path: Path, version: int, tables: set[str]) -> None:
         return
     try:
         found, seen, names = _looked_at(path)
-    except UnicodeDecodeError:  # Python's, of a message that quotes a damaged schema
+    except UnicodeDecodeError:  # raised by Python for a message that quotes a damaged schema
         found, seen, names = "its schema is no text", version, set()
     if found != "ok" or (seen == version and not tables <= names):
         error = sqlite3.DatabaseError(" ".join(found.split())[:100])
@@ -82,7 +82,7 @@ def check_store(path: Path, version: int, tables: set[str]) -> None:
 
 
 def _looked_at(path: Path) -> tuple[str, int, set[str]]:
-    """What SQLite finds wrong ("ok": nothing), the version, the names in the schema."""
+    """SQLite's check result ("ok": no errors), the version, and the table names."""
     with closing(sqlite3.connect(path)) as connection:
         connection.text_factory = decoded
         (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
@@ -92,7 +92,7 @@ def _looked_at(path: Path) -> tuple[str, int, set[str]]:
 
 
 def move_aside(path: Path, why: object) -> Path:
-    """Give a damaged store another name, and say so. Raises `OSError`."""
+    """Rename a damaged store and print a warning. Raises `OSError`."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target, number = path.with_name(f"{path.name}.damaged-{stamp}"), 1
     while target.exists():

@@ -1,4 +1,4 @@
-"""A chat as a text: Markdown to read, JSON lines for programs."""
+"""Exports a chat: Markdown for reading, JSON lines for programs."""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ SPEAKERS = {"user": "You", "assistant": "Model"}
 
 
 def as_markdown(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
-    """The turns of one branch, each under a heading; thoughts are quoted. How a turn ended is said where it
-    isn't whole.
+    """The messages of one branch, each under a heading; reasoning is quoted. Incomplete messages are marked
+    with their state.
     """
     lines = [f"# {chat.title or chat.label}", "", f"{chat.model}, {_day(chat.created)}", ""]
     if chat.system:
@@ -26,7 +26,7 @@ def as_markdown(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
 
 
 def _told(turn: StoredMessage) -> str:
-    """A turn's text; what a model thought before it is quoted."""
+    """A message's text with the reasoning before it quoted."""
     reply = parted(turn.text)
     if turn.role != "assistant" or not reply.thought:
         return turn.text.strip()
@@ -35,7 +35,7 @@ def _told(turn: StoredMessage) -> str:
 
 
 def as_json_lines(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
-    """One object a line: the chat, then its turns; of all branches, if `turns` holds them."""
+    """One JSON object per line: the chat, then its messages (of all branches if `turns` contains them)."""
     head = {
         "chat": chat.id,
         "name": chat.name,

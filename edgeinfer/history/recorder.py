@@ -1,4 +1,4 @@
-"""Writes a chat's tree into the store as it grows; a store that can't be written is caught up with later."""
+"""Records a chat's message tree in the store; messages that can't be written are written later."""
 
 import sqlite3
 from collections.abc import Callable
@@ -10,16 +10,16 @@ from edgeinfer.history.turn_writer import MessageWriter
 
 
 class Recorder:
-    """Of one chat. Belongs to the thread that opened the store.
+    """Recorder of one chat. Belongs to the thread that opened the store.
 
-    `trouble`: why the store couldn't be written at the last attempt; None: all that was said is there. What
-    is missing stays in memory, and is written with the next turn for which there is room.
+    `trouble`: error of the last write attempt; None: everything is saved. Missing messages stay in memory and
+    are written with the next message once the store is writable.
     """
 
     def __init__(
         self, store: ChatStore, begin: Callable[[], StoredChat], stored: StoredChat | None = None
     ) -> None:
-        """`begin` makes the chat in the store, once something is said; `stored`: it is there already."""
+        """`begin` creates the chat in the store at the first message; `stored`: the existing chat."""
         self._store, self._begin, self.stored = store, begin, stored
         self.trouble: str | None = None
         self._writer: MessageWriter | None = None
@@ -31,11 +31,11 @@ class Recorder:
         return None if self.stored is None else self._store.snapshot_owner(self.stored.id)
 
     def record(self, turn: Turn) -> None:
-        """A turn that is whole, and those before it that are missing."""
+        """Record a complete message, and earlier ones that are missing."""
         self._attempt(lambda: self._ensure(turn))
 
     def begin(self, answer: Turn) -> None:
-        """An answer that will come in pieces, behind turns that are recorded first if they are missing."""
+        """Start a streamed response; its missing predecessors are recorded first."""
 
         def begin() -> None:
             before = None if answer.parent is None else self._ensure(answer.parent)
@@ -46,13 +46,13 @@ class Recorder:
         self._attempt(begin)
 
     def add(self, text: str) -> None:
-        """A piece of the answer: safe on the disk when this returns, unless there is `trouble`."""
+        """Append a piece of the response; it is on disk when this returns, unless `trouble` is set."""
         if self._writer is not None and text:
             self._writer.add(text)
             self.trouble = self._writer.trouble
 
     def finish(self, answer: Turn, state: State) -> None:
-        """The answer, whose text is whole in memory, has ended."""
+        """End the response, whose complete text is in memory."""
         writer, self._writer = self._writer, None
         if writer is None:
             self.record(answer)
@@ -62,19 +62,19 @@ class Recorder:
             self._unfinished.append((writer, state))
 
     def leave_at(self, turn: Turn) -> None:
-        """The chat will be gone on with at the newest end behind `turn`."""
+        """Set the chat's tip to the newest leaf below `turn`."""
         if turn.stored is not None:
             number = turn.stored
             self._attempt(lambda: self._store.move_to(self._store.turn(number)))
 
     def set_system(self, text: str | None) -> None:
-        """What the model is told first from now on; nothing to write before the chat has begun."""
+        """Set the system prompt; nothing is written before the chat is created."""
         if self.stored is not None:
             chat = self.stored
             self._attempt(lambda: self._store.set_system(chat, text))
 
     def set_model(self, model: str) -> None:
-        """The model that goes on with the chat."""
+        """Set the model of the chat."""
         if self.stored is not None:
             chat = self.stored
             self._attempt(lambda: self._store.set_model(chat, model))
@@ -85,7 +85,7 @@ class Recorder:
         return self.stored
 
     def _ensure(self, turn: Turn) -> int:
-        """The number of a turn, which is written if it isn't there."""
+        """The id of a message, which is written if it isn't in the store."""
         missing = []
         at: Turn | None = turn
         while at is not None and at.stored is None:

@@ -1,4 +1,4 @@
-"""What the store of chats gives back: a chat's head, its turns, what a search found."""
+"""Records of the chat store: chats, messages, search results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from edgeinfer.history.titles import title_of
 
 Role = Literal["user", "assistant"]
 State = Literal["coming", "whole", "stopped", "failed"]
-"""coming: being written, or cut off by a crash; stopped: by the user."""
+"""coming: in progress, or interrupted by a crash; stopped: by the user."""
 
 
 @dataclass(frozen=True)
 class StoredChat:
-    """One conversation. `tip`: the turn that it was left at; None: nothing has been said."""
+    """One chat. `tip`: last message of the current branch; None: the chat is empty."""
 
     id: int
     name: str | None
     title: str
-    """The beginning of what was said first."""
+    """The beginning of the first message."""
     model: str
     system: str | None
     created: float
@@ -29,13 +29,13 @@ class StoredChat:
 
     @property
     def label(self) -> str:
-        """What a user calls it: its name, or its number."""
+        """The name of the chat, or its number."""
         return self.name or str(self.id)
 
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One message. `parent`: the turn that it follows; turns of one parent are alternatives."""
+    """One message. `parent`: id of the previous message; messages with the same parent are alternatives."""
 
     id: int
     chat: int
@@ -48,7 +48,7 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class Found:
-    """A turn that a search found, and the place in it."""
+    """A message found by a search, with an excerpt."""
 
     chat: StoredChat
     turn: StoredMessage
@@ -56,9 +56,9 @@ class Found:
 
 
 def stored_chat(row: Sequence[object]) -> StoredChat:
-    """A chat from a row of the store: id, name, first text, model, system, created, changed, tip, turns.
+    """A chat from a database row: id, name, first text, model, system, created, changed, tip, turns.
 
-    Values of other types, which a damaged store may hold, become the nearest that can be shown.
+    Values of wrong types, possible in a damaged store, are converted to displayable ones.
     """
     id_, name, said, model, system, created, changed, tip, turns = row
     return StoredChat(
@@ -75,7 +75,7 @@ def stored_chat(row: Sequence[object]) -> StoredChat:
 
 
 def stored_turn(row: Sequence[object]) -> StoredMessage:
-    """A turn from a row of the store: id, chat, parent, role, text, state, created; as `stored_chat`."""
+    """A message from a database row: id, chat, parent, role, text, state, created; as `stored_chat`."""
     id_, chat, parent, role, text, state, created = row
     return StoredMessage(
         _whole(id_) or 0,

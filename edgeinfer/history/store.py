@@ -1,4 +1,4 @@
-"""The store of chats: one SQLite file; the turns of a chat form a tree, so that nothing said is lost."""
+"""The chat store: one SQLite file; the messages of a chat form a tree, so that edits delete nothing."""
 
 import hashlib
 import os
@@ -46,23 +46,23 @@ FROM chats
 """
 PIECES = "SELECT text FROM pieces WHERE turn = turns.id ORDER BY number"
 TEXT = f"text || coalesce((SELECT group_concat(text, '') FROM ({PIECES})), '')"
-"""A turn's whole text: what was finished, and pieces that a crash has left."""
+"""SQL for a message's whole text: the stored text plus the pieces that a crash left."""
 TURNS = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
 
 
 class ChatStore:
     """All chats of a user. A context manager; several programs may have it open at once.
 
-    Source: SQLite's write-ahead log, with synchronous=NORMAL: what was committed survives the end of this
-    program at any moment; a power cut may take the last moments, and leaves the file sound.
+    Source: SQLite's write-ahead log, with synchronous=NORMAL: committed data survives a crash of this
+    program; a power failure may lose the last transactions but doesn't damage the file.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open the store at `path` (None: in the state folder); made if it isn't there. One that is damaged
-        is moved aside with a warning.
+        """Open the store at `path` (None: in the state folder), or create it. A damaged store is renamed,
+        with a warning.
 
         Raises:
-            ChatStoreError: no store, one of a later release, or a folder that can't be written.
+            ChatStoreError: not a chat store, one of a later release, or a folder that can't be written.
         """
         self.path = path or user_folder("state") / "chats.sqlite"
         try:
@@ -89,7 +89,7 @@ class ChatStore:
         self._connection.text_factory = decoded
         try:
             if new:
-                with suppress(OSError):  # what is said is nobody else's business
+                with suppress(OSError):  # chats are private
                     os.chmod(self.path, 0o600)
             self._prepare()
         except BaseException:
@@ -100,7 +100,7 @@ class ChatStore:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+        self._connection.execute("PRAGMA secure_delete = ON")  # deleted data is overwritten
         self._connection.create_function("folded", 1, _folded, deterministic=True)
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
@@ -113,17 +113,17 @@ class ChatStore:
     def _make(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:  # otherwise another program was quicker
+        if version == 0:  # otherwise another program has created the schema
             for statement in filter(str.strip, SCHEMA.split(";")):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA user_version = {VERSION}")
         self._connection.commit()
 
     def new_chat(self, model: str, system: str | None = None, name: str | None = None) -> StoredChat:
-        """Begin a chat.
+        """Create a chat.
 
         Raises:
-            ChatStoreError: the name is taken, or none that `check_name` takes.
+            ChatStoreError: the name is taken or invalid (see `check_name`).
         """
         if name is not None:
             check_name(name)
@@ -155,13 +155,13 @@ class ChatStore:
         return bool(self._chats("WHERE name = ? OR CAST(chats.id AS TEXT) = ?", (name, name)))
 
     def chats(self, most: int = -1) -> list[StoredChat]:
-        """The chats in which something was said, the one changed last first."""
+        """Non-empty chats, most recently changed first."""
         return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
 
     def add_turn(
         self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
     ) -> StoredMessage:
-        """A turn that has ended, behind `parent` (None: the first); the chat's tip is there now.
+        """Add a complete message after `parent` (None: as the first) and move the chat's tip to it.
 
         Raises:
             ChatStoreError: the parent is of another chat.
@@ -170,38 +170,38 @@ class ChatStore:
         return self.turn(self._insert(chat, parent, role, text, state))
 
     def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> MessageWriter:
-        """A turn that comes in pieces; `Raises` as `add_turn`."""
+        """Start a streamed message; `Raises` as `add_turn`."""
         return MessageWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
 
     def turn(self, turn: int) -> StoredMessage:
-        """One turn. Raises ChatStoreError where there is none."""
+        """One message. Raises ChatStoreError if it doesn't exist."""
         found = self._turns("WHERE id = ?", (turn,))
         if not found:
             raise ChatStoreError(f"turn {turn}: no such turn")
         return found[0]
 
     def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredMessage]:
-        """The turns from the first one to `tip` (None: where the chat was left), in order."""
+        """The messages from the first one to `tip` (None: the chat's tip), in order."""
         by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
         line = []
         at = chat.tip if tip is None else tip
         while at in by_id:
             turn = by_id[at]
             line.append(turn)
-            # A parent is older; one that isn't, in a damaged store, would lead round and round.
+            # A parent has a smaller id; a damaged store could otherwise cause an endless loop.
             at = turn.parent if turn.parent is not None and turn.parent < turn.id else None
         return line[::-1]
 
     def turns(self, chat: StoredChat) -> list[StoredMessage]:
-        """The turns of all branches in the order in which they came, so each behind its parent."""
+        """The messages of all branches in order of creation, so each after its parent."""
         return self._turns("WHERE chat = ? ORDER BY id", (chat.id,))
 
     def alternatives(self, turn: StoredMessage) -> list[StoredMessage]:
-        """All turns that follow the same one, in the order in which they came; `turn` among them."""
+        """All messages with the same parent in order of creation, including `turn`."""
         return self._turns("WHERE chat = ? AND parent IS ? ORDER BY id", (turn.chat, turn.parent))
 
     def move_to(self, turn: StoredMessage) -> StoredChat:
-        """Leave the chat at the newest end of the branch that goes through `turn`."""
+        """Set the chat's tip to the newest leaf below `turn`."""
         at = turn.id
         while children := self._turns("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
             at = children[0].id
@@ -210,7 +210,7 @@ class ChatStore:
         return self.chat(str(turn.chat))
 
     def search(self, text: str, most: int = 50) -> list[Found]:
-        """The turns that hold a text, whatever its case, newest first."""
+        """Messages that contain a text, ignoring case, newest first."""
         turns = self._turns(
             f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
             "ORDER BY id DESC LIMIT ?",
@@ -223,17 +223,17 @@ class ChatStore:
         ]
 
     def set_system(self, chat: StoredChat, text: str | None) -> None:
-        """What the model of a chat is told first from now on."""
+        """Set the system prompt of a chat."""
         with self._connection:
             self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
 
     def set_model(self, chat: StoredChat, model: str) -> None:
-        """The model that goes on with a chat."""
+        """Set the model of a chat."""
         with self._connection:
             self._connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
 
     def rename(self, chat: StoredChat, name: str) -> StoredChat:
-        """Give a chat a name. Raises ChatStoreError where it is taken, or none that `check_name` takes."""
+        """Name a chat. Raises ChatStoreError if the name is taken or invalid (see `check_name`)."""
         check_name(name)
         try:
             with self._connection:
@@ -243,13 +243,13 @@ class ChatStore:
         return self.chat(str(chat.id))
 
     def snapshot_owner(self, chat: int) -> str:
-        """What `Model.keep_snapshot` takes, so that the chat's snapshots are deleted with it."""
+        """Owner id for `Model.keep_snapshot`; the chat's prompt cache is deleted with the chat."""
         return hashlib.sha256(f"{self.path.absolute()}\0{chat}".encode()).hexdigest()[:16]
 
     def delete(self, chat: StoredChat) -> None:
-        """Forget a chat with all its branches and what was kept of it to continue it faster.
+        """Delete a chat with all its branches and its prompt cache.
 
-        Raises `OSError`: a snapshot can't be deleted; the chat itself is.
+        Raises `OSError`: a prompt cache file can't be deleted; the chat itself is deleted.
         """
         with self._connection:
             self._connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
@@ -294,7 +294,7 @@ class ChatStore:
 
 
 def check_name(name: str) -> None:
-    """Raise ChatStoreError unless a chat can be called so: it fits a line, and no number is meant."""
+    """Raise ChatStoreError unless the name is valid: it fits one line and isn't a number."""
     if not name.strip() or name.isdecimal():
         raise ChatStoreError(f"{name!r}: wanted a name that isn't a number")
     if len(name) > NAME_LENGTH or not name.isprintable():
@@ -304,12 +304,12 @@ def check_name(name: str) -> None:
 
 
 def _folded(text: bytes) -> str:
-    """Text without regard to case; given as bytes, for SQLite hands over no text that isn't UTF-8."""
+    """Case-folded text, from bytes, because SQLite passes no text that isn't UTF-8."""
     return decoded(text).casefold()
 
 
 def _excerpt(text: str, wanted: str) -> str:
-    """The line around what was found."""
+    """The line that contains the match."""
     at = max(text.casefold().find(wanted.casefold()), 0)
     start = max(0, at - EXCERPT_LENGTH // 2)
     part = " ".join(text[start : at + len(wanted) + EXCERPT_LENGTH].split())

@@ -1,14 +1,14 @@
-"""What a chat is called before it has a name: its first message, without the files that it mentions."""
+"""Title of an unnamed chat: its first message, without attached files."""
 
 import re
 
 TITLE_LENGTH = 60
 ATTACHMENT = re.compile(r"\n\n([^\n]+):\n(`{3,})[^\n`]*\n")
-"""Where the text of a mentioned file begins: the file's name, then a fence."""
+"""Matches the start of an attached file's text: the file's name, then a fence."""
 
 
 def written_part(message: str) -> str:
-    """A message without the texts of files that were put after it for `@path`."""
+    """A message without the texts of files appended for `@path`."""
     for found in ATTACHMENT.finditer(message):
         before = message[: found.start()]
         if re.search(rf'@(?:"[^"\n]*|\S*){re.escape(found[1])}', before):

@@ -1,4 +1,4 @@
-"""A chat in memory: every message that was sent and every answer that was given, as a tree."""
+"""A chat in memory: all messages and responses, as a tree."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from edgeinfer.history.records import Role, State, StoredMessage
 
 @dataclass(eq=False)
 class Turn:
-    """One message. `stored`: its number in the store; None: it isn't there (yet)."""
+    """One message. `stored`: its id in the store; None: not stored (yet)."""
 
     role: Role
     text: str
@@ -19,42 +19,42 @@ class Turn:
 
 
 class ChatTree:
-    """The turns of one chat; those that follow the same one are alternatives."""
+    """The messages of one chat; messages with the same parent are alternatives."""
 
     def __init__(self, stored: Iterable[StoredMessage] = ()) -> None:
-        """`stored`: turns of the store, each behind its parent."""
+        """`stored`: messages of the store, each after its parent."""
         self.beginnings: list[Turn] = []
         self._by_number: dict[int, Turn] = {}
         for one in stored:
-            # A damaged store may name parents that aren't there: their turns begin the chat anew.
+            # A damaged store may contain missing parents: their messages become roots.
             parent = None if one.parent is None else self._by_number.get(one.parent)
             turn = self.add(parent, one.role, one.text, one.state)
             turn.stored = one.id
             self._by_number[one.id] = turn
 
     def add(self, parent: Turn | None, role: Role, text: str, state: State = "whole") -> Turn:
-        """A new turn behind `parent`; None: one that begins the chat anew."""
+        """Add a message after `parent`; None: a new root."""
         turn = Turn(role, text, state, parent)
         (self.beginnings if parent is None else parent.children).append(turn)
         return turn
 
     def with_number(self, stored: int | None) -> Turn | None:
-        """The turn that was read from the store under a number."""
+        """The message with an id of the store, or None."""
         return None if stored is None else self._by_number.get(stored)
 
     def alternatives(self, turn: Turn) -> Sequence[Turn]:
-        """The turns that follow the same one, `turn` among them, in the order in which they came."""
+        """The messages with the same parent, including `turn`, in order of creation."""
         return self.beginnings if turn.parent is None else turn.parent.children
 
     def beside(self, turn: Turn, step: int) -> Turn | None:
-        """The alternative so many places on; None: there is none."""
+        """The alternative `step` positions further; None if it doesn't exist."""
         beside = self.alternatives(turn)
         place = beside.index(turn) + step
         return beside[place] if 0 <= place < len(beside) else None
 
 
 def line_to(tip: Turn | None) -> list[Turn]:
-    """The turns from the first one to `tip`, in order."""
+    """The messages from the root to `tip`, in order."""
     line = []
     while tip is not None:
         line.append(tip)
@@ -63,18 +63,18 @@ def line_to(tip: Turn | None) -> list[Turn]:
 
 
 def newest_end(turn: Turn) -> Turn:
-    """The newest end of the branch that goes through `turn`."""
+    """The newest leaf below `turn`."""
     while turn.children:
         turn = turn.children[-1]
     return turn
 
 
 def answered(line: Iterable[Turn]) -> list[Turn]:
-    """The turns of a line that a model reads: messages that were answered, each with its answer behind it."""
+    """The messages that the model reads: user messages with a response, each followed by that response."""
     pairs = ((turn.parent, turn) for turn in line if turn.role == "assistant" and turn.text)
     return [turn for asked, answer in pairs if asked is not None for turn in (asked, answer)]
 
 
 def read_by_the_model(line: Iterable[Turn]) -> list[dict[str, str]]:
-    """The `answered` turns of a line as messages."""
+    """The `answered` messages of a branch as chat messages."""
     return [{"role": turn.role, "content": turn.text} for turn in answered(line)]

@@ -1,4 +1,4 @@
-"""An answer on its way into the store: each piece is safe once it is there, and a full disk loses none."""
+"""Writes a streamed response to the store; each piece is safe once written, and a full disk loses none."""
 
 import sqlite3
 import time
@@ -6,13 +6,13 @@ import time
 from edgeinfer.history.records import State
 
 RETRY_SECONDS = 1.0
-"""How long a store that can't be written is left alone before the next attempt."""
+"""Seconds to wait after a failed write before the next attempt."""
 
 
 class MessageWriter:
-    """Appends pieces of one turn. What can't be written is kept in memory and tried again with the next.
+    """Appends pieces to one message. Failed writes are kept in memory and retried with the next piece.
 
-    `trouble`: why the store couldn't be written at the last attempt; None: all that came is safe.
+    `trouble`: error of the last write attempt; None: everything is saved.
     """
 
     def __init__(
@@ -20,20 +20,20 @@ class MessageWriter:
     ) -> None:
         self._connection, self.turn = connection, turn
         self._retry_seconds = retry_seconds
-        # The next piece, with its number: one value, so that Ctrl-C at any moment finds them together.
+        # The next piece and its number in one value, so that Ctrl-C can't separate them.
         self._unwritten = (0, "")
         self._not_before = 0.0
         self.trouble: str | None = None
 
     def add(self, text: str) -> None:
-        """One more piece, written at once; a crash of this program from now on doesn't lose it."""
+        """Append a piece and write it at once; a later crash of this program doesn't lose it."""
         number, unwritten = self._unwritten
         self._unwritten = number, unwritten + storable(text)
         if time.monotonic() >= self._not_before:
             self._attempt(None)
 
     def finish(self, state: State = "whole") -> str | None:
-        """Write what is left and how the turn ended; returns `trouble`."""
+        """Write the remaining text and the final state; returns `trouble`."""
         self._attempt(state)
         return self.trouble
 
@@ -41,7 +41,7 @@ class MessageWriter:
         number, text = self._unwritten
         try:
             with self._connection:
-                if text:  # It is there already where Ctrl-C came between writing it and remembering that.
+                if text:  # Already written if Ctrl-C came between the write and the update of `_unwritten`.
                     self._connection.execute(
                         "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)", (self.turn, number, text)
                     )
@@ -55,7 +55,7 @@ class MessageWriter:
         self.trouble = None
 
     def _close(self, state: State) -> None:
-        """The pieces become the turn's text."""
+        """Merge the pieces into the message's text."""
         pieces = self._connection.execute(
             "SELECT text FROM pieces WHERE turn = ? ORDER BY number", (self.turn,)
         ).fetchall()
@@ -67,5 +67,5 @@ class MessageWriter:
 
 
 def storable(text: str) -> str:
-    """The text, with a mark in place of what isn't Unicode: a terminal may hand over half a character."""
+    """The text with invalid Unicode replaced: a terminal may pass part of a surrogate pair."""
     return text.encode("utf-8", "replace").decode("utf-8")

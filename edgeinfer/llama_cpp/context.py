@@ -1,4 +1,4 @@
-"""A model in llama.cpp through its C API, as llama-bench drives it."""
+"""A model in llama.cpp through its C API, used as in llama-bench."""
 
 import ctypes
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ BATCH = 512
 
 
 class LlamaCppContext:
-    """Reads ids into its cache on the processor; everything that isn't asked for has llama.cpp's default.
+    """Processes ids on the CPU; all other options have llama.cpp's defaults.
 
-    Raises `EdgeInferError` where llama-cpp-python isn't installed, `UnsupportedModelError` where llama.cpp
-    refuses the file.
+    Raises `EdgeInferError` if llama-cpp-python isn't installed, `UnsupportedModelError` if llama.cpp refuses
+    the file.
     """
 
     def __init__(self, path: Path, context: int, threads: int, asked_by: str, kv: str = "f16") -> None:
@@ -49,12 +49,12 @@ class LlamaCppContext:
         return wishes
 
     def read(self, ids: Sequence[int]) -> None:
-        """Read `ids`; logits are computed behind the last of each batch only."""
+        """Append `ids`; logits are computed after the last of each batch only."""
         self._decode(ids, every_output=False)
 
     def read_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Read at most 512 `ids`; return the logits (len(ids), vocabulary) behind each, valid until the
-        next call.
+        """Append at most 512 `ids`; return the logits (len(ids), vocabulary) after each, valid until the next
+        call.
         """
         if len(ids) > BATCH:
             raise ValueError(f"{len(ids)} tokens, wanted at most {BATCH}")
@@ -76,7 +76,7 @@ class LlamaCppContext:
         library.llama_synchronize(self._context)
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens."""
+        """Truncate the KV cache to the first `length` tokens."""
         self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
 
     def describe(self) -> str:

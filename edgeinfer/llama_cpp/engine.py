@@ -1,4 +1,4 @@
-"""The way out for models that edgeinfer doesn't run: the same protocol over llama-cpp-python."""
+"""llama.cpp as engine for models that edgeinfer doesn't support, through llama-cpp-python."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ DEFAULT_CONTEXT = 4096
 
 
 class LlamaCppTokenizer:
-    """llama.cpp's own tokenizer, whatever its kind."""
+    """llama.cpp's tokenizer, of any type."""
 
     def __init__(self, llama: Any, library: Any) -> None:
         self._llama = llama
@@ -94,11 +94,11 @@ class LlamaCppTokenizer:
         )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; a special token stands for its name."""
+        """The bytes of one token; for a special token its name."""
         return self._piece(token_id, special=True)
 
     def is_control(self, token_id: int) -> bool:
-        """Whether a token says nothing in an answer."""
+        """Whether a token is omitted from text."""
         return bool(self._library.llama_vocab_is_control(self._vocabulary, token_id))
 
     def _is_hidden(self, token_id: int) -> bool:
@@ -112,7 +112,8 @@ class LlamaCppTokenizer:
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids, as `Tokenizer.decode`."""
         pieces: list[bytes] = []
-        # llama.cpp takes the prefix space off at the very beginning only: each run by itself.
+        # llama.cpp removes the prefix space only at the beginning of a run, so each run is decoded
+        # separately.
         for hidden, run in groupby(ids, key=self.is_control):
             if not hidden:
                 pieces.append(self._run(list(run)))
@@ -121,7 +122,7 @@ class LlamaCppTokenizer:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def _run(self, ids: list[int]) -> bytes:
-        """The bytes of tokens without a control token among them."""
+        """The bytes of tokens without control tokens."""
         given = (ctypes.c_int32 * len(ids))(*ids)
         convert = self._library.llama_detokenize
         return _filled(
@@ -129,12 +130,12 @@ class LlamaCppTokenizer:
         )
 
     def stream_decoder(self) -> StreamDecoder:
-        """Ids to text as they come."""
+        """Decoder for streamed ids."""
         return StreamDecoder(lambda token_id: self._piece(token_id, special=False))
 
 
 def _filled(convert: Any) -> bytes:
-    """What `convert(buffer, size)` writes; it returns the bytes written, or less 0 those that it needs."""
+    """The bytes that `convert(buffer, size)` writes; it returns their number, or minus the number needed."""
     size = 64
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -145,7 +146,7 @@ def _filled(convert: Any) -> bytes:
 
 
 class LlamaCppEngine:
-    """llama.cpp behind the engine protocol: it computes, edgeinfer samples."""
+    """The engine protocol over llama.cpp: llama.cpp computes logits, edgeinfer samples."""
 
     def __init__(self, llama: Any, context: int, bytes_per_token: int) -> None:
         self._llama = llama
@@ -158,7 +159,7 @@ class LlamaCppEngine:
         self.vocabulary_size: int = llama.n_vocab()
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """As the protocol says."""
+        """As the protocol specifies."""
         self._catch_up()
         for first in range(0, len(ids), BATCH):
             last = self._read(ids[first : first + BATCH])
@@ -168,13 +169,13 @@ class LlamaCppEngine:
         return found
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """As the protocol says."""
+        """As the protocol specifies."""
         self._catch_up()
         steps = range(0, len(ids), BATCH)
         return np.concatenate([self._read(ids[first : first + BATCH], every=True) for first in steps])
 
     def _catch_up(self) -> None:
-        """Read anew what a model that can't step back had to forget."""
+        """Prefill again the tokens that a model without rewind had to drop."""
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
         known, self.ids = self.ids, self.ids[: self._held]
@@ -182,7 +183,9 @@ class LlamaCppEngine:
             self._read(known[first : first + BATCH])
 
     def _read(self, ids: Sequence[int], every: bool = False) -> npt.NDArray[np.float32]:
-        """One step; logits (tokens, vocabulary) behind `every` token, or (1, vocabulary) behind the last."""
+        """One forward; logits (tokens, vocabulary) with `every`, else (1, vocabulary) after the last
+        token.
+        """
         context, batch = self._llama._ctx, self._llama._batch
         context.kv_cache_seq_rm(0, self._held, -1)
         batch.set_batch(batch=ids, n_past=self._held, logits_all=every)
@@ -194,21 +197,21 @@ class LlamaCppEngine:
         return np.ctypeslib.as_array(pointer, shape=shape).astype(np.float32)
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """As the protocol says."""
+        """As the protocol specifies."""
         raise EdgeInferError("embeddings: this model runs by llama.cpp, which gives none here")
 
     def snapshot(self) -> None:
-        """None is taken of llama.cpp's cache."""
+        """Not supported for llama.cpp's KV cache."""
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
-        """As the protocol says."""
+        """As the protocol specifies."""
         raise ValueError("llama.cpp's cache takes no snapshot")
 
     def choice(self, sampler: Sampler) -> None:
-        """Its logits come to the host, and so does the choice."""
+        """None: logits are copied to the host, and sampling happens there."""
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first `length` tokens. Recurrent models can't: they read them again later."""
+        """Truncate the KV cache to the first `length` tokens. Recurrent models prefill them again later."""
         del self.ids[length:]
         if length < self._held:
             self._held = length if self._llama._ctx.kv_cache_seq_rm(0, length, -1) else 0
@@ -226,7 +229,7 @@ def load_llama_cpp(found: ModelFile, wishes: LoadOptions) -> Model:
 
     Raises:
         EdgeInferError: llama-cpp-python isn't installed.
-        UnsupportedModelError: llama.cpp refuses the file; the text says why.
+        UnsupportedModelError: llama.cpp refuses the file; the text gives the reason.
     """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
     context = wishes.context or min(_trained_context(found), DEFAULT_CONTEXT)
@@ -269,11 +272,11 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
 
 
 def _trained_context(found: ModelFile) -> int:
-    """The context that the file names; where edgeinfer can't read it, the usual one."""
+    """The context length in the file; the default if edgeinfer can't read the file."""
     try:
         with GGUFFile.open(found.path) as file:
             architecture = file.metadata.get("general.architecture")
             named = file.metadata.get(f"{architecture}.context_length")
-    except FormatError:  # it may hold what llama.cpp alone understands, or it says itself what is wrong
+    except FormatError:  # only llama.cpp may be able to read the file; otherwise it reports the error
         return DEFAULT_CONTEXT
     return named if isinstance(named, int) and named > 0 else DEFAULT_CONTEXT

@@ -1,4 +1,4 @@
-"""llama-cpp-python, brought in where it is asked for and nowhere else."""
+"""Imports llama-cpp-python on demand."""
 
 import ctypes
 from functools import cache
@@ -7,17 +7,17 @@ from typing import Any
 from edgeinfer.errors import EdgeInferError
 
 _ERROR, _CONTINUED = 4, 5
-"""Numbers of ggml's `enum ggml_log_level`."""
+"""Values of ggml's `enum ggml_log_level`."""
 CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-"""Numbers of ggml's `enum ggml_type`."""
+"""Values of ggml's `enum ggml_type`."""
 QUANTIZED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
-"""llama.cpp reads these in its flash attention only."""
+"""Types that llama.cpp supports only with flash attention."""
 
 
 def llama_cpp_library(asked_by: str) -> Any:
     """The module `llama_cpp`; `asked_by` is the option that needs it.
 
-    Raises `EdgeInferError` where it isn't installed.
+    Raises `EdgeInferError` if it isn't installed.
     """
     try:
         import llama_cpp
@@ -29,13 +29,13 @@ def llama_cpp_library(asked_by: str) -> Any:
 
 
 class LogCatcher:
-    """Takes llama.cpp's log away from the terminal and keeps the errors, which tell why a call failed."""
+    """Redirects llama.cpp's log from the terminal and keeps its errors, which explain failed calls."""
 
     def __init__(self, library: Any) -> None:
         self._errors: list[str] = []
         self._level = 0
         self._library = library
-        # ctypes frees a callback that nobody holds.
+        # Keep a reference, or ctypes frees the callback.
         self._callback = library.llama_log_callback(self._take)
         self.clear()
 
@@ -46,18 +46,18 @@ class LogCatcher:
             self._errors.append(text.decode("utf-8", "replace"))
 
     def clear(self) -> None:
-        """Forget the errors so far, and listen, even if somebody else has taken the log meanwhile."""
+        """Clear the errors and install the callback again, in case other code has replaced it."""
         self._errors.clear()
         self._library.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     @property
     def first_error(self) -> str | None:
-        """The first error since `clear`, on one line; llama.cpp names the cause first."""
+        """The first error since `clear`, on one line; llama.cpp logs the cause first."""
         lines = "".join(self._errors).strip().splitlines()
         return " ".join(lines[0].split()) if lines else None
 
 
 @cache
 def log_catcher() -> LogCatcher:
-    """The one catcher of this process: llama.cpp has one log."""
+    """The single log catcher of this process, because llama.cpp has one log."""
     return LogCatcher(llama_cpp_library("llama.cpp"))

@@ -1,1 +1,1 @@
-"""Models by name: models.toml, the models folder, and what other programs have stored."""
+"""Models by name: models.toml, the models folder, and files of other programs."""

@@ -1,4 +1,4 @@
-"""The entries of models.toml, ours and the user's own, checked as they are read."""
+"""The entries of models.toml and of the user's models.toml, validated on reading."""
 
 import re
 from collections.abc import Mapping
@@ -26,57 +26,57 @@ KNOWN_KEYS = {*TEXTS, *OTHERS}
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """One model of a catalogue. What it doesn't say is None or empty."""
+    """One model of the registry. Missing values are None or empty."""
 
     name: str
     file: str
-    """The files' name, with {quant} or {lower_quant} in it if there are several."""
+    """File name; contains {quant} or {lower_quant} if there are several quantizations."""
     repository: str | None = None
-    """On the hub; None: it isn't there."""
+    """Repository on the hub; None: not on the hub."""
     url: str | None = None
-    """Where else it may be fetched; {quant} as in `file`."""
+    """Alternative download address; {quant} as in `file`."""
     quants: tuple[str, ...] = ()
-    """Quantizations; "" is the one of a model that has no choice."""
+    """Quantizations; "" for a model with a single file."""
     size_bytes: Mapping[str, int] = field(default_factory=dict)
     sha256: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
-    """A file of the package, or another entry's name."""
+    """Draft model: a file of the package, or another entry's name."""
     parameters: str = ""
     context: int | None = None
     licence: str = ""
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
     is_own: bool = False
-    """Whether the user's own models.toml has it."""
+    """Whether the entry is from the user's models.toml."""
     template_options: TemplateOptions = DEFAULTS
 
     def file_of(self, quant: str) -> str:
-        """The name of a quantization's file."""
+        """The file name of a quantization."""
         return _filled(self.file, quant)
 
     def url_of(self, quant: str) -> str | None:
-        """Where a quantization's file lies, if the entry has an address of its own."""
+        """The download address of a quantization, if the entry has a `url`."""
         return None if self.url is None else _filled(self.url, quant)
 
     def quant_named(self, wanted: str) -> str | None:
-        """A quantization of the entry, however its letters are cased; None: it lists none such."""
+        """A quantization of the entry, ignoring case; None: not listed."""
         return next((quant for quant in self.quants if quant.lower() == wanted.lower()), None)
 
     def quant_of_file(self, path: str) -> str | None:
-        """The quantization of this model that a file of its repository is, listed here or not; None: it is
-        none of this model. Of several parts, any will do.
+        """The quantization of a repository file of this model, listed here or not; None: not a file of this
+        model. For a model in several parts, any part matches.
         """
         name = PART.sub(".gguf", PurePosixPath(path).name)
         quant = quant_of(path) if self.has_several else self.quants[0]
         return quant if name.lower() == PurePosixPath(self.file_of(quant)).name.lower() else None
 
     def name_of(self, quant: str) -> str:
-        """What a user calls this quantization of the model."""
+        """The name of this quantization for users."""
         return f"{self.name}:{quant}" if self.has_several else self.name
 
     @property
     def has_several(self) -> bool:
-        """Whether there may be more than one quantization."""
+        """Whether the model may have more than one quantization."""
         return "quant}" in self.file
 
 
@@ -85,11 +85,11 @@ def _filled(pattern: str, quant: str) -> str:
 
 
 def read_catalogue(own: Path | None = None) -> dict[str, RegistryEntry]:
-    """Name -> entry: those of the package, and over them the user's own, of the file `own` (None: models.toml
-    in the configuration folder, if there is one).
+    """Name -> entry: the package's entries, overridden by those of the file `own` (None: models.toml in the
+    configuration folder, if it exists).
 
     Raises:
-        RegistryError: an entry that can't be read; the text says which and why.
+        RegistryError: an invalid entry; the text gives its name and the reason.
         OSError: the user's file can't be opened.
     """
     packaged = Path(__file__).parents[1] / "models.toml"
@@ -102,7 +102,7 @@ def read_catalogue(own: Path | None = None) -> dict[str, RegistryEntry]:
 
 
 def own_catalogue() -> Path:
-    """Where a user's own entries lie."""
+    """Path of the user's models.toml."""
     return user_folder("config") / "models.toml"
 
 
@@ -168,7 +168,7 @@ def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
 def _by_quant(
     table: Mapping[str, Any], key: str, quants: tuple[str, ...], is_right: Any, wanted: str
 ) -> dict[str, Any]:
-    """A fact that each quantization has for itself, or a model's only file."""
+    """A value per quantization, or of the model's only file."""
     given = table.get(key, {})
     facts = given if isinstance(given, dict) else {quants[0]: given}
     for quant, value in facts.items():

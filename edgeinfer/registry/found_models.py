@@ -1,4 +1,4 @@
-"""GGUF files that other programs have put on this disk; they are used where they lie."""
+"""GGUF files that other programs stored on this disk; they are used in place."""
 
 import json
 import os
@@ -14,7 +14,7 @@ MODEL_LAYER = "application/vnd.ollama.image.model"
 
 @dataclass(frozen=True)
 class OtherFolders:
-    """Where other programs keep their models on this machine."""
+    """Model folders of other programs on this machine."""
 
     hugging_face: Path
     lm_studio: tuple[Path, ...]
@@ -29,7 +29,7 @@ class OtherFolders:
         environment: Mapping[str, str] = os.environ,
         home: Path | None = None,
     ) -> "OtherFolders":
-        """The folders that those programs take themselves: their own variables first, then the usual ones."""
+        """The folders that those programs use: from their environment variables, else the defaults."""
         home = home or Path.home()
 
         def given(variable: str, otherwise: Path) -> Path:
@@ -54,7 +54,7 @@ class OtherFolders:
 
 
 def found_models(folders: OtherFolders | None = None) -> list[ModelFile]:
-    """Every model of other programs, each file once; folders that can't be read hold none."""
+    """Every model of other programs, each file once; unreadable folders are skipped."""
     folders = folders or OtherFolders.usual()
     found: dict[Path, ModelFile] = {}
     for model in _all(folders):
@@ -63,7 +63,7 @@ def found_models(folders: OtherFolders | None = None) -> list[ModelFile]:
 
 
 def found_file(repository: str, file: str, folders: OtherFolders | None = None) -> ModelFile | None:
-    """A file of the hub in those folders whose layout tells where it came from."""
+    """A file of the hub in folders whose layout records the repository, or None."""
     folders = folders or OtherFolders.usual()
     snapshots = folders.hugging_face / f"models--{repository.replace('/', '--')}" / "snapshots"
     places: list[tuple[Source, Path]] = [
@@ -97,8 +97,8 @@ def _in(source: Source, folder: Path) -> list[ModelFile]:
 def ollama_models(folder: Path) -> list[ModelFile]:
     """The models of an Ollama folder, as "ollama/llama3.2:3b"; several may share one file.
 
-    Source: a manifest is manifests/HOST/OWNER/MODEL/TAG, JSON with layers; the one of the model has the
-    digest that names its file, blobs/sha256-....
+    Source: a manifest is manifests/HOST/OWNER/MODEL/TAG, JSON with layers; the digest of the model layer is
+    the name of its file, blobs/sha256-....
     """
     found = []
     root = folder / "manifests"
@@ -124,7 +124,7 @@ def _model_digest(manifest: Path) -> str | None:
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         return next((str(layer["digest"]) for layer in layers if layer["mediaType"] == MODEL_LAYER), None)
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None  # a manifest that Ollama is writing, or of a kind that is none of a model
+        return None  # an incomplete manifest, or not one of a model
 
 
 def _is_gguf(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A model on this disk: its files, where they came from, what is known of them."""
+"""A model on this disk: its files, their source, and its registry data."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from edgeinfer.registry import use_record
 
 LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 PROJECTOR = re.compile(r"mmproj", re.IGNORECASE)
-"""Files beside a model that turn images into tokens, and are none themselves."""
+"""Matches multimodal projectors, which turn images into embeddings and are not models."""
 
 Source = Literal[
     "built in",
@@ -26,7 +26,7 @@ Source = Literal[
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model on this disk. What the catalogue doesn't say is None or empty."""
+    """A model on this disk. Values missing in the registry are None or empty."""
 
     name: str
     path: Path
@@ -37,27 +37,27 @@ class ModelFile:
     licence: str = ""
     notes: str = ""
     prompt_style: Literal["raw", "chat"] | None = None
-    """How a bare prompt is best put to this model; None: in its chat template if it has one."""
+    """How a plain prompt is passed to this model; None: through its chat template if it has one."""
     template_options: TemplateOptions = DEFAULTS
-    """Defaults for its chat template."""
+    """Default options of its chat template."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file, all parts of a split model together."""
+        """Bytes of the file, or of all parts of a multi-part model."""
         return sum(part.stat().st_size for part in parts_of(self.path))
 
     @property
     def last_used(self) -> float | None:
-        """When edgeinfer loaded it last, in seconds since 1970; None: never, as far as is known."""
+        """When edgeinfer loaded it last, in seconds since 1970; None: unknown."""
         return use_record.last_used(self.path)
 
     def note_use(self) -> None:
-        """Record that it is loaded now."""
+        """Record the current time as its last use."""
         use_record.note_use(self.path)
 
 
 def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:
-    """GGUF files, one for each model: of a split one, the first part; no projectors, no links to nowhere."""
+    """GGUF files, one per model: the first part of a multi-part model; no projectors, no broken links."""
     return sorted(
         path
         for path in folder.glob(pattern)

@@ -1,4 +1,4 @@
-"""What a list says of a model beside its name: quantization, and whether it fits this machine."""
+"""Data of a listed model: quantization, and whether it fits this machine."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from edgeinfer_quant_formats.errors import FormatError
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model with what its file's header tells. `fit` None: that tells nothing; `support` None: the header
-    can't be read.
+    """A model with the data of its file's header. `fit` None: unknown; `support` None: the header can't be
+    read.
     """
 
     model: ModelFile
@@ -25,7 +25,7 @@ class ListedModel:
 
 
 def listed(model: ModelFile, machine: Machine) -> ListedModel:
-    """Look into a model's file, as far as its tensor table; one that can't be read is listed without."""
+    """Read a model file's header up to its tensor table; an unreadable one is listed without its data."""
     quant = quant_of(model.path.name)
     support = None
     try:

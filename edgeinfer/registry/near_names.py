@@ -1,19 +1,19 @@
-"""The names that a mistyped one may stand for."""
+"""Suggestions for a mistyped name."""
 
 import difflib
 from collections.abc import Iterable
 
 LIKENESS = 0.6
-"""Of difflib's ratio, from which names look alike."""
+"""Minimum difflib ratio of a suggestion."""
 MAX_LENGTH = 100
-"""Characters of a mistyped name that are compared: the time is their number squared."""
+"""Maximum characters of a mistyped name that are compared: the time is quadratic in them."""
 MARGIN = 0.1
-"""How far the ratio of a further name may be below the best."""
+"""Maximum difference between the ratio of a further suggestion and the best one."""
 
 
 def nearest(wrong: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """At most so many names: those that begin with what was typed, letters and digits alone compared;
-    without any, those that are spelled alike, the best first.
+    """At most `most` names: those that start with the typed text, comparing only letters and digits; if there
+    are none, names with similar spelling, best first.
     """
     known = list(dict.fromkeys(names))
     wrong = wrong[:MAX_LENGTH]

@@ -1,4 +1,4 @@
-"""Quantizations as the names of files tell them."""
+"""Quantizations in file names."""
 
 import re
 
@@ -11,7 +11,7 @@ FLOATS = ("F32", "BF16", "F16")
 
 
 def quant_of(file_name: str) -> str:
-    """The quantization in a file's name or its folder's, in capitals; "": it names none.
+    """The quantization in a file's name or its folder's, in capitals; "" if there is none.
 
     "Qwen3-8B-Q4_K_M.gguf" -> "Q4_K_M"; "UD-Q4_K_XL/big-00001-of-00002.gguf" -> "UD-Q4_K_XL".
     """
@@ -20,7 +20,7 @@ def quant_of(file_name: str) -> str:
 
 
 def bits_of(label: str) -> float:
-    """About how many bits a weight takes, as the name says: "Q4_K_M" -> 4; 16 and 32 for the float types."""
+    """Approximate bits per weight from the name: "Q4_K_M" -> 4; 16 and 32 for the float types."""
     plain = label.removeprefix("UD-")
     if plain in FLOATS:
         return 32 if plain == "F32" else 16

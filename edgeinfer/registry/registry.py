@@ -1,4 +1,4 @@
-"""From what a user types to a model's files: catalogue name, path, or nothing for the built-in model."""
+"""Resolves what a user types to a model's files: registry name, path, or nothing for the built-in model."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,16 @@ def find_model(
     models_folder: Path | None = None,
     others: OtherFolders | None = None,
 ) -> ModelFile:
-    """The model that a user means.
+    """Find a model.
 
-    A catalogue name, as `qwen3-8b`, or with a quantization, `qwen3-8b:Q4_K_M` (without one: of several on
-    this disk, the one that came last); a path to a .gguf file (`~` is the home folder) or to a folder that
-    holds one; the name of a file in the models folder, with or without `.gguf`, or of a model that another
-    program has put on this disk; None or nothing: the built-in model.
+    A registry name, as `qwen3-8b`, or with a quantization, `qwen3-8b:Q4_K_M` (without one: the most recent of
+    those on this disk); a path to a .gguf file (`~` is the home folder) or to a folder with one; the name of
+    a file in the models folder, with or without `.gguf`, or of a model that another program stored on this
+    disk; None or an empty text: the built-in model.
 
     Raises:
         UnknownModelError: nothing of that name, or a folder that holds no model or several.
-        NotPulledError: in the catalogue, and not on this disk yet.
+        NotPulledError: in the model registry, and not on this disk yet.
         RegistryError: an entry of the user's own that can't be read.
     """
     wanted = str(name_or_path or BUILTIN_NAME)
@@ -43,7 +43,7 @@ def find_model(
     name, quant = split_quant(wanted, entries)
     if name is not None:
         return _from_catalogue(entries[name], quant, entries, folder, others)
-    # os.path answers "no" to a text that can't be a path at all, where pathlib raises.
+    # os.path returns False for a text that is no valid path; pathlib raises.
     path = Path(os.path.expanduser(wanted))
     if os.path.isdir(path):
         return _from_path(_only_model_in(path))
@@ -56,7 +56,7 @@ def find_model(
 
 
 def find_draft(name_or_path: str | Path) -> ModelFile:
-    """As `find_model`, of a draft: what can't be found is told as that."""
+    """As `find_model`, for a draft model; its errors name the draft."""
     try:
         return find_model(name_or_path)
     except NotPulledError as error:
@@ -66,8 +66,8 @@ def find_draft(name_or_path: str | Path) -> ModelFile:
 
 
 def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:
-    """Every model at hand: the catalogue's that are on this disk, then the models folder by name, then what
-    other programs have put here. A model with several quantizations is listed with each, as `name:Q4_K_M`.
+    """All available models: registry models on this disk, the models folder by name, then models of other
+    programs. A model with several quantizations is listed once for each, as `name:Q4_K_M`.
     """
     folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
     entries = read_catalogue()
@@ -82,12 +82,12 @@ def list_models(*, models_folder: Path | None = None, others: OtherFolders | Non
 
 
 def default_models_folder() -> Path:
-    """Where downloaded models lie, and where a user may put his own."""
+    """The folder for downloaded models and the user's own."""
     return user_folder("data") / "models"
 
 
 def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str | None, str]:
-    """A catalogue name and a quantization ("": none is named) of `NAME[:QUANT]`; None: no such name."""
+    """Registry name and quantization ("": none is given) of `NAME[:QUANT]`; None: unknown name."""
     if wanted in entries:
         return wanted, ""
     name, colon, quant = wanted.rpartition(":")
@@ -95,7 +95,7 @@ def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str 
 
 
 def place_of(entry: RegistryEntry, file: str, folder: Path) -> Path:
-    """Where a file of an entry lies in the models folder, or will."""
+    """Path of an entry's file in the models folder; it need not exist."""
     return folder / (entry.repository or "") / file
 
 
@@ -164,7 +164,7 @@ def _described(
     folder: Path,
     others: OtherFolders,
 ) -> ModelFile:
-    """What was found, with what the catalogue says of it."""
+    """A model file with its registry data."""
     return replace(
         model,
         name=entry.name_of(quant),
@@ -181,7 +181,7 @@ def _described(
 def _draft_of(
     entry: RegistryEntry, entries: Mapping[str, RegistryEntry], folder: Path, others: OtherFolders
 ) -> Path | None:
-    """The file of an entry's draft, if it is on this disk: another entry's model, or a file."""
+    """The file of an entry's draft model, if it is on this disk: another entry's model, or a file."""
     if entry.draft is None:
         return None
     if entry.draft in entries:
@@ -196,7 +196,7 @@ def _builtin_folder() -> Path:
 
 
 def _from_path(path: Path) -> ModelFile:
-    # The catalogue knows its own files by whatever path they are named.
+    # Files of the package have registry entries, whatever path they are given by.
     if path.resolve().parent == _builtin_folder().resolve():
         entries = read_catalogue()
         for entry in entries.values():
@@ -220,7 +220,7 @@ def _only_model_in(folder: Path) -> Path:
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Names for a message, which shall not become long."""
+    """Names for a message, limited in length."""
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     return ", ".join(names[:MAX_LISTED]) + more
 
@@ -228,7 +228,7 @@ def first_few(names: Sequence[str]) -> str:
 def _unknown(
     wanted: str, path: Path, entries: Mapping[str, RegistryEntry], folder: Path
 ) -> UnknownModelError:
-    """The error for a name that leads nowhere, with the nearest that lead somewhere."""
+    """The error for an unknown name, with the nearest known names."""
     if wanted.startswith(("hf:", "http://", "https://")):
         short = _shortened(wanted)
         return UnknownModelError(
@@ -254,6 +254,6 @@ def _unknown(
 
 
 def _shortened(wanted: str) -> str:
-    """One line of what was typed, however long it was."""
+    """The typed name on one line, shortened."""
     line = " ".join(wanted.split())
     return line if len(line) <= 60 else line[:57] + "..."

@@ -1,4 +1,4 @@
-"""Models taken off this disk again, and what that leaves behind."""
+"""Removal of models from this disk."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,31 +17,31 @@ OWNERS = {
     "llama.cpp": "rm, in the folder of its cache",
     "Ollama": "ollama rm",
 }
-"""Source -> how its own program removes a model."""
+"""Source -> how its program removes a model."""
 
 
 class RemovalError(EdgeInferError):
-    """The model isn't edgeinfer's to remove."""
+    """edgeinfer may not remove this model."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What would go. `files`: all parts, and what came of them in part."""
+    """A planned removal. `files`: all parts, including partial downloads."""
 
     name: str
     files: tuple[Path, ...]
     freed_bytes: int
-    """Less what hard links keep."""
+    """Without bytes that hard links keep."""
     shared_with: tuple[str, ...]
-    """Other names that stand for the same file, and models that it drafts for."""
+    """Other names of the same file, and models that use it as draft model."""
     hard_links: int
-    """Other names that the file system has for the files; their bytes stay."""
+    """Other hard links to the files; their bytes stay on the disk."""
 
 
 def plan_removal(
     wanted: str, *, models_folder: Path | None = None, others: OtherFolders | None = None
 ) -> Removal:
-    """What removing a model would take away; nothing is touched.
+    """Plan the removal of a model; no file is changed.
 
     Raises:
         UnknownModelError: there is no such model here.
@@ -74,7 +74,7 @@ def plan_removal(
 
 
 def remove(removal: Removal, *, models_folder: Path | None = None) -> None:
-    """Remove the files, and folders that are empty then.
+    """Remove the files, and folders that become empty.
 
     Raises:
         OSError: a file can't be removed.
@@ -101,7 +101,7 @@ def _ollama_names(model: ModelFile, others: OtherFolders | None) -> list[ModelFi
 
 
 def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tuple[str, ...]:
-    """Names of other models that lead to the same file, or draft with it."""
+    """Names of other models that use the same file, directly or as draft model."""
     same, path = [], model.path.resolve()
     for other in list_models(models_folder=folder, others=others):
         if other.draft_path and other.draft_path.resolve() == path:
@@ -112,7 +112,7 @@ def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tup
 
 
 def _came_in_part(wanted: str, folder: Path) -> tuple[Path, ...]:
-    """What stopped pulls of a catalogue model left."""
+    """Partial files of interrupted pulls of a registry model."""
     entries = read_catalogue()
     name, quant = split_quant(wanted, entries)
     if name is None:

@@ -1,4 +1,4 @@
-"""TOML files that a user writes: read whole, with every mistake in one line."""
+"""Reads TOML files written by users, with every error in one line."""
 
 import re
 import tomllib
@@ -9,22 +9,22 @@ MAX_BYTES = 1 << 20
 MAX_KEY_PARTS = 32
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 LONG_KEY = re.compile(rf"^[\s\[{{]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_KEY_PARTS}}}", re.MULTILINE)
-"""tomllib takes a time that grows with the square of a key's parts."""
+"""Matches keys with too many parts: tomllib's time is quadratic in them."""
 
 
 class TomlError(ValueError):
-    """The file is no TOML; the text names it and says why."""
+    """Invalid TOML; the text gives the file and the reason."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a file.
 
     Raises:
-        TomlError: no regular file of at most `MAX_BYTES`, or no TOML.
+        TomlError: not a regular file of at most `MAX_BYTES`, or invalid TOML.
         OSError: it can't be read.
     """
     if not path.is_file():
-        path.stat()  # raises where there is nothing
+        path.stat()  # raises if the file doesn't exist
         raise TomlError(f"{path}: no regular file, wanted one in TOML")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
@@ -37,7 +37,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except TomlError:
         raise
-    except (ValueError, TypeError, ArithmeticError) as error:  # tomllib raises more than its own error
+    except (ValueError, TypeError, ArithmeticError) as error:  # tomllib raises other errors besides its own
         raise TomlError(f"{path}: no TOML: {' '.join(str(error).split())[:200]}") from error
     except RecursionError as error:
         raise TomlError(f"{path}: no TOML: tables or arrays nested too deep") from error

@@ -1,6 +1,6 @@
 """When each model was loaded last, in a small file of the user's state folder.
 
-Access times of files don't say it: file systems write them rarely, and backups change them.
+File access times are unreliable: file systems update them rarely, and backups change them.
 """
 
 import json
@@ -21,12 +21,12 @@ def _record_file() -> Path:
 
 
 def last_used(model: Path) -> float | None:
-    """When a model file was loaded last, in seconds since 1970; None: never, as far as is known."""
+    """When a model file was loaded last, in seconds since 1970; None: unknown."""
     return _read(_record_file()).get(_key(model))
 
 
 def note_use(model: Path) -> None:
-    """Record that a model file is loaded now. Where the record can't be written, nothing is."""
+    """Record the current time for a model file. Write errors are ignored."""
     file = _record_file()
     uses = _read(file) | {_key(model): time.time()}
     kept = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
@@ -47,7 +47,7 @@ def _key(model: Path) -> str:
 
 
 def _read(file: Path) -> dict[str, float]:
-    """The record; what is damaged in it counts as not there. A pipe or a device is never opened."""
+    """The record; damaged parts are ignored. A pipe or a device is never opened."""
     try:
         if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return {}

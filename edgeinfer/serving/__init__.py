@@ -1,1 +1,1 @@
-"""One model behind OpenAI's HTTP interface, for programs on this machine."""
+"""An OpenAI-compatible HTTP server for one model, for programs on this machine."""

@@ -1,4 +1,4 @@
-"""Who may ask: the address that a request names, the page that it comes from, and the kind of its body."""
+"""Access checks: the request's host, its origin, and the type of its body."""
 
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -16,8 +16,8 @@ ANY_HOST = "*"
 class Access:
     """Refuses requests for another host, from foreign web pages, and those whose body isn't JSON.
 
-    A page in a browser can send a request to this machine without asking; the browser adds `Origin` and
-    `Sec-Fetch-Site`, which no page can change. `hosts`: names that requests may call this machine by.
+    A web page can send requests to this machine without permission. The browser adds `Origin` and
+    `Sec-Fetch-Site`, which no page can change. `hosts`: allowed host names of this machine.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class Access:
 
 
 def _name(host: str) -> str:
-    """The host of a `Host` header, without port and brackets; empty if it is none."""
+    """The host of a `Host` header, without port and brackets; empty if it is invalid."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The HTTP interface itself: which path does what, who may ask, and what a failure looks like."""
+"""The HTTP application: routes, access checks, and error responses."""
 
 import hmac
 import time
@@ -39,14 +39,14 @@ from edgeinfer.serving.requests import (
 from edgeinfer.shown import shortened, shown
 
 CLIENT_LEFT = 499
-"""What servers write into their logs for it."""
+"""HTTP status that is logged when a client disconnects."""
 MAX_WARNINGS = 20
 Asked = TypeVar("Asked")
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Who may ask, and how many may wait. `hosts`: names by which requests may call this machine."""
+    """Access and queue limits. `hosts`: names by which requests may call this machine."""
 
     key: str | None = None
     max_waiting: int = 64
@@ -58,7 +58,7 @@ class ServerOptions:
 
 
 def serving_app(model: Model, wishes: ServerOptions | None = None) -> Starlette:
-    """The application, for any ASGI server; the model stays the caller's to close."""
+    """The ASGI application; the caller closes the model."""
     return _Server(model, wishes or ServerOptions()).app()
 
 
@@ -72,7 +72,7 @@ class _Server:
         self._began = int(time.time())
 
     def app(self) -> Starlette:
-        """Starlette's application. A page in a browser can't reach it by another name for this machine."""
+        """The Starlette application. Web pages can't reach it by other names of this machine."""
         routes = [
             Route("/health", self._health),
             Route("/v1/models", self._guarded(self._models)),
@@ -96,7 +96,7 @@ class _Server:
     def _guarded(
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """The key is checked, and what goes wrong becomes an error object."""
+        """Check the key, and turn exceptions into error objects."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -177,18 +177,18 @@ class _Server:
                 self._turns.leave()
 
     async def _asked(self, request: Request, ask_of: Callable[[dict[str, Any]], Asked]) -> Asked:
-        """What a request asks for; parsed on another thread."""
+        """Parse a request on another thread."""
         raw = await read_body(request, largest_body(self._model.context))
         return await self._workers.run(lambda: ask_of(body_of(raw)))
 
     async def _begun(self, form: Form, prompt: Any) -> AsyncTokenStream:
-        """An answer, its prompt tokenized and its grammar compiled on another thread."""
+        """Start a completion; tokenization and grammar compilation run on another thread."""
         return await self._workers.run(lambda: self._model.stream_async(prompt, **form.settings))
 
     async def _whole(self, form: Form) -> Response:
-        """All answers in one object."""
+        """All completions in one object."""
         prompts = prompts_of(form.ask)
-        begun = await self._begun(form, prompts[0][1])  # what is wrong with it needs no turn
+        begun = await self._begun(form, prompts[0][1])  # report its errors before waiting in the queue
         answers = []
         async with self._turns.turn():
             for index, prompt in prompts:
@@ -208,7 +208,7 @@ class _Server:
         )
 
     async def _streamed(self, request: Request, form: Form) -> Response | None:
-        """The first token is waited for: until then a failure is a status of its own."""
+        """Wait for the first token: until then a failure has its own HTTP status."""
         events = self._events(form)
         try:
             first = await unless_gone(request, anext(events))
@@ -221,7 +221,7 @@ class _Server:
         return EventStream(first, events, self._turns.leave)
 
     async def _events(self, form: Form) -> AsyncGenerator[bytes, None]:
-        """Server-sent events of every answer; a reader who leaves ends the answer in progress."""
+        """Server-sent events of every completion; a client that disconnects ends generation."""
         head, answers = form.head(streamed=True), []
         extra = _warnings(form.ask.warnings)
         prompts = prompts_of(form.ask)
@@ -256,7 +256,7 @@ class _Server:
             self._turns.leave()
 
     async def _embedded(self, ask: EmbeddingRequest) -> Response:
-        """The vectors; between two texts a client that has left is noticed."""
+        """The embeddings; a disconnected client is detected between two texts."""
         async with self._turns.turn():
             found = [await self._workers.run(partial(self._model.text_vectors, [text])) for text in ask.texts]
         vectors = np.concatenate([each.vectors for each in found])
@@ -266,7 +266,7 @@ class _Server:
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events; `on_end` is called once, whether or not it was ever sent."""
+    """A response of server-sent events; `on_end` is called once, even if it was never sent."""
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
         super().__init__(
@@ -275,7 +275,7 @@ class EventStream(StreamingResponse):
         self._events, self._on_end = events, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; a client that leaves ends them."""
+        """Send the events; stops if the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -295,17 +295,17 @@ class EventStream(StreamingResponse):
 
 
 def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
-    """What a response says of fields without an effect; nothing, if there are none."""
+    """Warnings about fields without an effect, for the response; empty if there are none."""
     return {"warnings": list(warnings[:MAX_WARNINGS])} if warnings else {}
 
 
 async def _nothing_there(request: Request, error: Exception) -> Response:
-    """No such path, or no such way to ask it."""
+    """Unknown path or method."""
     assert isinstance(error, HTTPException)
     place = f"{request.method} {shortened(request.url.path)}"
     return failure(f"{place}: {error.detail}", error.status_code)
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    """A mistake of ours; whoever runs the server sees where."""
+    """An internal error; the traceback is logged."""
     return failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)

@@ -1,4 +1,4 @@
-"""Requests' bodies: bounded in size and time; and work on them that would hold up other requests."""
+"""Request bodies, limited in size and time; and worker threads for slow parsing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,14 +14,14 @@ Found = TypeVar("Found")
 MIN_BODY_BYTES = 1 << 20
 MAX_BODY_BYTES = 64 << 20
 BODY_BYTES_PER_TOKEN = 64
-"""Of the context: no text of fewer tokens is longer in practice."""
+"""Upper bound for the text of a context token, in bytes."""
 BODY_SECONDS = 30.0
-"""From a request's head to the end of its body."""
+"""Seconds from a request's head to the end of its body."""
 WORKERS = 2
 
 
 def largest_body(context: int) -> int:
-    """Bytes that a request to a model of this context may have."""
+    """Maximum body size in bytes for a model with this context."""
     return min(max(MIN_BODY_BYTES, context * BODY_BYTES_PER_TOKEN), MAX_BODY_BYTES)
 
 
@@ -43,22 +43,22 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 class Workers:
-    """A few threads for parsing, rendering, tokenizing and compiling: requests beyond them wait."""
+    """A few threads for parsing, rendering, tokenizing and compiling; further requests wait."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="edgeinfer-requests")
 
     async def run(self, work: Callable[[], Found]) -> Found:
-        """The result of some work on one of the threads."""
+        """Run a function on one of the threads and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """Give the threads back; waits for none."""
+        """Shut the threads down without waiting."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def unless_gone(request: Request, answer: Awaitable[Found]) -> Found | None:
-    """Wait for an answer; None if the client leaves: it is cancelled then."""
+    """Await the response; None if the client disconnects, which cancels it."""
     working = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(_left(request))
     try:

@@ -1,4 +1,4 @@
-"""The fields of a request: which have an effect, which are known and have none, and which nobody knows."""
+"""Request fields: supported, known without effect, refused, and unknown."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ from edgeinfer.shown import shortened, shown
 MAX_FIELDS = 100
 
 SAMPLING = (*(one.name for one in fields(SamplerSettings)), "stop", "grammar")
-"""Fields that the library knows by the same name, llama.cpp's and Ollama's additions among them."""
+"""Fields with the library's names, including additions of llama.cpp and Ollama."""
 _COMPLETION = ("model", "stream", "stream_options", "n", "max_tokens", "logprobs", *SAMPLING)
 CHAT = frozenset(
     (*_COMPLETION, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools")
@@ -32,13 +32,13 @@ _REFUSED = {
     "verbosity": "not supported here; ask for it in a message",
     "dimensions": "vectors have the model's width here",
 }
-"""Fields that would change the answer, and that nothing here can do."""
+"""Unsupported fields that would change the completion."""
 _WITHOUT_EFFECT = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 ) | {"prompt_cache_retention", "parallel_tool_calls", "cache_prompt"}
-"""Fields that wouldn't change the answer."""
+"""Fields that don't change the completion."""
 _NEUTRAL = {"best_of": 1, "modalities": ["text"]}
-"""Values of refused fields that ask for what is done anyway."""
+"""Accepted values of refused fields: they match the default behaviour."""
 _ELSEWHERE = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
@@ -52,11 +52,11 @@ _ELSEWHERE = {
     "guided_json": "response_format",
     "guided_grammar": "grammar",
 }
-"""Names of the same thing in other programs."""
+"""Names of the same option in other programs."""
 
 
 class RequestError(Exception):
-    """A request that is refused: the HTTP status, and what OpenAI's error object says."""
+    """A refused request: the HTTP status and OpenAI's error object."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -83,7 +83,7 @@ def check_fields(body: Mapping[str, Any], known: Collection[str]) -> list[str]:
 def check_inner_fields(
     found: Mapping[str, Any], where: str, known: Collection[str], without_effect: Collection[str] = ()
 ) -> list[str]:
-    """As `check_fields`, for an object inside the body, which `where` names."""
+    """As `check_fields`, for an object inside the body, named by `where`."""
     if len(found) > MAX_FIELDS:
         raise RequestError(f"{where}: saw {len(found)} fields, wanted {MAX_FIELDS} at most", param=where)
     warnings = []
@@ -113,7 +113,7 @@ def _unknown(name: str, known: Collection[str], where: str = "") -> RequestError
 
 
 def checked_bool(body: Mapping[str, Any], name: str, where: str = "") -> bool:
-    """A switch; off if it is left out."""
+    """A boolean; False if it is missing."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"{where}{name}: saw {shown(value)}, wanted true or false", param=name)
@@ -121,7 +121,7 @@ def checked_bool(body: Mapping[str, Any], name: str, where: str = "") -> bool:
 
 
 def checked_count(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    """A whole number from `low` to `high`; `default` if it is left out."""
+    """An integer from `low` to `high`; `default` if it is missing."""
     value = body.get(name)
     if value is None:
         return default
@@ -131,7 +131,7 @@ def checked_count(body: Mapping[str, Any], name: str, default: int, low: int, hi
 
 
 def checked_text(body: Mapping[str, Any], name: str) -> str:
-    """A text; empty if it is left out."""
+    """A text; empty if it is missing."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise RequestError(f"{name}: saw {shown(value)}, wanted a text", param=name)
@@ -139,7 +139,7 @@ def checked_text(body: Mapping[str, Any], name: str) -> str:
 
 
 def checked_list(value: Any, name: str, most: int, wanted: str) -> list[Any]:
-    """A list of `most` values at most; empty if it is left out."""
+    """A list of at most `most` values; empty if it is missing."""
     if value is None:
         return []
     if not isinstance(value, list):

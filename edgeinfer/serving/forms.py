@@ -1,4 +1,4 @@
-"""The two kinds of completions: how their choices and the pieces of a stream look."""
+"""The two response formats, chat and text completions: their choices and stream chunks."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Piece = dict[str, Any]
 
 
 class Form(Protocol):
-    """What differs between the two."""
+    """The differences between the two formats."""
 
     @property
     def ask(self) -> CompletionRequest: ...
@@ -26,29 +26,29 @@ class Form(Protocol):
         ...
 
     def head(self, streamed: bool) -> Piece:
-        """What every object of one reply begins with."""
+        """Fields at the start of every object of one response."""
         ...
 
     def choice(self, index: int, answer: Generation) -> Piece:
-        """A whole answer."""
+        """A complete choice."""
         ...
 
     def first_pieces(self, index: int, answer: Generation) -> list[Piece]:
-        """What begins an answer's stream, before its first token."""
+        """Chunks before the first token."""
         ...
 
     def pieces(self, index: int, token: Token) -> list[Piece]:
-        """What a token adds to a stream."""
+        """Chunks for a token."""
         ...
 
     def last_pieces(self, index: int, answer: Generation) -> list[Piece]:
-        """What ends an answer's stream."""
+        """Chunks at the end."""
         ...
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """/v1/chat/completions. With tools an answer is held back to its end: it may be a call."""
+    """/v1/chat/completions. With tools, text is held back to the end, because it may be a tool call."""
 
     model: Model
     ask: CompletionRequest
@@ -77,7 +77,7 @@ class ChatForm:
         return found
 
     def _said(self, answer: Generation) -> Said:
-        """The answer, and its calls of tools."""
+        """The response text and its tool calls."""
         if not self.ask.tools:
             return Said(answer.text, ())
         whole = self.model.tokenizer.decode(answer.ids, special=True)

@@ -1,4 +1,4 @@
-"""The messages of a chat request, checked: each with its text in one piece."""
+"""Validates the messages of a chat request; the text of each is joined."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ MAX_CALLS = 256
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _WITHOUT_EFFECT = ("refusal", "annotations", "audio", "function_call", "parsed")
-"""Fields that clients send back as they got them, most often empty."""
+"""Fields that clients send back unchanged, usually empty."""
 
 
 def checked_messages(value: Any) -> tuple[list[dict[str, Any]], list[str]]:
@@ -70,7 +70,7 @@ def _text_part(part: Any, name: str) -> str:
 
 
 def _tool_call(call: Any, name: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; clients send them as a text."""
+    """Parse the arguments: clients send them as text, templates expect an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{name}: saw {shown(call)}, wanted calls of functions by name", param="messages")

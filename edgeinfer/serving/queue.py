@@ -1,4 +1,4 @@
-"""One answer at a time: requests wait for their turn, in the order in which they came."""
+"""Queue of requests: one completion at a time, in the order of arrival."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from edgeinfer.serving.fields import RequestError
 
 
 class Turns:
-    """A queue before the model; `max_waiting` requests may wait in it."""
+    """The queue of the model; at most `max_waiting` requests wait in it."""
 
     def __init__(self, max_waiting: int) -> None:
         self._most_waiting = max_waiting
@@ -22,7 +22,7 @@ class Turns:
         return self._admitted - self._answered
 
     def admit(self) -> None:
-        """Count a request until `leave`. Raises `RequestError` (429) if too many wait already."""
+        """Count a request until `leave`. Raises `RequestError` (429) if too many are waiting."""
         if self._admitted > self._most_waiting:
             raise RequestError(
                 f"{self.waiting} requests are waiting already; try again later", status=429, code="queue_full"
@@ -30,12 +30,12 @@ class Turns:
         self._admitted += 1
 
     def leave(self) -> None:
-        """An admitted request has ended."""
+        """End an admitted request."""
         self._admitted -= 1
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for the model; for requests that were admitted."""
+        """Wait for the model; for admitted requests."""
         async with self._free:
             self._answered += 1
             try:

@@ -22,10 +22,10 @@ _LEVELS: dict[str, Thinking] = {
 def template_settings(
     body: Mapping[str, Any], levels: Sequence[Thinking]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Keywords of `Model.stream`, and warnings. `levels`: of thinking, those that the template has.
+    """Keywords of `Model.stream`, and warnings. `levels`: reasoning levels of the template.
 
     Raises:
-        RequestError: a value that can't be.
+        RequestError: an invalid value.
     """
     settings: dict[str, Any] = {}
     variables = body.get(VARIABLES)

@@ -1,4 +1,4 @@
-"""Answers as the objects of OpenAI's interface."""
+"""Response objects of OpenAI's API."""
 
 import base64
 import json
@@ -18,12 +18,12 @@ FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled"
 
 
 def new_id(prefix: str) -> str:
-    """As `chatcmpl-1f0c…`."""
+    """For example `chatcmpl-1f0c…`."""
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def usage(answers: Sequence[Generation]) -> dict[str, Any]:
-    """Tokens read, found in the cache, and said."""
+    """Prompt, cached and completion tokens."""
     read = sum(len(answer.prompt_ids) for answer in answers)
     said = sum(len(answer.ids) for answer in answers)
     cached = sum(answer.speed.cached_tokens for answer in answers)
@@ -36,7 +36,7 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
 
 
 def timings(answer: Generation) -> dict[str, Any]:
-    """How fast the answer came."""
+    """Timings of the completion."""
     speed = answer.speed
     return {
         "seconds_to_first_token": speed.seconds_to_first_token,
@@ -55,7 +55,7 @@ def chat_message(said: Said) -> dict[str, Any]:
 
 
 def tool_calls(said: Said) -> list[dict[str, Any]]:
-    """The calls of an answer, as a message bears them."""
+    """The tool calls of a response, in the format of messages."""
     return [
         {
             "id": new_id("call"),
@@ -68,12 +68,12 @@ def tool_calls(said: Said) -> list[dict[str, Any]]:
 
 
 def finish(answer: Generation, said: Said | None = None) -> str:
-    """Why the answer ended."""
+    """The finish reason."""
     return "tool_calls" if said and said.calls else FINISHES[answer.finish_reason]
 
 
 def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Log-probabilities as chat completions bear them."""
+    """Log-probabilities in the format of chat completions."""
 
     def one(token_id: int, logprob: float | None) -> dict[str, Any]:
         raw = tokenizer.token_bytes(token_id)
@@ -88,7 +88,7 @@ def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str
 
 
 def text_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Log-probabilities as plain completions bear them."""
+    """Log-probabilities in the format of text completions."""
 
     def text(token_id: int) -> str:
         return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
@@ -103,7 +103,7 @@ def text_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str
 
 
 def embeddings(model: str, vectors: npt.NDArray[np.float32], tokens: int, as_base64: bool) -> dict[str, Any]:
-    """The reply of /v1/embeddings."""
+    """The response of /v1/embeddings."""
     data = [
         {
             "object": "embedding",
@@ -126,7 +126,7 @@ def error(message: str, kind: str, param: str | None = None, code: str | None = 
 
 
 def failure(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """A response that bears an error object."""
+    """A response with an error object."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return JSONResponse(error(message, kind, param, code), status_code=status)
 

@@ -1,4 +1,4 @@
-"""What a request's body asks for, checked: OpenAI's fields as the model's settings."""
+"""Validates request bodies and converts OpenAI's fields to the model's settings."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from edgeinfer.shown import shown
 MAX_ANSWERS = 16
 MAX_PROMPTS = 64
 MAX_COMPLETIONS = 64
-"""Answers of one request: prompts times `n`."""
+"""Maximum completions of one request: prompts times `n`."""
 MAX_TEXTS = 2048
 MAX_LOGPROBS = 20
 MAX_TOOLS = 128
@@ -37,7 +37,7 @@ MAX_BREAKERS = 64
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A prompt (a text, ids or messages) with the keywords of `Model.stream`, and how to reply."""
+    """A prompt (a text, ids or messages), the keywords of `Model.stream`, and the response format."""
 
     model: str
     prompts: tuple[Any, ...]
@@ -52,7 +52,7 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """Texts for vectors; `as_base64`: how they are replied."""
+    """Texts to embed; `as_base64`: encoding of the vectors."""
 
     model: str
     texts: tuple[str, ...]
@@ -81,7 +81,7 @@ def _no_constant(name: str) -> None:
 
 
 def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> CompletionRequest:
-    """POST /v1/chat/completions. `levels`: of thinking, those that the model's chat template has."""
+    """POST /v1/chat/completions. `levels`: reasoning levels of the model's chat template."""
     warnings = check_fields(body, fields.CHAT)
     messages, more = checked_messages(body.get("messages"))
     settings, form_warnings = _settings(body)
@@ -165,7 +165,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The samplers and limits, with warnings; the model itself refuses values that are out of their range."""
+    """Sampling parameters and limits, with warnings; the model itself refuses values out of range."""
     found = {name: body[name] for name in fields.SAMPLING if body.get(name) is not None}
     most = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
     if any(value is not None for value in most):
@@ -232,5 +232,5 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def prompts_of(ask: CompletionRequest) -> Sequence[tuple[int, Any]]:
-    """Each answer's number and prompt: `count` answers to the first prompt, then to the next."""
+    """Index and prompt of each completion: `count` completions of the first prompt, then of the next."""
     return list(enumerate(prompt for prompt in ask.prompts for _ in range(ask.count)))

@@ -1,1 +1,1 @@
-"""Keys and values on the disk: a text that was read before isn't read again."""
+"""The prompt cache: KV caches on disk, so that known prefixes aren't prefilled again."""

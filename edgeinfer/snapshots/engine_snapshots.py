@@ -1,23 +1,23 @@
-"""An engine and its snapshots on the disk: what saves reading is brought back, what took reading is kept."""
+"""The prompt cache of one engine: restores and saves its KV cache if that saves time."""
 
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.generation.context_shift import ShiftingEngine
 from edgeinfer.snapshots.store import SnapshotStore
 
 WORTH_TOKENS = 64
-"""Fewer tokens than these are read again sooner than a file is."""
+"""Minimum number of tokens: fewer are prefilled faster than a file is read."""
 
 
 class EngineSnapshots:
-    """Recalls and keeps what one engine holds."""
+    """Restores and saves the KV cache of one engine."""
 
     def __init__(self, engine: Engine, store: SnapshotStore) -> None:
         self._engine = engine
         self._store = store
 
     def recall(self, ids: list[int], held: int) -> int:
-        """Bring back the longest beginning of `ids` that was kept, if it is longer by enough than the `held`
-        tokens of them that the engine holds. How many tokens of them it holds now.
+        """Restore the longest saved prefix of `ids`, if it is enough longer than the `held` tokens already in
+        the KV cache. Returns the number of tokens of `ids` in the KV cache.
         """
         found = self._store.longest(ids, held + WORTH_TOKENS - 1)
         if found is None:
@@ -26,14 +26,14 @@ class EngineSnapshots:
         try:
             self._engine.restore(snapshot, length)
         except (ValueError, OSError):
-            # Of a cache that was laid out in another way: what the engine held may be gone too.
+            # The snapshot has another memory layout; the tokens in the KV cache may be lost too.
             self._engine.rewind(0)
             return 0
         return length
 
     def keep(self, owner: str | None = None) -> bool:
-        """Write what the engine holds, for `owner`; whether it is on the disk now. Keys and values of a text
-        that slid aren't those of its rest read by itself: they are kept for none.
+        """Save the KV cache for `owner`; returns whether it is on disk. After a context shift nothing is
+        saved, because the keys and values differ from those of the remaining text.
         """
         slid = isinstance(self._engine, ShiftingEngine) and self._engine.slid_at is not None
         if slid or len(self._engine.ids) < WORTH_TOKENS:

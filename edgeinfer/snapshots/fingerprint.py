@@ -1,4 +1,4 @@
-"""Which model a file holds, told in milliseconds: a hash of its head and of samples of its weights."""
+"""Fingerprint of a model file in milliseconds: a hash of its header and of samples of its weights."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ SAMPLE_BYTES = 4096
 
 
 def file_fingerprint(path: Path, *facts: object) -> str:
-    """32 hexadecimal digits: equal for equal files and equal `facts` (what else keys and values depend on).
+    """32 hexadecimal digits: equal for equal files and equal `facts` (other inputs of keys and values).
 
-    The first megabyte and 64 pages spread over the file are read: another quantization, or another training
-    of the same model, differs in nearly all of them. Raises `OSError`.
+    The first megabyte and 64 pages spread over the file are read: another quantization or training of the
+    same model differs in nearly all of them. Raises `OSError`.
     """
     digest = hashlib.sha256(repr(facts).encode())
     with path.open("rb") as file:

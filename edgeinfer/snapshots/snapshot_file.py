@@ -1,4 +1,4 @@
-"""One snapshot in a file: a line of JSON that describes it, arrays as in memory, a digest of both."""
+"""The file format of a snapshot: one line of JSON, the arrays as in memory, and a digest."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 VERSION = 2
 DIGEST_BYTES = 32
-"""Of the SHA-256 of all before it."""
+"""Bytes of the SHA-256 of all preceding data."""
 PART_SUFFIX = ".part"
 ARRAY_TYPE = re.compile(r"[<|][fiu][1248]")
 READ_BYTES = 1 << 20
@@ -23,24 +23,24 @@ Array = npt.NDArray[np.generic]
 
 
 class DamagedSnapshotError(Exception):
-    """The file isn't what was once written; the text says why."""
+    """The file's content is damaged; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Keys and values of the first tokens of a text: `arrays` in the order in which an engine gives them."""
+    """Keys and values of the first tokens of a text: `arrays` in the engine's order."""
 
     ids: list[int]
     arrays: list[Array]
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays."""
+        """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays)
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> None:
-    """Write it in one stroke, for this user alone: a file of this name is whole, whatever happens.
+    """Write a snapshot atomically, readable by this user only.
 
     Raises `OSError`.
     """
@@ -75,7 +75,7 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a snapshot's bytes are those that were written; reads all of them. Raises `OSError`."""
+    """Whether a snapshot's digest is correct; reads the whole file. Raises `OSError`."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
@@ -86,12 +86,12 @@ def is_whole(path: Path) -> bool:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """What `write_snapshot` left; arrays are mapped, and read from the disk when they are looked at. Their
-    bytes are checked by `is_whole` only.
+    """Read a file of `write_snapshot`; arrays are memory-mapped and read on access. Only `is_whole` verifies
+    their bytes.
 
     Raises:
         OSError: it can't be read.
-        DamagedSnapshotError: it isn't whole.
+        DamagedSnapshotError: it is incomplete.
     """
     with path.open("rb") as file:
         line = file.readline(MAX_HEAD_BYTES)

@@ -1,4 +1,4 @@
-"""A folder of snapshots: the longest beginning of a text that was kept, and no more bytes than allowed."""
+"""A folder of snapshots with a size limit; finds the longest saved prefix of a text."""
 
 import hashlib
 import os
@@ -26,15 +26,15 @@ from edgeinfer_quant_formats.processes import is_alive
 Result = TypeVar("Result")
 
 LIMIT_BYTES = 4 << 30
-"""Of all snapshots of all models."""
+"""Maximum bytes of all snapshots of all models."""
 SUFFIX = ".kv"
 
 
 class SnapshotStore:
-    """Snapshots of one model (`model`: its fingerprint) in a folder that all models share.
+    """Snapshots of one model (`model`: its fingerprint) in a folder shared by all models.
 
-    The least recently used go when all together take more than `limit_bytes`. What can't be written or read
-    is left out, for it only saves time: `trouble` says what happened last.
+    The least recently used are deleted when the total exceeds `limit_bytes`. Read and write errors are
+    ignored, because a snapshot only saves time; `trouble` is the last error.
     """
 
     def __init__(self, folder: Path, model: str, limit_bytes: int = LIMIT_BYTES) -> None:
@@ -44,7 +44,9 @@ class SnapshotStore:
         self.trouble: str | None = None
 
     def longest(self, ids: Sequence[int], more_than: int = 0) -> tuple[Snapshot, int] | None:
-        """The snapshot that shares most of its first tokens with `ids`, and how many: more than so many."""
+        """The snapshot with the longest common prefix with `ids`, and its length: more than `more_than`
+        tokens.
+        """
         if len(ids) <= more_than:
             return None
         found: list[tuple[int, Path, Snapshot]] = []
@@ -61,7 +63,7 @@ class SnapshotStore:
         return None
 
     def _guarded(self, path: Path, read: Callable[[Path], Result]) -> Result | None:
-        """What `read` finds in a file; None where it can't be read. A damaged file is removed."""
+        """The result of `read`; None if the file can't be read. A damaged file is removed."""
         try:
             return read(path)
         except DamagedSnapshotError as error:
@@ -73,9 +75,10 @@ class SnapshotStore:
         return None
 
     def keep(self, snapshot: Snapshot, owner: str | None = None) -> bool:
-        """Write a snapshot unless it is there; those of its own beginnings go. Whether it is there now.
+        """Write a snapshot unless it exists; snapshots of its prefixes are deleted. Returns whether it
+        exists.
 
-        `owner`: what `delete_snapshots` deletes it with, hexadecimal digits.
+        `owner`: id for `delete_snapshots`, hexadecimal digits.
         """
         if not snapshot.ids or snapshot.nbytes > self._limit:
             return False
@@ -99,14 +102,14 @@ class SnapshotStore:
         return True
 
     def _own(self) -> Iterator[tuple[int, Path]]:
-        """(tokens, file) of this model's."""
+        """(tokens, file) of this model's snapshots."""
         for path in self._folder.glob(f"{self._model}-*{SUFFIX}"):
             count = path.stem.split("-")[1:3]
             if len(count) == 2 and count[0].isdigit():
                 yield int(count[0]), path
 
     def _make_room(self, nbytes: int) -> None:
-        """Delete what was used longest ago until so many more bytes may come."""
+        """Delete the least recently used snapshots until `nbytes` more fit."""
         files = sorted((each.stat().st_mtime_ns, each.stat().st_size, each) for each in self._all())
         total = sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -120,12 +123,12 @@ class SnapshotStore:
 
 
 def snapshots_folder() -> Path:
-    """Where the snapshots of all models are."""
+    """The folder with the snapshots of all models."""
     return user_folder("cache") / "snapshots"
 
 
 def delete_snapshots(owner: str, folder: Path | None = None) -> None:
-    """Delete the snapshots that were kept for an owner, of whatever model. Raises `OSError`."""
+    """Delete the snapshots of an owner, for all models. Raises `OSError`."""
     folder = folder or snapshots_folder()
     remove_leftovers(folder)
     for path in folder.glob(f"*-{owner}{SUFFIX}"):
@@ -133,7 +136,7 @@ def delete_snapshots(owner: str, folder: Path | None = None) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what killed programs have begun, and what earlier releases wrote for everybody to read."""
+    """Delete unfinished files of killed programs, and files of earlier releases that other users can read."""
     for path in folder.glob(f"*{PART_SUFFIX}"):
         number = path.stem.rpartition(".")[2]
         if not (number.isdigit() and is_alive(int(number))):

@@ -1,4 +1,4 @@
-"""Text to tokens and back, from the metadata of a GGUF file."""
+"""Tokenizers from the metadata of a GGUF file."""
 
 from edgeinfer.tokenizer.pre_tokenizers import known_pre_tokenizers
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder

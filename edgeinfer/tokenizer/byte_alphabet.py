@@ -18,7 +18,7 @@ def spell(text: str) -> str:
 
 
 def unspell(spelled: str) -> bytes:
-    """Return the bytes that `spelled` stands for; a character outside the alphabet stands for its UTF-8."""
+    """Return the bytes of `spelled`; a character outside the alphabet gives its UTF-8 bytes."""
     try:
         return spelled.translate(_BYTE_OF_CHARACTER).encode("latin-1")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Merges neighbouring symbols, the most wanted pair first, until no pair is wanted."""
+"""Merges adjacent symbols in order of priority."""
 
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -26,7 +26,7 @@ def merge(symbols: Sequence[str], priorities: Mapping[str, float], joint: str) -
     while queue:
         _, left, length = heappop(queue)
         right = following[left]
-        # A symbol only grows or empties, so a pair of another length is not the pair that was queued.
+        # A symbol only grows or becomes empty, so a pair of another length is outdated.
         if not merged[left] or right == count or len(merged[left]) + len(merged[right]) != length:
             continue
         merged[left] += merged[right]

@@ -1,7 +1,7 @@
-"""The facts of the byte-pair pre-tokenizers: which regexes cut a text into words, under which names.
+"""The byte-pair pre-tokenizers: names and the regexes that split a text into words.
 
-Source: the `pre_tokenizer` sections of the models' tokenizer.json and llama.cpp's `llama-vocab.cpp`, whose
-reading is followed where the two differ, as GGUF files are made and tested with it.
+Source: the `pre_tokenizer` sections of the models' tokenizer.json and llama.cpp's `llama-vocab.cpp`. If the
+two differ, llama.cpp is followed, because GGUF files are made and tested with it.
 """
 
 from dataclasses import dataclass
@@ -15,45 +15,45 @@ Reading = Literal["classes", "classes with han", "characters"]
 
 @dataclass(frozen=True)
 class Split:
-    """Cut before and behind every match of a regex."""
+    """Split before and after every match of a regex."""
 
     pattern: str
     reads: Reading = "classes"
-    """"classes": the text as class bytes (see `unicode_classes`), "characters": the text itself."""
+    """"classes": match class bytes of the text (see `unicode_classes`), "characters": the text itself."""
 
 
 @dataclass(frozen=True)
 class GroupDigits:
-    """Cut runs of digits into groups of three, counted from the right."""
+    """Split runs of digits into groups of three, counted from the right."""
 
     digit: str
     joins_text_before: bool
-    """True: the first group keeps the text before it and a cut follows the last. False: the reverse."""
+    """True: the first group keeps the text before it and a split follows the last. False: the reverse."""
 
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How a byte-pair tokenizer cuts a text into words before it merges."""
+    """How a byte-pair tokenizer splits a text into words before it merges."""
 
     stages: tuple[Split | GroupDigits, ...]
-    """Applied in turn, each to the pieces that the one before left."""
+    """Applied in order, each to the pieces of the previous stage."""
     ignore_merges: bool = False
-    """A word that is a token needs no merging."""
+    """A word that is a token is not merged."""
     add_bos: bool = False
-    """A file that doesn't say wants BOS."""
+    """Default of `add_bos` if the file doesn't set it."""
     byte_level: bool = True
     """Token texts are in GPT-2's alphabet of bytes; False: they are plain UTF-8."""
     escape_spaces: bool = False
-    """Spaces are written as U+2581."""
+    """Spaces are replaced by U+2581."""
     has_default_bos: bool = True
     always_adds_bos: bool = False
-    """Whatever the file says."""
+    """BOS is added whatever the file sets."""
     merges_are_optional: bool = False
     newline_runs: bool = False
-    """A run of newlines that is a token needs no merging."""
+    """A run of newlines that is a token is not merged."""
 
 
-# Members of the classes as they stand between brackets: a class byte and the ASCII characters.
+# Members of the classes inside brackets: a class byte and the ASCII characters.
 _N = r"\xd10-9"
 _L = r"\xd2A-Za-z"
 _UPPER = r"\xd2A-Z"
@@ -259,7 +259,7 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     """Return the pre-tokenizer that a file names in `tokenizer.ggml.pre`.
 
     Raises:
-        UnsupportedModelError: the name is not known; the text says how to go on without it.
+        UnsupportedModelError: the name is not known; the text says how to continue without it.
     """
     found = _FAMILIES.get(_ALIASES.get(name, name))
     if found is None:

@@ -1,4 +1,4 @@
-"""SentencePiece encoding: pieces of a text joined by the score of what they make."""
+"""SentencePiece encoding: symbols are merged by the score of the resulting piece."""
 
 import re
 from itertools import pairwise
@@ -12,10 +12,10 @@ _CACHED_LENGTH = 32
 
 
 class SentencePieceEncoder:
-    """Turns plain text into tokens and tokens into bytes.
+    """Encodes plain text to tokens and decodes tokens to bytes.
 
-    The file's `remove_extra_whitespaces` and its table of normal forms are not applied: the models that
-    use this tokenizer keep every space, and llama.cpp, with which their files are tested, reads neither.
+    The file's `remove_extra_whitespaces` and its normalization table are not applied: the models that use
+    this tokenizer keep every space, and llama.cpp, with which their files are tested, ignores both.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -26,7 +26,7 @@ class SentencePieceEncoder:
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of `text`, which holds no special tokens."""
+        """Return the tokens of `text`, which contains no special tokens."""
         ids: list[int] = []
         cached = self._cache.get
         for piece in self._boundary.split(text.replace(" ", _SPACE)):
@@ -35,7 +35,7 @@ class SentencePieceEncoder:
         return ids
 
     def token_bytes(self, text: str) -> bytes:
-        """Return the bytes that a normal token of this text stands for."""
+        """Return the bytes of a normal token with this text."""
         return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
 
     def _piece_ids(self, piece: str) -> list[int]:
@@ -50,7 +50,7 @@ class SentencePieceEncoder:
         return ids
 
     def _fallback_ids(self, symbol: str) -> list[int]:
-        """Return a token for each UTF-8 byte; the unknown token, if there is one, for a byte without."""
+        """Return a token for each UTF-8 byte; for a byte without one the unknown token, if it exists."""
         unknown = self._vocabulary.special.unk
         found = (self._byte_ids[byte] for byte in symbol.encode("utf-8"))
         ids = (unknown if token is None else token for token in found)
@@ -58,9 +58,9 @@ class SentencePieceEncoder:
 
 
 def _boundary(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Return where a text may be cut before merging without a change: where no token reaches across.
+    """Return where a text may be split before merging with the same result: where no token crosses.
 
-    That is before a space, unless some token holds the character before the space together with it.
+    That is before a space, unless some token contains the character before the space together with it.
     """
     inner = (text for text in vocabulary.texts if _SPACE in text[1:])
     joined = {before for text in inner for before, after in pairwise(text) if after == _SPACE}

@@ -1,4 +1,4 @@
-"""Finds special tokens written out in a text."""
+"""Finds special tokens by their text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ _ASCII_WHITESPACE = " \t\n\v\f\r"
 _KEY_LENGTH = 3
 
 Fragment = str | int
-"""A stretch of plain text, or the id of a special token."""
+"""A piece of plain text, or the id of a special token."""
 
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that is recognized in text before anything else."""
+    """A token that is recognized in text before tokenization."""
 
     token_id: int
     text: str
@@ -22,13 +22,13 @@ class SpecialToken:
 
 @dataclass
 class SpecialSplitter:
-    """Cuts a text at special tokens: longer texts first, each wherever it still occurs. Source: llama.cpp."""
+    """Splits a text at special tokens: longest texts first. Source: llama.cpp."""
 
     tokens: Sequence[SpecialToken]
     _groups: dict[str, list[tuple[int, SpecialToken]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Stable, so that texts of one length keep the order of their ids.
+        # The sort is stable, so texts of equal length keep the order of their ids.
         longest_first = sorted(self.tokens, key=lambda token: -len(token.text.encode("utf-8", "replace")))
         for order, token in enumerate(longest_first):
             self._groups.setdefault(token.text[:_KEY_LENGTH], []).append((order, token))
@@ -45,14 +45,16 @@ class SpecialSplitter:
         return fragments
 
     def present(self, text: str) -> list[SpecialToken]:
-        """Return the tokens whose texts occur, longest first; most groups are ruled out by how they begin."""
+        """Return the tokens whose texts occur, longest first; most groups are excluded by their common
+        prefix.
+        """
         groups = (group for key, group in self._groups.items() if key in text)
         found = [entry for group in groups for entry in group if entry[1].text in text]
         return [token for _, token in sorted(found, key=lambda entry: entry[0])]
 
 
 def _cut(text: str, token: SpecialToken) -> list[Fragment]:
-    """Return `text` with each occurrence of one token cut out."""
+    """Return `text` split at each occurrence of one token."""
     parts: list[Fragment] = []
     stretches = text.split(token.text)
     for index, stretch in enumerate(stretches):

@@ -1,7 +1,7 @@
-"""Well-known texts of special tokens, for files that don't say which token plays which part.
+"""Well-known texts of special tokens, for files that don't define all of them.
 
-Source: llama.cpp, `llama-vocab.cpp`, which finds them by the same texts. Where a file holds
-several, the first of the list is taken.
+Source: llama.cpp, `llama-vocab.cpp`, which uses the same texts. If a file contains several, the first of the
+list is used.
 """
 
 END_OF_TURN = (
@@ -66,10 +66,10 @@ END_OF_GENERATION = (
     "<|tool_response>",
     "[e~[",
 )
-"""Tokens that end an answer, whatever else the file says."""
+"""Tokens that always end generation."""
 
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
-"""Marks inside an answer (gpt-oss) that a reader of the answer needs: user-defined, not control."""
+"""Marks inside a response (gpt-oss) that clients need: user-defined, not control tokens."""
 
 THOUGHT_MARKS = frozenset(
     {
@@ -78,9 +78,9 @@ THOUGHT_MARKS = frozenset(
         *("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
     }
 )
-"""What tells a thought from an answer: shown even where a file calls them control tokens."""
+"""Marks of reasoning: shown even if a file defines them as control tokens."""
 HARMONY_ENDS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
-"""Where all of one set end an answer, `<|end|>` only ends a part of it."""
+"""If a file has all tokens of one set, they end generation, and `<|end|>` only ends a part of it."""
 
 PLAIN_S_MARKERS = ("<|tool_response>", "<|plamo:eos|>")
-"""Where one of these ends an answer, `</s>` is an ordinary text (Gemma 4, PLaMo)."""
+"""If one of these ends generation, `</s>` is ordinary text (Gemma 4, PLaMo)."""

@@ -1,4 +1,4 @@
-"""Which tokens are recognized in text, and which of them take the space beside them."""
+"""Special tokens recognized in text, and those that absorb adjacent spaces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ _PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 def special_tokens(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> list[SpecialToken]:
     """Return the control, unknown and user-defined tokens of a file.
 
-    GGUF has no place for the tokens that take the space beside them, so they are known by the model's
-    name. Source: llama.cpp, `llama-vocab.cpp`.
+    GGUF doesn't mark tokens that absorb adjacent spaces, so they are selected by the model's name. Source:
+    llama.cpp, `llama-vocab.cpp`.
     """
     takes_before, all_take_behind = _space_takers(metadata)
     return [
@@ -30,7 +30,9 @@ def special_tokens(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> list[
 
 
 def _space_takers(metadata: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """Return the text of the token that takes the space before it, and whether all take the space behind."""
+    """Return the text of the token that absorbs the space before it, and whether all absorb the space
+    after.
+    """
     name = str(metadata.get("general.name", "")).lower()
     architecture = str(metadata.get("general.architecture", ""))
     pre_tokenizer = str(metadata.get("tokenizer.ggml.pre", ""))

@@ -1,4 +1,4 @@
-"""Cuts a text into the words that a byte-pair tokenizer merges one by one."""
+"""Splits a text into the words that a byte-pair tokenizer merges."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,10 +7,10 @@ from edgeinfer.tokenizer.pre_tokenizers import GroupDigits, PreTokenizer, Split
 from edgeinfer.tokenizer.unicode_classes import class_table, class_table_with_han, class_text
 
 Cuts = list[int]
-"""Ends of pieces, rising; the last is the length of the text."""
+"""Ends of pieces, ascending; the last is the length of the text."""
 
 _SHORT = 64
-"""Up to this length searching again is faster than setting up an iterator."""
+"""Up to this length a repeated search is faster than an iterator."""
 _WIDE_WHITESPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 
 
@@ -28,7 +28,7 @@ class Splitter:
             start = end
 
     def cuts(self, text: str) -> Cuts:
-        """Return where each word of `text` ends."""
+        """Return the end of each word of `text`."""
         cuts = [len(text)] if text else []
         for readable, cut in self._stages:
             cuts = cut(readable(text), cuts)
@@ -36,7 +36,7 @@ class Splitter:
 
 
 def _compiled(stage: Split | GroupDigits) -> tuple[Callable[[str], str], Callable[[str, Cuts], Cuts]]:
-    """Return what the stage reads a text as, and what cuts that reading further."""
+    """Return the function that converts the text for a stage, and the one that splits the result."""
     if isinstance(stage, GroupDigits):
         digits = re.compile(stage.digit, re.ASCII)
         joins = stage.joins_text_before
@@ -63,7 +63,7 @@ def _as_characters(text: str) -> str:
 
 
 def _cut_matches(pattern: re.Pattern[str], text: str, cuts: Cuts) -> Cuts:
-    """Cut each piece before and behind every match; a match sees nothing beyond its piece."""
+    """Split each piece before and after every match; a match doesn't extend beyond its piece."""
     finer: Cuts = []
     add = finer.append
     search = pattern.search
@@ -90,7 +90,7 @@ def _cut_matches(pattern: re.Pattern[str], text: str, cuts: Cuts) -> Cuts:
 
 
 def _cut_digits(digits: re.Pattern[str], joins_text_before: bool, text: str, cuts: Cuts) -> Cuts:
-    """Cut each run of digits into threes from the right (see `GroupDigits`)."""
+    """Split each run of digits into groups of three from the right (see `GroupDigits`)."""
     finer: Cuts = []
     start = 0
     for end in cuts:

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as the model file says."""
+"""The tokenizer of a model file."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -39,11 +39,11 @@ class Tokenizer:
         add_space_prefix: bool,
         notes: tuple[str, ...] = (),
     ) -> None:
-        """Put the parts together; use `from_metadata` or `from_gguf`."""
+        """Initialize from parts; normally use `from_metadata` or `from_gguf`."""
         self.vocabulary = vocabulary
         self.vocabulary_size = len(vocabulary)
         self.special_ids: SpecialIds = vocabulary.special
-        """All tokens that play a part, those of fill-in-the-middle included."""
+        """All tokens with a role, including those of fill-in-the-middle."""
         self.bos_id = vocabulary.special.bos
         self.eos_id = vocabulary.special.eos
         self.eot_id = vocabulary.special.eot
@@ -51,12 +51,12 @@ class Tokenizer:
         self.pad_id = vocabulary.special.pad
         self.unk_id = vocabulary.special.unk
         self.end_ids = vocabulary.end_ids
-        """The tokens that end an answer."""
+        """The tokens that end generation."""
         self.add_bos = add_bos
         self.add_eos = flag(metadata, "add_eos_token", False)
         self.add_space_prefix = flag(metadata, "add_space_prefix", add_space_prefix)
         self.notes = notes
-        """What the file leaves open and what was taken instead, each a line for a person."""
+        """Warnings about values that the file doesn't define and their replacements, one line each."""
         self._encoder = encoder
         self._types: list[int] = vocabulary.types.tolist()
         found = special_tokens(vocabulary, metadata)
@@ -73,7 +73,7 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str], unknown_pre: str | None = None) -> Self:
-        """Read the tokenizer of a GGUF file, which may hold nothing but a vocabulary.
+        """Read the tokenizer of a GGUF file, which may contain only a vocabulary.
 
         Raises:
             UnsupportedModelError: see `from_metadata`.
@@ -83,9 +83,9 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], unknown_pre: str | None = None) -> Self:
-        """Build the tokenizer from GGUF metadata.
+        """Create the tokenizer from GGUF metadata.
 
-        `unknown_pre` names the pre-tokenizer to take where the file names one that is not known.
+        `unknown_pre`: the pre-tokenizer to use if the file's is unknown.
 
         Raises:
             UnsupportedModelError: the tokenizer or its pre-tokenizer is not known, or a list is missing.
@@ -104,7 +104,7 @@ class Tokenizer:
 
     @staticmethod
     def check(metadata: Mapping[str, Any], unknown_pre: str | None = None) -> None:
-        """Raise `UnsupportedModelError` for a kind of tokenizer that isn't known; reads no vocabulary."""
+        """Raise `UnsupportedModelError` for an unknown tokenizer type; reads no vocabulary."""
         model = name(metadata, "model")
         if model not in _KNOWN_MODELS:
             raise UnsupportedModelError(
@@ -141,10 +141,10 @@ class Tokenizer:
     ) -> list[int]:
         """Return the tokens of `text`.
 
-        `bos` adds the tokens that the file wants at the beginning and the end (`add_bos`, `add_eos`);
-        `special` reads the names of control tokens in the text as those tokens. User-defined tokens are
-        always read so. Lone surrogates become U+FFFD. `restore` is applied to the text between special
-        tokens, after these have been found.
+        `bos` adds the tokens that the file specifies at the beginning and the end (`add_bos`, `add_eos`);
+        `special` parses the names of control tokens in the text as those tokens. User-defined tokens are
+        always parsed. Lone surrogates become U+FFFD. `restore` is applied to the text between special tokens,
+        after these have been found.
         """
         ids: list[int] = []
         if bos and self.add_bos and self.bos_id is not None:
@@ -167,8 +167,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of `ids`, the inverse of `encode`; `special` shows control tokens by their names.
 
-        The space that `encode` puts before a text (`add_space_prefix`) is taken off again. Bytes that are
-        not UTF-8 become U+FFFD. Spaces before punctuation stay, whatever the model's makers cleaned up.
+        The space that `encode` adds before a text (`add_space_prefix`) is removed again. Bytes that are not
+        UTF-8 become U+FFFD. Spaces before punctuation stay, even if the original tokenizer removes them.
 
         Raises:
             ValueError: an id is not in the vocabulary.
@@ -189,7 +189,7 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token stands for; a special token stands for its name.
+        """Return the bytes of one token; for a special token its name.
 
         Raises:
             ValueError: the id is not in the vocabulary.
@@ -213,8 +213,8 @@ class Tokenizer:
         return b""
 
     def stream_decoder(self, special: bool = False) -> StreamDecoder:
-        """Return a decoder for tokens that arrive one by one; control tokens say nothing unless `special`,
-        but for those that tell a thought from an answer.
+        """Return a decoder for streamed tokens; control tokens give no text unless `special`, except those
+        that mark reasoning.
         """
         return StreamDecoder(self.token_bytes if special else self._visible_bytes)
 
@@ -223,17 +223,17 @@ class Tokenizer:
         return b"" if self.is_control(token_id) and found not in _THOUGHT_MARKS else found
 
     def is_control(self, token_id: int) -> bool:
-        """Whether a token says nothing in an answer, whatever its name."""
+        """Whether a token gives no text in a response."""
         return self._types[token_id] in _HIDDEN_TYPES
 
     def token_type(self, token_id: int) -> TokenType:
-        """Return what a token is for; a type that GGUF doesn't define counts as unused."""
+        """Return the type of a token; a type that GGUF doesn't define counts as unused."""
         kind = self._types[token_id]
         return TokenType(kind) if kind in TokenType.__members__.values() else TokenType.UNUSED
 
 
 def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[PreTokenizer, tuple[str, ...]]:
-    """Return the facts of the file's pre-tokenizer, and a note if it had to be assumed."""
+    """Return the file's pre-tokenizer, and a warning if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()
     pre = name(metadata, "pre")
@@ -250,7 +250,7 @@ def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[Pre
 
 
 def _without_surrogates(text: str) -> str:
-    """Return `text` with each half of a character that Python let through replaced by U+FFFD."""
+    """Return `text` with lone surrogates replaced by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,4 +1,4 @@
-"""Which class of the pre-tokenizers' regexes each Unicode character belongs to."""
+"""The character class of each Unicode character in the pre-tokenizers' regexes."""
 
 import functools
 import re
@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 OTHER, NUMBER, LETTER, PUNCTUATION, MARK, SYMBOL = range(0xD0, 0xD6)
-"""One byte stands for every character of a class beyond ASCII; ASCII characters stand for themselves."""
+"""One byte represents all non-ASCII characters of a class; ASCII characters represent themselves."""
 HAN_LETTER, HAN_OTHER = 0xD6, 0xD7
-"""The same for Chinese characters, where a pre-tokenizer tells them from other letters."""
+"""The same for Chinese characters, if a pre-tokenizer distinguishes them from other letters."""
 
 _CLASS_OF_LETTER = {
     "O": OTHER,
@@ -52,7 +52,7 @@ def class_table() -> npt.NDArray[np.uint8]:
 
 @functools.cache
 def class_table_with_han() -> npt.NDArray[np.uint8]:
-    """Return `class_table` with Chinese characters in two classes of their own."""
+    """Return `class_table` with separate classes for Chinese characters."""
     table = class_table().copy()
     for first, last in _HAN_RANGES:
         part = table[first : last + 1]
@@ -68,8 +68,8 @@ def class_text(text: str, table: npt.NDArray[np.uint8]) -> str:
     return table[code_points].tobytes().decode("latin-1")
 
 
-# Run lengths over all code points: so many characters, then the initial of their general category
-# (O: separators, control characters and unassigned ones).
+# Run lengths over all code points: the number of characters, then the initial of their general category (O:
+# separators, control characters and unassigned ones).
 _RUNS = (
     "33O3P1S6P1S4P10N2P3S2P26L3P1S1P1S26L1P1S1P1S34O1P5S1P2S1L1P1S1O4S2N1S1L2P1S1N1L1P3N1P23L1S31L1S458L4S12L"
     "14S5L7S1L1S1L17S112M5L1S2L2O4L1P1L4O2S1L1P3L1O1L1O20L1O83L1S139L1S7M166L1O38L2O1L6P41L2P2O3S1O45M1P1M1P2"

@@ -1,4 +1,4 @@
-"""The tokens of a model file: their texts, types and scores, and which of them play a part."""
+"""The tokens of a model file: texts, types, scores, and special roles."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _BYTE_TEXT = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TokenType(IntEnum):
-    """What a token is for. Source: gguf `llama_token_type`."""
+    """The type of a token. Source: gguf `llama_token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -32,7 +32,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Tokens that play a part; None where the file has no such token."""
+    """Tokens with a special role; None if the file has no such token."""
 
     bos: int | None = None
     eos: int | None = None
@@ -50,7 +50,7 @@ class SpecialIds:
     fim_separator: int | None = None
 
 
-# part -> (metadata keys, the later ones deprecated; texts to look for where no key says)
+# role -> (metadata keys, the later ones deprecated; texts to search for if no key is set)
 _PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bos": (("bos_token_id",), ()),
     "eos": (("eos_token_id",), ()),
@@ -73,7 +73,7 @@ class Vocabulary:
     """Texts, types and scores of all tokens, and the special ones among them."""
 
     def __init__(self, metadata: Metadata, default_ids: Mapping[str, int]) -> None:
-        """Read the tokens; `default_ids` are the parts that this kind of tokenizer gives without a key.
+        """Read the tokens; `default_ids`: ids of roles for this tokenizer type if no key sets them.
 
         Raises:
             UnsupportedModelError: a list is missing or shorter than the list of tokens.
@@ -95,11 +95,11 @@ class Vocabulary:
         return len(self.texts)
 
     def of_types(self, *types: TokenType) -> list[int]:
-        """Return the ids of all tokens of one of `types`, rising."""
+        """Return the ids of all tokens of one of `types`, ascending."""
         return [int(index) for index in np.flatnonzero(np.isin(self.types, types))]
 
     def byte_ids(self) -> list[int | None]:
-        """Return for each byte value the token that stands for it: `<0x41>`, or else the byte as a text."""
+        """Return for each byte value its token: `<0x41>`, or else the byte as a text."""
         hexadecimal = (self.ids.get(f"<0x{byte:02X}>") for byte in range(256))
         raw = (self.ids.get(bytes([byte]).decode("utf-8", "surrogateescape")) for byte in range(256))
         return [
@@ -107,7 +107,7 @@ class Vocabulary:
         ]
 
     def _check_bytes(self) -> None:
-        """Raise `UnsupportedModelError` for a token of type BYTE that names no byte, as `<0xZZ>`."""
+        """Raise `UnsupportedModelError` for a token of type BYTE with an invalid name, as `<0xZZ>`."""
         for index in self.of_types(TokenType.BYTE):
             text = self.texts[index]
             if text.startswith("<0x") and text.endswith(">") and not _BYTE_TEXT.fullmatch(text):
@@ -142,7 +142,7 @@ class Vocabulary:
         return found
 
     def _end_ids(self) -> set[int]:
-        """Gather the tokens that end an answer, and set right the types of some. Source: llama.cpp."""
+        """Return the tokens that end generation, and correct the types of some. Source: llama.cpp."""
         special = self.special
         known = self._ids_of(special_texts.END_OF_GENERATION)
         self.types[list(known.values())] = TokenType.CONTROL
@@ -179,10 +179,10 @@ def string_list(metadata: Metadata, key: str) -> list[str]:
 
 
 def flag(metadata: Metadata, key: str, default: bool) -> bool:
-    """Return the switch `tokenizer.ggml.<key>`, or `default` where the file doesn't say.
+    """Return the boolean `tokenizer.ggml.<key>`, or `default` if it is missing.
 
     Raises:
-        UnsupportedModelError: it is neither true nor false.
+        UnsupportedModelError: it is not a boolean.
     """
     value = metadata.get(_PREFIX + key)
     if value is None:
@@ -193,10 +193,10 @@ def flag(metadata: Metadata, key: str, default: bool) -> bool:
 
 
 def name(metadata: Metadata, key: str) -> str | None:
-    """Return the text `tokenizer.ggml.<key>`, or None where the file doesn't say.
+    """Return the text `tokenizer.ggml.<key>`, or None if it is missing.
 
     Raises:
-        UnsupportedModelError: it is no text.
+        UnsupportedModelError: it is not a text.
     """
     value = metadata.get(_PREFIX + key)
     if value is None or isinstance(value, str):
@@ -205,6 +205,6 @@ def name(metadata: Metadata, key: str) -> str | None:
 
 
 def wrong_type(key: str, value: object, wanted: str) -> UnsupportedModelError:
-    """The error for a value of `tokenizer.ggml.<key>` of another type, which may be long."""
+    """The error for a value of `tokenizer.ggml.<key>` of a wrong type; the value may be long."""
     seen = printable(" ".join(repr(value).split()))
     return UnsupportedModelError(f"{_PREFIX}{key}: saw {seen}, wanted {wanted}")

@@ -1,1 +1,1 @@
-"""What a terminal shows: the command line and the chat."""
+"""The terminal front end: the command line and the full-screen chat."""

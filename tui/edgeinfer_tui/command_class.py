@@ -1,4 +1,4 @@
-"""How every command reads its options: llama.cpp's names, suggestions, and help without noise."""
+"""Command classes that add llama.cpp option names, suggestions for unknown options, and shorter help."""
 
 import os
 from collections.abc import Iterable
@@ -20,17 +20,17 @@ REFUSED = {
     **dict.fromkeys(("-mg", "--main-gpu"), "name the GPU with --device cuda:N"),
     "-m": "the model has no flag: edgeinfer run MODEL, where MODEL is a name or the path of a .gguf file",
 }
-"""Options of llama.cpp that edgeinfer doesn't have -> what to do instead."""
+"""Options of llama.cpp that edgeinfer doesn't have -> alternative to suggest."""
 
 
 class _OptionReader:
-    """Flags show no type in help; an option that is refused or unknown is explained."""
+    """Hides the type of flags in help, and explains refused or unknown options."""
 
     def get_params(self: Any, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if getattr(param, "is_flag", False) and param.metavar is None:
-                param.metavar = ""  # it takes no value: help doesn't call it a bool
+                param.metavar = ""  # a flag takes no value, so help should not show its type
         return params
 
     def format_help(self: Any, ctx: Any, formatter: Any) -> None:
@@ -49,7 +49,7 @@ class EdgeInferCommand(_OptionReader, TyperCommand):
     """A command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        if ctx.resilient_parsing:  # as in completion
+        if ctx.resilient_parsing:  # shell completion
             return super().parse_args(ctx, args)
         refuse(args, self.get_params(ctx), ctx)
         rest = super().parse_args(ctx, args)
@@ -62,7 +62,7 @@ class EdgeInferGroup(_OptionReader, TyperGroup):
 
 
 def refuse(args: list[str], params: Iterable[Any], ctx: Any) -> None:
-    """Raise `BadParameter` for an option of llama.cpp that has no meaning here; values aren't looked at."""
+    """Raise `BadParameter` for an unsupported llama.cpp option; option values are not checked."""
     with_value = {flag for param in params if _takes_value(param) for flag in param.opts}
     before = ""
     for arg in args:
@@ -87,7 +87,7 @@ def check_texts(ctx: Any) -> None:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # bytes of the command line that are none
+    except UnicodeEncodeError:  # command-line bytes that aren't UTF-8
         return "\0" not in text and os.path.exists(text)
     return True
 

@@ -1,6 +1,6 @@
-"""Where the program begins and ends: arguments in, exit code out.
+"""Entry point of the program: arguments to exit code.
 
-Whatever takes time to import is imported inside, so that Ctrl-C finds someone who answers it at any moment.
+Slow modules are imported inside functions, after the Ctrl-C handler is installed.
 """
 
 import gc
@@ -12,11 +12,11 @@ from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.output.terminal_output import discard, guarded_output, reserve_standard_descriptors
 
 OBJECTS_PER_COLLECTION = 50_000
-"""Python's 700 would have the collector look through all imported modules' objects again and again."""
+"""With Python's default of 700, the collector would scan the objects of all imported modules repeatedly."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     interrupts.end_program()
     reserve_standard_descriptors()
     gc.set_threshold(OBJECTS_PER_COLLECTION)
@@ -24,19 +24,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = exit_code(arguments)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    gc.freeze()  # what is still there goes with the process: nobody need look for cycles in it
+    gc.freeze()  # the process is exiting: skip the search for reference cycles
     sys.exit(code)
 
 
 def exit_code(arguments: list[str] | None = None) -> int:
-    """Run the command line; every failure ends in one line on stderr."""
+    """Run the command line and return the exit code; every failure prints one line to stderr."""
     from edgeinfer_tui.failures import report
 
     with guarded_output():
         code = _dispatch(arguments)
         try:
             sys.stdout.flush()
-        except (OSError, ValueError) as error:  # a full disk, a closed pipe
+        except (OSError, ValueError) as error:  # full disk or closed pipe
             discard(sys.stdout)
             return code or report(error)
         return code
@@ -61,12 +61,12 @@ def _dispatch(arguments: list[str] | None) -> int:
 
 
 def _usage_text(error: Exception) -> str:
-    """What is wrong with the command line, on one line."""
+    """The usage error, on one line."""
     message: str = error.format_message()  # type: ignore[attr-defined]
     return " ".join(message.split()).removeprefix("Invalid value: ").removesuffix(".")
 
 
 def _command_of(error: Exception) -> str:
-    """The command whose usage was wrong, as it is typed."""
+    """The command with the usage error, as it is typed."""
     context = getattr(error, "ctx", None)
     return "edgeinfer" if context is None else str(context.command_path)

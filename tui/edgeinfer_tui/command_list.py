@@ -1,4 +1,4 @@
-"""The commands, and what `edgeinfer --help` says of them."""
+"""The commands, and the text of `edgeinfer --help`."""
 
 from typing import Annotated
 
@@ -47,14 +47,14 @@ def edgeinfer(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Run a language model on the machine in front of you.
+    """Run a language model on your own machine.
 
     [bold]Start with[/]
 
       edgeinfer run tiny "Once upon a time"
 
     MODEL is a name from `edgeinfer list` or the path of a .gguf file;
-    `edgeinfer pull` fetches more.
+    `edgeinfer pull` downloads more.
     """
     if invocation.invoked_subcommand is None:
         print(invocation.get_help())

@@ -1,4 +1,4 @@
-"""Commands of a chat, which begin with a slash: completed by Tab, and corrected where none is called so."""
+"""Slash commands of a chat: Tab completion, and corrections for unknown ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ Complete = Callable[[str], Sequence[str]]
 
 
 def completions(line: str, commands: Mapping[str, Complete | None]) -> list[str]:
-    """The lines that a line may be completed to; `commands`: word -> what completes its argument."""
+    """Possible completions of a line; `commands`: word -> function that completes its argument."""
     word, blank, argument = line.partition(" ")
     if not blank:
         found = [name for name in commands if name.startswith(word)] if word.startswith("/") else []
@@ -16,14 +16,14 @@ def completions(line: str, commands: Mapping[str, Complete | None]) -> list[str]
 
 
 def common_beginning(lines: Sequence[str]) -> str:
-    """What all lines begin with; "" without lines."""
+    """Longest common prefix of all lines; "" if there are none."""
     first, last = min(lines, default=""), max(lines, default="")
     same = next((at for at, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None)
     return first if same is None else first[:same]
 
 
 def no_such_command(word: str, commands: Sequence[str]) -> str:
-    """What to say of a word that is no command."""
+    """Error message for an unknown command."""
     from edgeinfer.registry.near_names import nearest
 
     near = nearest(word, commands)

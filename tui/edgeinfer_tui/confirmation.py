@@ -1,4 +1,4 @@
-"""Asking a person before something is removed or begun; a script isn't asked."""
+"""Yes/no questions before a removal or a download; not shown when input is not a terminal."""
 
 import sys
 from typing import Annotated, Any
@@ -11,12 +11,12 @@ Yes = Annotated[
 
 
 def on_terminal(stream: Any) -> bool:
-    """Whether a person reads or writes a stream."""
+    """Whether a stream is a terminal."""
     return stream is not None and not stream.closed and bool(stream.isatty())
 
 
 def agreed(question: str, default: bool = False) -> bool:
-    """The answer of a person; the question goes to stderr. Ctrl-D means no.
+    """Ask a yes/no question on stderr and return the reply. Ctrl-D means no.
 
     Raises:
         KeyboardInterrupt: Ctrl-C.
@@ -36,5 +36,5 @@ def agreed(question: str, default: bool = False) -> bool:
 
 
 def may_remove(question: str, yes: bool) -> bool:
-    """Whether to go on with removing: on a terminal a person is asked, unless `yes`."""
+    """Whether to remove: on a terminal the user is asked, unless `yes`."""
     return yes or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)) or agreed(question)

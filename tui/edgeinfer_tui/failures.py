@@ -1,4 +1,4 @@
-"""Every way to fail, as one line on stderr and an exit code."""
+"""Failures, each reported as one line on stderr and an exit code."""
 
 import functools
 import os
@@ -15,15 +15,15 @@ from edgeinfer_tui.output.terminal_output import discard
 FAILED = 1
 WRONG_USAGE = 2
 MAX_LINE = 2000
-"""Characters of an error line: a file or a server may be quoted in it."""
+"""Maximum characters of an error line, since it may quote a file or a server's reply."""
 PIPE_CLOSED = 128 + 13
-"""What a shell reports for a program that SIGPIPE ended."""
+"""The exit code that a shell reports for a program ended by SIGPIPE."""
 
 Parameters = ParamSpec("Parameters")
 
 
 def reporting(body: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Wrap a command so that whatever it raises ends in one line and an exit code."""
+    """Wrap a command so that every exception becomes one line and an exit code."""
 
     @functools.wraps(body)
     def wrapped(*positional: Parameters.args, **named: Parameters.kwargs) -> None:
@@ -40,7 +40,9 @@ def reporting(body: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def report(error: BaseException) -> int:
-    """Say what went wrong on stderr; return the exit code. A closed pipe is nobody's mistake and silent."""
+    """Print an error on stderr and return the exit code. A closed pipe is not an error: nothing is
+    printed.
+    """
     if isinstance(error, BrokenPipeError):
         discard(sys.stdout)
         return PIPE_CLOSED
@@ -53,12 +55,12 @@ def report(error: BaseException) -> int:
 
 
 def say(line: str) -> None:
-    """One line on stderr, marked as the program's."""
+    """Print one line on stderr, prefixed with the program's name."""
     print(f"edgeinfer: {line}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says to a person, on one line of at most `MAX_LINE` characters."""
+    """The text of an exception, on one line of at most `MAX_LINE` characters."""
     if isinstance(error, OSError) and error.strerror:
         place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         text = f"{place}{error.strerror}"
@@ -74,16 +76,16 @@ def one_line(error: BaseException) -> str:
 
 
 def is_usage_error(error: BaseException) -> bool:
-    """Whether the command line itself was wrong.
+    """Whether the error is in the command line itself.
 
-    Told by what such errors can do: typer's releases have taken their classes from different places.
+    Checked by attributes, because typer's releases import these classes from different modules.
     """
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == WRONG_USAGE
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether the error was raised on purpose, with a text for people."""
-    # Imported where something has failed already, so that `--help` need not wait for it.
+    """Whether the error was raised by this project, with a text meant for users."""
+    # Imported only after a failure, so that `--help` stays fast.
     from edgeinfer.errors import EdgeInferError
     from edgeinfer_quant_formats.errors import FormatError
 

@@ -1,4 +1,4 @@
-"""What the terminal asks of the library, written down; the one place that brings in the engine."""
+"""Protocols of the library objects that the terminal uses; the only module that imports the engine."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ Progress = Callable[[int, int], None]
 
 
 class Stream(Protocol):
-    """Tokens as they come; `result` is the answer so far, and the whole answer at the end."""
+    """A token stream; `result` is the completion so far, complete at the end."""
 
     @property
     def result(self) -> "Generation": ...
@@ -23,7 +23,7 @@ class Stream(Protocol):
 
 
 class Conversation(Protocol):
-    """A chat that remembers its turns."""
+    """A chat that keeps its history."""
 
     messages: list[dict[str, Any]]
     system: str | None
@@ -41,11 +41,11 @@ class Conversation(Protocol):
 
 
 class LoadedModel(Protocol):
-    """A model that is ready to speak."""
+    """A loaded model."""
 
     name: str
     notes: tuple[str, ...]
-    """Remarks on how it was loaded, a line each."""
+    """Warnings from loading, one line each."""
     tokenizer: Any
     plan: Any
     chat_format: Any | None
@@ -63,7 +63,7 @@ class LoadedModel(Protocol):
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
 
     def keep_snapshot(self, owner: str | None = None) -> bool:
-        """Keep what was read on the disk, for the next time; it is deleted with `owner`."""
+        """Save the KV cache to disk for later runs; it is deleted together with `owner`."""
         ...
 
     def close(self) -> None: ...
@@ -76,9 +76,9 @@ class LoadedModel(Protocol):
 
 
 def check_model(name: str | None) -> None:
-    """See whether a model is there and its file can be opened; nothing of it is loaded.
+    """Check that a model exists and its file can be opened; no weights are loaded.
 
-    Raises: as `edgeinfer.load` does of a name that leads nowhere, or of a file that is none.
+    Raises: as `edgeinfer.load` for a name that isn't found, or a file that isn't a model.
     """
     from edgeinfer.registry.registry import find_model
     from edgeinfer_quant_formats import GGUFFile
@@ -91,7 +91,7 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by name or path; `settings` are the keywords of `edgeinfer.load`.
 
-    `progress` hears of bytes loaded, `build_progress` of kernels compiled, which happens once a machine.
+    `progress` is called with bytes loaded, `build_progress` with kernels compiled (once per machine).
     """
     edgeinfer = cast(Any, importlib.import_module("edgeinfer"))
     loaded = edgeinfer.load(name, **settings, progress=progress, build_progress=build_progress)

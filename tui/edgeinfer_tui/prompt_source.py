@@ -1,4 +1,4 @@
-"""Where the prompt comes from: the command line, piped input, or both."""
+"""Builds the prompt from the command line, piped input, or both."""
 
 import select
 import sys
@@ -11,10 +11,10 @@ PATIENCE_SECONDS = 5.0
 
 
 def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
-    """What is piped into the program, less one newline at its end; None on a terminal or if it is empty.
+    """The text piped into the program, without a final newline; None on a terminal or if it is empty.
 
-    With a prompt on the command line, a pipe from which nothing has come for 5 seconds is left alone: many
-    programs start others with an open pipe that nobody writes to.
+    If a prompt is on the command line, a pipe without data for 5 seconds is ignored: many programs start
+    others with an open pipe that is never written.
 
     Raises:
         BadParameter: the input is too long or isn't UTF-8.
@@ -30,7 +30,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
 
 
 def joined_prompt(prompt: str | None, piped: str | None) -> str | None:
-    """Piped text first, then what was asked about it, a blank line between them."""
+    """Piped text first, then the prompt, separated by a blank line."""
     if prompt and piped:
         return f"{piped}\n\n{prompt}"
     return prompt or piped
@@ -44,7 +44,7 @@ def unescaped(text: str) -> str:
 
 
 def _ready(raw: BinaryIO) -> bool:
-    """Whether something (or the end) can be read soon. Windows can't ask that of a pipe."""
+    """Whether data or the end of the input arrives soon. Windows can't poll a pipe."""
     if sys.platform == "win32":
         return True
     return bool(select.select([raw], [], [], PATIENCE_SECONDS)[0])

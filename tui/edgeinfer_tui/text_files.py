@@ -1,4 +1,4 @@
-"""Texts that come from outside: files that options name, and standard input, read up to a limit."""
+"""Reads files named by options, and standard input, up to a size limit."""
 
 from pathlib import Path
 from typing import BinaryIO
@@ -8,17 +8,17 @@ from typer import BadParameter
 from edgeinfer_tui.output.byte_sizes import shown_bytes
 
 MAX_TEXT_BYTES = 64 << 20
-"""Of a prompt, a schema or a text to evaluate. A device or a pipe may have no end."""
+"""Maximum size of a prompt, a schema or a text to evaluate: a device or a pipe may be endless."""
 
 
 def text_of(path: Path, option: str = "--text") -> str:
-    """All of a file that an option names. Raises BadParameter where it is too long or isn't UTF-8."""
+    """The text of a file named by an option. Raises BadParameter if it is too long or isn't UTF-8."""
     with path.open("rb") as stream:
         return decoded(read_bounded(stream, f"{option} {path}"), f"{option} {path}")
 
 
 def read_bounded(stream: BinaryIO, name: str) -> bytes:
-    """The rest of a stream. Raises BadParameter where that is more than `MAX_TEXT_BYTES`."""
+    """The rest of a stream. Raises BadParameter if that is more than `MAX_TEXT_BYTES`."""
     data = stream.read(MAX_TEXT_BYTES + 1)
     if len(data) > MAX_TEXT_BYTES:
         raise BadParameter(
@@ -28,7 +28,7 @@ def read_bounded(stream: BinaryIO, name: str) -> bytes:
 
 
 def decoded(data: bytes, name: str) -> str:
-    """Bytes as text. Raises BadParameter where they aren't UTF-8."""
+    """Bytes as text. Raises BadParameter if they aren't UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

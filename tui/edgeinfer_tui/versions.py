@@ -1,4 +1,4 @@
-"""Which release of a package is installed, without importing it."""
+"""Versions of installed packages, without importing them."""
 
 from importlib import metadata
 

@@ -1,1 +1,1 @@
-"""The chat that fills the terminal: `edgeinfer chat`."""
+"""The full-screen chat, `edgeinfer chat`."""

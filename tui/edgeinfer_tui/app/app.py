@@ -1,4 +1,4 @@
-"""The program around the chat's screen: colours, signals, the way out."""
+"""The Textual application of the chat: themes, signal handling and shutdown."""
 
 import asyncio
 import os
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
 
 LEAVE_SECONDS = 5.0
-"""How long the model may take to give its memory back."""
+"""Time limit for the model to free its memory at exit, in seconds."""
 THEMES = {True: ("ansi-dark", "ansi-light"), False: ("textual-dark", "textual-light")}
-"""Whether the terminal has its own 16 colours only -> dark and light."""
+"""Whether the terminal has 16 colours only -> names of the dark and the light theme."""
 FEW_COLOURS = (None, "standard", "windows")
 
 
 class ChatApp(App[None]):
-    """`failure`: why it ended, if it had to."""
+    """The Textual application. `failure`: the error that ended it, or None."""
 
     CSS_PATH = "chat.tcss"
     TITLE = "edgeinfer"
@@ -41,8 +41,8 @@ class ChatApp(App[None]):
         dark: bool = True,
         remarks: Sequence[str] = (),
     ) -> None:
-        """`remarks`: what a person should know before anything is said."""
-        # How colours are taken out is settled in there, before a theme is.
+        """`remarks`: warnings to show before the first message."""
+        # Textual's constructor decides how colours are removed, so the theme is set after it.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]
@@ -71,21 +71,21 @@ class ChatApp(App[None]):
                 loop.add_signal_handler(getattr(signal, name), self.leave)
 
     def on_paste(self, event: events.Paste) -> None:
-        """What no other widget has taken goes into the message, whatever page is shown."""
+        """Send text that no other widget pasted to the message input, on any screen."""
         event.stop()
         self.chat.input.paste(event.text)
 
     def switch_theme(self) -> None:
-        """From dark to light and back."""
+        """Switch between the dark and the light theme."""
         dark, light = self._themes
         self.theme = light if self.theme == dark else dark
 
     async def action_quit(self) -> None:
-        """Ctrl-Q, wherever it is pressed."""
+        """Quit; bound to Ctrl-Q on every screen."""
         self.leave()
 
     def leave(self) -> None:
-        """Keep what was said, give the model's memory back, end."""
+        """Save the chat, free the model's memory, and exit."""
         if self._left is None:
             self._left = self.chat.leaving()
             self.run_worker(self._leave(self._left))
@@ -100,5 +100,5 @@ class ChatApp(App[None]):
 
     @property
     def at_rest(self) -> bool:
-        """Whether the model's thread has nothing left to do, so that the program can end as usual."""
+        """Whether the model thread is idle, so that the program can exit normally."""
         return self._left is not None and self._left.done()

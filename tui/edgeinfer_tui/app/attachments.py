@@ -1,4 +1,4 @@
-"""Files in a message: `@path` becomes what the file holds, a pasted path becomes `@path`."""
+"""File attachments: `@path` is replaced by the file's text, a pasted path becomes `@path`."""
 
 import re
 import shlex
@@ -14,16 +14,16 @@ FILE_NAME = re.compile(
     r"py|js|ts|tsx|jsx|go|rs|java|kt|rb|php|swift|lua|tex|ipynb|diff|patch|conf|cfg|env|gguf)",
     re.IGNORECASE,
 )
-"""A mention that is a file's name and nothing else: with an ending of texts."""
+"""Matches a mention that is only a file name with the extension of a text file."""
 MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 
 
 def with_files(message: str) -> str:
-    """The message, with what its files hold after it; an @ that is no path stays as it is.
+    """Return the message with the contents of its files appended; an @ that is no path is unchanged.
 
     Raises:
-        SettingError: a path that leads to no file, a file that is too long or isn't text.
-        OSError: one that can't be read.
+        SettingError: the file does not exist, is too long or isn't text.
+        OSError: the file can't be read.
     """
     missing = [name for name in map(_missing, MENTION.finditer(message)) if name]
     if missing:
@@ -34,7 +34,7 @@ def with_files(message: str) -> str:
 
 
 def mention_of(pasted: str) -> str | None:
-    """`@path` for a pasted text that is the path of a file, as terminals paste what is dropped on them."""
+    """`@path` for a pasted text that is a file path (terminals paste a dropped file's path), else None."""
     text = pasted.strip()
     if not text or "\n" in text or len(text) > 4096:
         return None
@@ -50,7 +50,7 @@ def mention_of(pasted: str) -> str | None:
 
 
 def _rooted(text: str) -> bool:
-    """Whether a text is a path for certain: a word may happen to be a file's name."""
+    """Whether the text is certainly a path; a plain word could also be a file name."""
     return text.startswith(("/", "~/", "./", "../")) or re.match(r"[A-Za-z]:[\\/]", text) is not None
 
 
@@ -64,7 +64,7 @@ def _path(match: re.Match[str]) -> Path | None:
 
 
 def _missing(match: re.Match[str]) -> str | None:
-    """The path of a mention that leads to no file; None: it does, or it may be no path (@someone)."""
+    """The path of a mention whose file does not exist; None if it exists or may not be a path (@someone)."""
     quoted, bare = match.groups()
     is_path = quoted is not None or _rooted(bare) or FILE_NAME.fullmatch(bare.rstrip(SENTENCE_END))
     return (quoted or bare) if is_path and _path(match) is None else None
@@ -73,7 +73,7 @@ def _missing(match: re.Match[str]) -> str | None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # too long, or no path at all
+    except (OSError, ValueError):  # too long, or not a path
         return False
 
 

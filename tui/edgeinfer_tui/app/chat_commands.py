@@ -1,4 +1,4 @@
-"""What the chat can be told: by a key, or by a word in front of which a slash stands."""
+"""The chat's commands, each started by a key or by a word that begins with a slash."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from textual.binding import Binding
 
 @dataclass(frozen=True)
 class ChatCommand:
-    """`keys` as Textual names them, a comma between; `action`: of the chat's screen; `takes`: an argument."""
+    """`keys`: Textual key names, comma-separated; `action`: action of the chat screen; `takes`: argument."""
 
     word: str
     keys: str
@@ -51,7 +51,7 @@ OTHER_KEYS = (
 
 
 def bindings() -> list[Binding]:
-    """The commands' keys; they work wherever the cursor is."""
+    """Textual key bindings of the commands; they work wherever the focus is."""
     return [
         Binding(command.keys, command.action, command.meaning, priority=True)
         for command in COMMANDS
@@ -60,5 +60,5 @@ def bindings() -> list[Binding]:
 
 
 def key_names(keys: str) -> str:
-    """A command's keys as people write them: f3,ctrl+f -> F3, Ctrl-F."""
+    """Key names in display form: f3,ctrl+f -> F3, Ctrl-F."""
     return ", ".join("-".join(part.capitalize() for part in key.split("+")) for key in keys.split(",") if key)

@@ -1,4 +1,4 @@
-"""The chat's screen with its commands: by key, by click, by a word behind a slash."""
+"""The chat screen with its commands: by key, by click, or by a slash command."""
 
 import asyncio
 import time
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 TWICE_SECONDS = 2.0
 COMPLETED = {"/model": model_names}
-"""Command -> what completes its argument."""
+"""Slash command -> function that completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
 
 
 class ChatProgram(Protocol):
-    """What the screen asks of the program around it."""
+    """The methods of the application that this screen calls."""
 
     def leave(self) -> None: ...
 
@@ -44,7 +44,7 @@ class ChatProgram(Protocol):
 
 
 class ChatScreen(TalkScreen):
-    """What a person can do."""
+    """The chat screen with the user's commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(),
@@ -62,7 +62,7 @@ class ChatScreen(TalkScreen):
         super().__init__(*given)  # type: ignore[arg-type]
         self._interrupted = 0.0
         self._told = ""
-        """What stood behind the command's word."""
+        """Argument of the slash command."""
 
     @property
     def program(self) -> ChatProgram:
@@ -153,7 +153,7 @@ class ChatScreen(TalkScreen):
             self.action_settings()
 
     def action_schema(self) -> None:
-        """Answers keep to the schema in a file, or to none again."""
+        """Constrain completions to the JSON schema in a file, or remove the constraint."""
         told, before = self._told, "schema" in self.settings or "grammar" in self.settings
         if not told:
             kept = "answers keep to a form; /schema off ends that" if before else "answers keep to no form"
@@ -230,7 +230,7 @@ class ChatScreen(TalkScreen):
         self.input.focus()
 
     async def complete(self, line: str) -> str:
-        """What Tab makes of the line; the ways to go on are shown where there are several."""
+        """The line that Tab completes `line` to; several possible completions are listed."""
         commands = {command.word: COMPLETED.get(command.word) for command in COMMANDS}
         found = await asyncio.to_thread(completions, line, commands)
         if len(found) > 1:
@@ -245,7 +245,7 @@ class ChatScreen(TalkScreen):
         self.refresh_lines()
 
     async def action_go(self, step: int) -> None:
-        """To the turn before or behind; from the line to the last one, and back."""
+        """Focus the previous or the next message; from the input to the last message, and back."""
         views = self.transcript.views()
         at = self.focused
         if not isinstance(at, MessageView):
@@ -289,7 +289,7 @@ class ChatScreen(TalkScreen):
         self.input.focus()
 
     async def _step(self, turn: Turn, step: int) -> None:
-        """Show the branch of another alternative, and go on there."""
+        """Switch to the branch of another alternative and continue the chat there."""
         if self.running is not None:
             self.notify("an answer is coming; Esc stops it")
             return
@@ -313,7 +313,7 @@ class ChatScreen(TalkScreen):
             self.input.focus()
 
     def _edit(self, asked: Turn | None) -> None:
-        """Bring a message back into the line."""
+        """Put a sent message back into the input for editing."""
         if asked is not None:
             self.editing = asked
             self.input.text = asked.text

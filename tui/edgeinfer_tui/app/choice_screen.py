@@ -1,4 +1,4 @@
-"""A list to choose from with a line above it that narrows it down: models, past chats."""
+"""A list to pick from, filtered by the text in a line above it: models or saved chats."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Choice(Generic[Value]):
-    """A line of the list, what stands under it, and what is chosen with it."""
+    """A list item: its line, the line below it, and the value that it selects."""
 
     line: str
     detail: str
@@ -38,7 +38,8 @@ Find = Callable[[str], Sequence[Choice[Value]]]
 
 
 class PickerScreen(ModalScreen[Value | None]):
-    """Ends with what was chosen, or None. `find` runs beside the screen, for each text in the line."""
+    """Returns the selected value, or None. `find` runs on a worker thread after each change of the filter
+    text."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "back"),
@@ -101,7 +102,7 @@ def _drawn(choice: Choice[Value]) -> Content:
 
 
 def models_here(loaded: str) -> Find[str]:
-    """The models on this disk; `loaded`: what the one in use is called."""
+    """Find function over the models on disk; `loaded`: name of the model in use."""
 
     def find(text: str) -> list[Choice[str]]:
         from edgeinfer.registry.registry import list_models
@@ -120,7 +121,8 @@ def models_here(loaded: str) -> Find[str]:
 
 
 def past_chats(keeping: Keeping) -> "Find[tuple[StoredChat, int | None]]":
-    """Without a text the chats changed last; with one, where it was said."""
+    """Find function over saved chats: the most recent ones, or those with messages that match the filter
+    text."""
 
     def find(text: str) -> "list[Choice[tuple[StoredChat, int | None]]]":
         now = time.time()

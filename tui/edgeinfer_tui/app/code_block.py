@@ -1,4 +1,4 @@
-"""Markdown of an answer, with blocks of code that can be copied."""
+"""Markdown of a response, with code blocks that can be copied."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 from edgeinfer_tui.output.terminal_output import HARMLESS
 
 ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
-"""Textual and the parser have to agree on where a line ends."""
+"""Maps all line separators to newline: Textual and the parser must agree on where a line ends."""
 
 HALF_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
-"""A last line that may become the beginning of a list, a table, a block of code, or none of them."""
+"""Matches an incomplete last line that may become a list, a table, a code block, or plain text."""
 
 BEGINS_AS_JSON = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*[{\[\"])")
 
 
 def _parser() -> MarkdownIt:
-    """What looks like HTML is text, and a line that a model ends is a line."""
+    """Markdown parser without HTML; a newline in the text is a line break."""
     parser = MarkdownIt("gfm-like", {"html": False})
     parser.core.ruler.push("line_ends", _keep_line_ends)
     return parser
@@ -37,19 +37,19 @@ def _keep_line_ends(state: StateCore) -> None:
 
 
 def _with_json_as_code(text: str) -> str:
-    """An answer that begins as JSON with that as a block of code; Markdown would lose stars and lines."""
+    """Wrap JSON at the start of a response in a code block; Markdown would drop its stars and line breaks."""
     if not BEGINS_AS_JSON.match(text):
         return text
     start = len(text) - len(text.lstrip())
     try:
         _, end = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:  # more of it is to come, or it was cut off
+    except ValueError:  # incomplete or truncated JSON
         return f"````json\n{text[start:]}"
     return f"````json\n{text[start:end]}\n````\n{text[end:]}"
 
 
 class CopyLabel(Label):
-    """The line above a block of code; a click copies the block."""
+    """The line above a code block; a click copies the block."""
 
     def on_click(self) -> None:
         block = self.parent
@@ -59,7 +59,7 @@ class CopyLabel(Label):
 
 
 class CodeBlock(MarkdownFence):
-    """A block of code under a line with its language."""
+    """A code block with a line above that names its language."""
 
     DEFAULT_CSS = """
     CodeBlock { margin: 0 0 1 0; }
@@ -74,7 +74,7 @@ class CodeBlock(MarkdownFence):
 
 
 class AnswerText(Markdown):
-    """Markdown that comes in pieces."""
+    """Markdown that is streamed."""
 
     DEFAULT_CSS = """
     AnswerText { padding: 0; margin: 0; layout: vertical; height: auto; }
@@ -86,23 +86,24 @@ class AnswerText(Markdown):
         self._shown = ""
 
     def get_block_class(self, block_name: str) -> type[MarkdownBlock]:
-        """Textual's own blocks, but for those of code."""
+        """The widget class of a block: ours for code, else Textual's."""
         own = super().get_block_class(block_name)
         return CodeBlock if own is MarkdownFence else own
 
     async def show(self, text: str, ended: bool = True) -> None:
-        """Have it hold `text`; what is only longer than before is appended. `ended` False: more will come."""
+        """Display `text`; if it extends the text shown, only the rest is appended. `ended` False: more will
+        follow."""
         text = _with_json_as_code(text.translate(ONE_LINE_END))
         if not ended and (half := HALF_MARK.search(text)) and half.start() >= len(self._shown):
             text = text[: half.start()]
         if not text.startswith(self._shown):
             await self.update("")
             self._shown = ""
-        # Behind an `update` with a text, Textual's `append` would drop the text's last block.
+        # `append` after an `update` with a text would drop the last block of that text.
         if text != self._shown:
             await self.append(text[len(self._shown) :])
             self._shown = text
 
     def codes(self) -> Iterable[str]:
-        """What its blocks of code hold, in order."""
+        """Contents of its code blocks, in order."""
         return [block.code for block in self.query(CodeBlock)]

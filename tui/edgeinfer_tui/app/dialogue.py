@@ -1,4 +1,4 @@
-"""One chat as the screen has it: its tree, where it stands, and who writes it down."""
+"""State of one chat on the screen: message tree, current branch, recorder."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from edgeinfer_tui.options.run_options import settings_again
 
 
 class Dialogue:
-    """A chat that goes on. `recorder` None: nothing is kept."""
+    """A chat in progress. `recorder` None: it is not saved."""
 
     def __init__(
         self,
@@ -23,12 +23,12 @@ class Dialogue:
 
     @property
     def line(self) -> list[Turn]:
-        """The turns of the branch on which it stands."""
+        """Messages of the current branch."""
         return line_to(self.tip)
 
     @property
     def title(self) -> str:
-        """Its name, or the beginning of what was said first; "" before that."""
+        """Name of the chat, or the beginning of its first message; "" if it is empty."""
         stored = None if self.recorder is None else self.recorder.stored
         if stored is not None and stored.name:
             return stored.name
@@ -36,12 +36,12 @@ class Dialogue:
         return title_of(first[0].text) if first else ""
 
     def say(self, text: str, settings: dict[str, Any], instead_of: Turn | None = None) -> RunningAnswer:
-        """A message behind the tip, or beside another one; the answer that is to come."""
+        """Append a message, or add it as an alternative of `instead_of`; returns the pending response."""
         before = self.tip if instead_of is None else instead_of.parent
         return self.answer(self.tree.add(before, "user", text), settings)
 
     def answer(self, asked: Turn, settings: dict[str, Any]) -> RunningAnswer:
-        """One more answer to a message."""
+        """Start another response to a message."""
         before = read_by_the_model(line_to(asked.parent))
         settings = settings_again(settings, len(asked.children))
         self.tip = self.tree.add(asked, "assistant", "", "coming")

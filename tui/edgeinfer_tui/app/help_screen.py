@@ -1,4 +1,4 @@
-"""The keys and the commands, on a page of their own."""
+"""The help screen: keys and commands."""
 
 import textwrap
 from typing import ClassVar
@@ -14,15 +14,15 @@ from textual.widgets import Static
 from edgeinfer_tui.app.chat_commands import COMMANDS, OTHER_KEYS, key_names
 
 COLUMN = 35
-"""Where meanings begin, if there is room for both beside each other."""
+"""Column at which descriptions begin, if the screen is wide enough."""
 NARROW, INDENT = 60, 4
-"""Below so many columns a meaning stands under its key, indented."""
+"""Below this width in columns, the description is on the next line, with this indent."""
 PLACE = """Chats are kept as they go; `edgeinfer chats` lists them on the command line, \
 `edgeinfer chat --continue` goes on with the last one."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """Ends with Esc, or with the key that brought it."""
+    """Closed by Esc, or by the key that opened it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f1,q,enter", "dismiss(None)", "back"),
@@ -41,14 +41,14 @@ class HelpScreen(ModalScreen[None]):
 
 
 class HelpText(Static):
-    """The page's lines, broken where its width wants it."""
+    """The lines of the help screen, wrapped to its width."""
 
     def on_resize(self, event: events.Resize) -> None:
         self.update(help_text(event.size.width))
 
 
 def help_text(width: int) -> Content:
-    """Each key or command, and what it does beside it, or under it where the page is narrow."""
+    """Each key or command with its description: in two columns, or one below the other on narrow screens."""
     lines = [Content.styled("Commands, and their keys", "bold")]
     for command in COMMANDS:
         name = f"{command.word} {command.takes}".strip()

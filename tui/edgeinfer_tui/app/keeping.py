@@ -1,4 +1,4 @@
-"""Where the chats of the screen are kept, and what is found there."""
+"""The chat store as the screen uses it: recording, listing and search."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 
 
 class Keeping:
-    """The store at `path`. It is written on one thread, which calls `open` first, and read on any other."""
+    """The store at `path`. Writes happen on one thread, which calls `open` first; reads on any other."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name`: of the chat that will be begun first."""
+        """`name`: name for the first chat created."""
         self._path, self._name = path, name
         self._store: ChatStore | None = None
 
@@ -26,12 +26,12 @@ class Keeping:
         self._store = ChatStore(self._path)
 
     def close(self) -> None:
-        """On the thread that opened it."""
+        """Close the store. Must be called on the thread that opened it."""
         if self._store is not None:
             self._store.close()
 
     def recorded(self, dialogue: Dialogue, model: Callable[[], str], stored: StoredChat | None) -> None:
-        """Have a dialogue recorded; `model`: what it runs on when it begins."""
+        """Start recording a dialogue; `model` returns the model's name, called when recording begins."""
         store = self._store
         assert store is not None
 
@@ -42,7 +42,7 @@ class Keeping:
         dialogue.recorder = Recorder(store, begin, stored)
 
     def dialogue(self, stored: StoredChat, at: int | None = None) -> Dialogue:
-        """A chat of the store, where it was left, or on the branch that goes through turn `at`."""
+        """Load a saved chat on its current branch, or on the branch that contains message `at`."""
         with ChatStore(self._path) as store:
             stored = store.chat(str(stored.id))
             tree = ChatTree(store.turns(stored))
@@ -50,11 +50,11 @@ class Keeping:
         return Dialogue(tree, tip and newest_end(tip), system=stored.system)
 
     def chats(self, most: int) -> list[StoredChat]:
-        """The chats changed last."""
+        """The `most` most recently changed chats."""
         with ChatStore(self._path) as store:
             return store.chats(most)
 
     def search(self, text: str) -> list[Found]:
-        """The turns that hold a text."""
+        """Messages that contain a text."""
         with ChatStore(self._path) as store:
             return store.search(text)

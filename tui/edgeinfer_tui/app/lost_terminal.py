@@ -1,4 +1,4 @@
-"""Textual's driver for a terminal that may be closed while it is drawn on."""
+"""A Textual driver for terminals that may be closed while the program draws on them."""
 
 import os
 import selectors
@@ -12,13 +12,13 @@ from textual.drivers.linux_driver import LinuxDriver
 STDOUT, STDERR = 1, 2
 KEYS_BYTES = 4096
 KEYS_SECONDS = 0.1
-"""How long a key is waited for before an escape counts as one of its own."""
+"""Seconds to wait for more bytes after an escape before it counts as the Esc key."""
 
 
 class Screen:
-    """The terminal's file; what can't be written any more is dropped.
+    """The terminal's file; output that can no longer be written is dropped.
 
-    Textual writes on a thread, which an error would end; the program would then wait for it for ever.
+    Textual writes on a thread. An error would end that thread, and the program would wait for it for ever.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -38,13 +38,13 @@ class Screen:
             self._drop(error)
 
     def _drop(self, error: OSError) -> None:
-        """Send what is left in buffers, and all that follows, nowhere: else Python ends with an error."""
-        if isinstance(error, BlockingIOError):  # the terminal is there, and slow
+        """Redirect buffered and later output to the null device; otherwise Python exits with an error."""
+        if isinstance(error, BlockingIOError):  # the terminal is slow, not closed
             return
         own = self._file.fileno()
         gone, nowhere = os.fstat(own).st_rdev, os.open(os.devnull, os.O_WRONLY)
         for number in {own, STDOUT, STDERR}:
-            with suppress(OSError):  # one that was never open
+            with suppress(OSError):  # a file descriptor that was never open
                 if os.fstat(number).st_rdev == gone:
                     os.dup2(nowhere, number)
         os.close(nowhere)
@@ -54,15 +54,15 @@ class Screen:
 
 
 class DisconnectSafeDriver(LinuxDriver):
-    """As its parent, and the program ends as usual when the terminal has gone."""
+    """As its parent, but the program exits normally when the terminal has been closed."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._file: Any = Screen(self._file)
 
     def run_input_thread(self) -> None:
-        """Read keys until the program or the terminal ends. A byte that isn't UTF-8 becomes a replacement
-        character, where Textual's own decoder would end this thread, and with it the keyboard.
+        """Read keys until the program ends or the terminal closes. A byte that isn't UTF-8 becomes a
+        replacement character. Textual's decoder would end this thread instead, and keys would no longer work.
         """
         parser = XTermParser(self._debug)
         decode = getincrementaldecoder("utf-8")("replace").decode
@@ -72,7 +72,7 @@ class DisconnectSafeDriver(LinuxDriver):
                 text = ""
                 if selector.select(KEYS_SECONDS):
                     data = os.read(self.fileno, KEYS_BYTES)
-                    if not data:  # the terminal is closed, and would be ready for ever
+                    if not data:  # the terminal is closed: select would report it as readable for ever
                         return
                     text = decode(data)
                 for event in [*(parser.feed(text) if text else ()), *parser.tick()]:

@@ -1,4 +1,4 @@
-"""Where a model's bytes lie, drawn: for each place a bar and what it holds."""
+"""The memory panel: for each device a bar and its bytes by kind."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from edgeinfer_tui.output.byte_sizes import shown_bytes
 
 PLACES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
 SIGNS = {"weights": "#", "keys and values": "=", "draft": "+", "workspace": "-"}
-"""Kinds of bytes, each with a sign of its own: a terminal may have no colours."""
+"""Kind of bytes -> fill character, since a terminal may have no colours."""
 COLOURS = {
     "weights": "$primary",
     "keys and values": "$warning",
@@ -22,7 +22,7 @@ FREE = "."
 
 @dataclass(frozen=True)
 class PlaceShare:
-    """What one place holds, by kind, in bytes; `room`: what may be used of it, 0 if that isn't known."""
+    """Bytes by kind on one device; `room`: usable bytes, 0 if unknown."""
 
     place: str
     kinds: dict[str, int]
@@ -34,7 +34,7 @@ class PlaceShare:
 
 
 def place_shares(plan: Any) -> list[PlaceShare]:
-    """The places that a plan uses. `plan`: a `MemoryPlan`."""
+    """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
     for place, name in PLACES.items():
         kinds = dict.fromkeys(SIGNS, 0)
@@ -56,7 +56,7 @@ def _kind(item: str) -> str:
 
 
 def drawn(shares: list[PlaceShare], width: int) -> list[Content]:
-    """Lines of at most `width` columns: a bar of what may be used of each place, and what is in it."""
+    """Lines of at most `width` columns: for each device a bar of its usable memory and a legend."""
     lines: list[Content] = []
     for share in shares:
         of = f" of {shown_bytes(share.room)}" if share.room else ""
@@ -70,7 +70,7 @@ def drawn(shares: list[PlaceShare], width: int) -> list[Content]:
 
 
 def _bar(share: PlaceShare, width: int) -> Content:
-    """Every kind has a column at least, however few its bytes are."""
+    """Every kind gets at least one column, however small it is."""
     whole = max(share.room, share.total)
     parts = []
     left = width
@@ -82,7 +82,7 @@ def _bar(share: PlaceShare, width: int) -> Content:
 
 
 class MemoryPanel(Static):
-    """Beside the turns, or in their place where there is no room for both."""
+    """Next to the messages, or in their place on narrow screens."""
 
     DEFAULT_CSS = """
     MemoryPanel {
@@ -96,7 +96,7 @@ class MemoryPanel(Static):
         self._remarks: tuple[str, ...] = ()
 
     def show(self, plan: Any, remarks: tuple[str, ...] = ()) -> None:
-        """`plan` None: another engine decides where its bytes lie. `remarks`: how the model was loaded."""
+        """`plan` None: another engine places the bytes. `remarks`: warnings from loading."""
         self._plan, self._remarks = plan, remarks
         self._draw()
 

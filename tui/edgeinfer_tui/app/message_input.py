@@ -1,4 +1,4 @@
-"""Where a message is written."""
+"""The message input."""
 
 from collections.abc import Awaitable, Callable
 
@@ -12,30 +12,30 @@ NEW_LINE = ("ctrl+j", "shift+enter", "alt+enter")
 
 
 class MessageInput(TextArea):
-    """Enter sends; a pasted path becomes a mention of its file. What it leaves, TextArea does."""
+    """Enter sends; a pasted file path becomes a mention. All other keys are handled by TextArea."""
 
     class Submitted(Message):
-        """A message, or a command."""
+        """A message or a command was entered."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Left(Message):
-        """Ctrl-D in an empty line, or Up in one: what lies beyond the input is wanted."""
+        """Ctrl-D or Up in an empty input: focus moves out of the input."""
 
         def __init__(self, key: str) -> None:
             super().__init__()
             self.key = key
 
     def __init__(self, complete: Callable[[str], Awaitable[str]]) -> None:
-        """`complete`: what Tab makes of the text."""
+        """`complete` returns the text that Tab completes the input to."""
         super().__init__(id="input", compact=True, soft_wrap=True, highlight_cursor_line=False)
         self._complete = complete
         self.placeholder = "Say something; F1 helps"
 
     def send(self) -> None:
-        """As Enter does."""
+        """Send the text, as Enter does."""
         if self.text.strip():
             self.post_message(self.Submitted(self.text))
 
@@ -51,7 +51,7 @@ class MessageInput(TextArea):
         elif event.key == "tab" and self.text:
             event.stop()
             event.prevent_default()
-            # Keys that are typed meanwhile wait until it is there.
+            # Keys typed during completion are queued until it is done.
             completed = await self._complete(self.text)
             if completed != self.text:
                 self.text = completed
@@ -71,7 +71,7 @@ class MessageInput(TextArea):
         self.paste(event.text)
 
     def paste(self, text: str) -> None:
-        """Write a pasted text in place of what is selected; the path of a file as its mention."""
+        """Replace the selection by the pasted text; a file path becomes a mention."""
         mention = mention_of(text)
         self.replace(text if mention is None else f"{mention} ", *self.selection)
         self.focus()

@@ -1,4 +1,4 @@
-"""The thread on which the model and the store of chats live; the screen never waits for it."""
+"""The thread that owns the model and the chat store; the screen never blocks on it."""
 
 import threading
 import time
@@ -23,13 +23,14 @@ Result = TypeVar("Result")
 
 
 class Leaving(BaseException):
-    """Ends the loading of a model that nobody waits for any more."""
+    """Cancels the loading of a model when the program exits."""
 
 
 class ModelThread:
-    """Loads, answers and records, one after the other.
+    """Loads models, generates responses and records them, one job at a time.
 
-    `model` None: none is loaded. What is given to `do` runs on the thread; the other methods are for there.
+    `model` None: no model is loaded. Functions given to `do` run on the thread; call the other methods only
+    there.
     """
 
     def __init__(self) -> None:
@@ -38,27 +39,28 @@ class ModelThread:
         self.loading: Progress | None = None
         self.model: LoadedModel | None = None
         self._closing: str | None = None
-        """What ends the thought that the template opens in front of each answer, if it does."""
+        """Text that closes the reasoning block that the template opens before each response, or None."""
         self._conversation: Conversation | None = None
         self._snapshot_owner: str | None = None
-        """With what a snapshot of the chat that the model has read last is deleted; None: it isn't stored."""
+        """Owner whose deletion also deletes the prompt cache of the current chat; None: the chat isn't
+        stored."""
 
     def do(self, work: Callable[[], Result]) -> "Future[Result]":
-        """Have something done on the thread, behind what it was given before."""
+        """Queue a function on the thread, after earlier ones."""
         return self._executor.submit(work)
 
     def leave(self) -> None:
-        """Have the loading of a model, if there is one, end as soon as it reports."""
+        """Cancel loading, if a model is being loaded, at its next progress report."""
         self._leaving.set()
 
     def finish(self) -> None:
-        """Take no more work; what is waiting is dropped. Returns at once."""
+        """Accept no more jobs and drop queued ones. Returns at once."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def load(self, name: str | None, settings: dict[str, Any]) -> None:
-        """Put a model in place of the one that there is; there is none after `leave`.
+        """Load a model and replace the current one; after `leave` no model is loaded.
 
-        Raises: as `edgeinfer.load`; there is no model then, or the one before if the name leads nowhere.
+        Raises: as `edgeinfer.load`; then no model is loaded, or the previous one if the name was not found.
         """
         if self.model is not None:
             library.check_model(name)
@@ -87,7 +89,7 @@ class ModelThread:
         self._closing = _closing(self.model)
 
     def close(self) -> None:
-        """Give the model's memory back; what it has read is kept first, where it was loaded for that."""
+        """Free the model's memory; the KV cache is saved first if a prompt cache is in use."""
         model, self.model, self._conversation = self.model, None, None
         if model is not None:
             if self._snapshot_owner is not None:
@@ -95,7 +97,8 @@ class ModelThread:
             model.close()
 
     def answer(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> None:
-        """Have the model answer; every piece is recorded before it is shown. Failures are `answer.error`."""
+        """Generate a response; every piece is recorded before it is shown. Failures are set as
+        `answer.error`."""
         turn = answer.turn
         if recorder is not None:
             recorder.begin(turn)
@@ -118,7 +121,7 @@ class ModelThread:
 
         stream = self._stream(answer, system, read)
         if self._closing is not None and not answer.settings.keys().isdisjoint(FORMS):
-            # An answer that keeps to a form begins behind the thought.
+            # Constrained output begins after the reasoning block, so the block is closed first.
             self._take(f"{self._closing}\n\n", turn, recorder)
         measured = 0.0
         for token in stream:
@@ -136,18 +139,18 @@ class ModelThread:
 
     @property
     def thinks_first(self) -> bool:
-        """Whether the template opens a thought in front of each answer."""
+        """Whether the template opens a reasoning block before each response."""
         return self._closing is not None
 
     @staticmethod
     def _take(text: str, turn: "Turn", recorder: "Recorder | None") -> None:
-        """A piece of the answer; recorded before it can be shown."""
+        """Add a piece to the response; it is recorded before it can be shown."""
         if recorder is not None:
             recorder.add(text)
         turn.text += text
 
     def _stream(self, answer: RunningAnswer, system: str | None, progress: library.Progress) -> Stream:
-        """Begin an answer; what the conversation shares with `answer.before` isn't read again."""
+        """Start a response; tokens shared with `answer.before` are not prefilled again."""
         assert self.model is not None
         chat = self._conversation
         if chat is None:
@@ -164,7 +167,7 @@ class ModelThread:
 
 
 def _closing(model: LoadedModel) -> str | None:
-    """What ends the thought, if that is what the template begins last."""
+    """Text that closes the reasoning block, if the template opens one at its end."""
     from edgeinfer.chat_templates.reasoning import closing_mark
 
     if model.chat_format is None or not hasattr(model.chat_format, "render"):

@@ -1,4 +1,4 @@
-"""An answer on its way from the model's thread to the screen."""
+"""State of a response, shared by the model thread (writer) and the screen (reader)."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Progress:
-    """How far something long has come; written by one thread, read by another."""
+    """Progress of a long operation; written by one thread, read by another."""
 
     label: str
     shown: Callable[[int], str] = str
@@ -24,7 +24,7 @@ class Progress:
     since: float = field(default_factory=time.monotonic)
 
     def line(self) -> str:
-        """As in: reading the prompt 512/2048 (25%), 3 s left."""
+        """For example: reading the prompt 512/2048 (25%), 3 s left."""
         if not self.total or self.done >= self.total:
             return f"{self.label} ..."
         seconds = (time.monotonic() - self.since) / self.done * (self.total - self.done) if self.done else 0.0
@@ -34,23 +34,24 @@ class Progress:
 
 
 class RunningAnswer:
-    """What the screen sees of an answer that the model's thread gives; its text is that of `turn`."""
+    """The screen's view of a response that the model thread generates; its text is that of `turn`."""
 
     def __init__(
         self, turn: "Turn", before: list[dict[str, str]], text: str, settings: dict[str, Any]
     ) -> None:
-        """`turn`: the answer's; `before`: the messages in front of `text`, which is to be answered."""
+        """`turn`: message that receives the response; `before`: messages before `text`, the one to respond
+        to."""
         self.turn, self.before, self.text, self.settings = turn, before, text, settings
         self.reading = Progress("reading the prompt")
         self.speaking = False
-        """Whether the first token has come."""
+        """Whether the first token was generated."""
         self.latest: Generation | None = None
-        """How it stood a moment ago, and in the end."""
+        """Latest statistics; final ones once the response has ended."""
         self.error: str | None = None
         self._stop = threading.Event()
 
     def stop(self) -> None:
-        """End the answer at the next token."""
+        """Stop generating at the next token."""
         self._stop.set()
 
     @property

@@ -1,4 +1,4 @@
-"""The system prompt and how the next token is chosen, to look at and to change."""
+"""Screen to view and change the system prompt and the sampling parameters."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,22 +22,22 @@ FIELDS: dict[str, tuple[type[int] | type[float], str]] = {
     "max_tokens": (int, "no limit"),
     "seed": (int, "a fresh one"),
 }
-"""Setting -> what it is, and what holds where it isn't given."""
+"""Setting -> its type, and the text shown for its default."""
 
 
 @dataclass(frozen=True)
 class ChosenSettings:
-    """What the settings were left at."""
+    """The values when the screen was closed."""
 
     system: str | None
     answering: dict[str, Any]
 
 
 def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were written; an empty field takes one back.
+    """The settings as entered; an empty field resets a setting.
 
     Raises:
-        SettingError: no number, or one out of its range.
+        SettingError: not a number, or out of range.
     """
     settings = {name: value for name, value in before.items() if name not in FIELDS}
     for name, text in texts.items():
@@ -55,7 +55,7 @@ def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]
 
 
 class SettingsScreen(ModalScreen[ChosenSettings | None]):
-    """Ends with the settings, or None if they stay."""
+    """Returns the new settings, or None if they are unchanged."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "back"),
@@ -96,7 +96,7 @@ class SettingsScreen(ModalScreen[ChosenSettings | None]):
             self.dismiss(None)
 
     def action_save(self) -> None:
-        """Leave with the settings, unless one of them is wrong, which is said."""
+        """Close the screen with the new settings; an invalid one is reported and the screen stays open."""
         texts = {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
         try:
             answering = read_fields(texts, self._before)

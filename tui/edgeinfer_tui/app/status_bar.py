@@ -1,4 +1,4 @@
-"""The last line: how full the context is, how fast the answer comes, how many drafts stood."""
+"""The last line: context use, generation speed, share of draft tokens accepted."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ BAR = 8
 def status_text(
     width: int, used: int | None, context: int, answer: "Generation | None", tail: Sequence[str] = ()
 ) -> str:
-    """What fits `width` columns, the most wanted first; `tail`: hints, for which there may be room."""
+    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit."""
     count = "-" if used is None else str(used)
     parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
     if answer is not None:
@@ -38,7 +38,9 @@ def status_text(
 
 
 def keys_text(width: int, keys: Sequence[str]) -> str:
-    """Keys and what they do, as many as fit `width` columns; the last one, which leads back, always."""
+    """Keys with descriptions, as many as fit `width` columns; the last one, which goes back, is always
+    shown.
+    """
     shown = list(keys)
     while len(shown) > 1 and len(" · ".join(shown)) > width - 2:
         del shown[-2]
@@ -51,7 +53,7 @@ def _bar(share: float) -> str:
 
 
 class StatusBar(Static):
-    """One line."""
+    """The status line."""
 
     def __init__(self) -> None:
         super().__init__(id="status", markup=False)
@@ -61,13 +63,13 @@ class StatusBar(Static):
     def show(
         self, answer: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
     ) -> None:
-        """`used`: tokens of the context, where the answer doesn't tell."""
+        """`used`: tokens in the context; None: taken from `answer`."""
         taken = used if answer is None else context_used(answer)
         self._state, self._keys = (taken, context, answer, tail), ()
         self._draw()
 
     def show_keys(self, keys: Sequence[str]) -> None:
-        """In their place: what keys do with the message that is focused, as many as fit."""
+        """Show the keys of the focused message instead, as many as fit."""
         self._keys = keys
         self._draw()
 

@@ -1,4 +1,4 @@
-"""The screen on which a chat takes place: a model is loaded, messages are sent, answers come in and stop."""
+"""The screen that runs a chat: it loads the model, sends messages, and streams and stops responses."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 class TalkScreen(Screen[None]):
-    """`keeping` None: nothing is kept. `fails` is told why there is no model at all."""
+    """`keeping` None: chats are not saved. `fails` is called with the reason if no model can be loaded."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class TalkScreen(Screen[None]):
         self.editing: Turn | None = None
         self.latest: Generation | None = None
         self.lost: str | None = None
-        """Why a part of the chat wasn't on the disk in the end."""
+        """Error if part of the chat could not be saved, else None."""
         self.keeping = keeping
         self._wishes, self._stored, self._fails = wishes, stored, fails
         self.dialogue = Dialogue(ChatTree(), system=wishes.system)
         self._trouble: str | None = None
         self._dropped = 0
         self._left_out = 0
-        """Tokens that the text had left out when that was last told."""
+        """Number of evicted tokens when they were last reported."""
         self._remarks = self._first_remarks = tuple(remarks)
-        """On the loading, until something is said."""
+        """Warnings from loading, shown until the first message."""
         self._waiting: str | None = None
-        """A message that was sent while the model was being loaded."""
+        """A message sent while the model is loading."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -82,7 +82,7 @@ class TalkScreen(Screen[None]):
         yield StatusBar()
 
     async def complete(self, line: str) -> str:
-        """What Tab makes of the line."""
+        """The line that Tab completes `line` to."""
         return line
 
     @property
@@ -98,11 +98,11 @@ class TalkScreen(Screen[None]):
         self.run_worker(self._start(), group="model")
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
-        """Have the model's thread do something, and wait for it without holding up the screen."""
+        """Run a function on the model thread and await its result without blocking the screen."""
         return await asyncio.wrap_future(self.thread.do(work))
 
     async def _start(self) -> None:
-        """The chat that goes on is there to read while its model is being loaded."""
+        """Show the saved chat first, so that it can be read while the model loads."""
         if self.keeping is not None:
             await self.on_thread(self.keeping.open)
         if self._stored is None:
@@ -114,12 +114,12 @@ class TalkScreen(Screen[None]):
         await self.load(self.model_name)
 
     async def open_chat(self, stored: "StoredChat", at: int | None = None) -> None:
-        """Go on with a chat of the store, where it was left, or at turn `at`."""
+        """Continue a saved chat on its current branch, or at message `at`."""
         assert self.keeping is not None
         await self.take_up(await asyncio.to_thread(self.keeping.dialogue, stored, at), stored)
 
     async def take_up(self, dialogue: Dialogue, stored: "StoredChat | None") -> None:
-        """Put another chat on the screen; an answer that is coming is stopped, and kept."""
+        """Switch the screen to another chat; a response in progress is stopped and saved."""
         await self.stop_and_wait()
         if self.keeping is not None:
             self.keeping.recorded(dialogue, lambda: lasting_name(self.model_name), stored)
@@ -128,7 +128,7 @@ class TalkScreen(Screen[None]):
         self.refresh_lines()
 
     async def load(self, name: str | None) -> None:
-        """Load a model, in place of the one that is there; if it can't be, that one comes back."""
+        """Load a model and replace the current one; if loading fails, the current one is loaded again."""
         await self.stop_and_wait()
         before = None if self.thread.model is None else (self.model_name, self.thread.model.name)
         self.transcript.speaker = NO_MODEL
@@ -139,7 +139,7 @@ class TalkScreen(Screen[None]):
                 self._fails(error)
                 return
             self.notify(one_line(error), title="not loaded", severity="error", markup=False, timeout=10)
-            if self.thread.model is not None:  # the name led nowhere: the one before is still there
+            if self.thread.model is not None:  # name not found: the previous model is still loaded
                 self.transcript.speaker = self.thread.model.name
                 return
             try:
@@ -149,7 +149,7 @@ class TalkScreen(Screen[None]):
                 return
             before = None
         model = self.thread.model
-        if model is None:  # the program is being left
+        if model is None:  # the program is exiting
             return
         self._remarks, self._first_remarks = (*self._first_remarks, *model.notes), ()
         self.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
@@ -179,7 +179,7 @@ class TalkScreen(Screen[None]):
         self.transcript.speaker, self.transcript.thinks_first = model.name, self.thread.thinks_first
 
     async def send(self, text: str) -> bool:
-        """Send a message, or what was made of the one that is being edited; False: it can't be sent now."""
+        """Send a message, or the edited version of one; returns False if it can't be sent now."""
         if not self._ready():
             self._waiting = text if self.thread.model is None else None
             return False
@@ -195,12 +195,12 @@ class TalkScreen(Screen[None]):
         return True
 
     def answer_again(self, asked: Turn) -> None:
-        """One more answer to a message, beside the others."""
+        """Generate another response to a message, as an alternative."""
         if self._ready():
             self.begin(self.dialogue.answer(asked, self.settings))
 
     def begin(self, answer: RunningAnswer) -> None:
-        """Have an answer come."""
+        """Start a response."""
         self.running, self.latest, self._remarks = answer, None, ()
         self.refresh_lines()
         self.run_worker(self._follow(answer), group="answer")
@@ -213,7 +213,7 @@ class TalkScreen(Screen[None]):
         return self.running is None and self.thread.model is not None
 
     async def _follow(self, answer: RunningAnswer) -> None:
-        """Show an answer as it comes; a message is shown once it is kept."""
+        """Show a response as it is generated; a message is shown once it is saved."""
         dialogue = self.dialogue
         recorder, asked = dialogue.recorder, answer.turn.parent
         assert asked is not None
@@ -231,7 +231,7 @@ class TalkScreen(Screen[None]):
             await view.show(ended=False)
             self.refresh_lines()
             await self._drawn()
-            # A long answer takes long to lay out; most of the time stays for keys and for the model.
+            # The layout of a long response takes long; most of the time is left for keys and for the model.
             pause = max(DRAW_SECONDS, 2 * (time.monotonic() - begin))
         await future
         self.running, self.latest = None, answer.latest
@@ -240,14 +240,14 @@ class TalkScreen(Screen[None]):
         self.refresh_lines()
 
     async def _drawn(self) -> None:
-        """Until what was changed is on the screen."""
+        """Wait until changes are drawn."""
         drawn = asyncio.Event()
         self.call_after_refresh(drawn.set)
         with suppress(TimeoutError):
             await asyncio.wait_for(drawn.wait(), DRAWN_SECONDS)
 
     def _tell(self, answer: RunningAnswer) -> None:
-        """What a person has to know of an answer that has ended."""
+        """Report errors and warnings of a finished response."""
         model, result, recorder = self.thread.model, answer.latest, self.dialogue.recorder
         if model is not None and result is not None:
             dropped = dropped_turns_line(result, model.context)
@@ -264,7 +264,7 @@ class TalkScreen(Screen[None]):
         self._trouble = trouble
 
     def _tell_slides(self, answer: RunningAnswer) -> None:
-        """Each time that a text goes on without more of its middle."""
+        """Report each context shift."""
         model, result = self.thread.model, answer.latest
         if model is None or result is None:
             return
@@ -275,7 +275,7 @@ class TalkScreen(Screen[None]):
         self._left_out = result.left_out_tokens
 
     def stop(self) -> bool:
-        """End the answer that is coming, if there is one; what was said is kept."""
+        """Stop the response in progress, if any; its text so far is kept."""
         if self.running is None:
             return False
         self.running.stop()
@@ -283,20 +283,20 @@ class TalkScreen(Screen[None]):
         return True
 
     async def stop_and_wait(self) -> None:
-        """End the answer, and come back once it has ended."""
+        """Stop the response and wait until it has ended."""
         if self.stop():
             answers = [worker for worker in self.workers if worker.group == "answer"]
             await self.workers.wait_for_complete(answers)
 
     def set_system(self, text: str | None) -> None:
-        """What the model is told first, from the next answer on."""
+        """Set the system prompt, from the next response on."""
         self.dialogue.system = text or None
         recorder = self.dialogue.recorder
         if recorder is not None:
             self.thread.do(lambda: recorder.set_system(text or None))
 
     def refresh_lines(self) -> None:
-        """The lines above and below the turns, as things are now."""
+        """Update the lines above and below the messages."""
         model = self.thread.model
         title = self.dialogue.title or "a new chat"
         name = "" if model is None else f"  ·  {model.name}"
@@ -327,13 +327,13 @@ class TalkScreen(Screen[None]):
         return "; ".join(self._remarks)
 
     def hints(self) -> list[str]:
-        """What can be done now, for the status line."""
+        """Commands available now, for the status line."""
         forms = {"schema": "JSON by a schema", "grammar": "by a grammar"}
         formed = [text for name, text in forms.items() if name in self.settings]
         return [*formed, "Esc stops" if self.running is not None else "F1 help"]
 
     def leaving(self) -> Any:
-        """End what is going on; the future is done once all is written and the model's memory given back."""
+        """Stop all work; the future completes once everything is saved and the model's memory is freed."""
         if self.running is not None:
             self.running.stop()
         self.thread.leave()

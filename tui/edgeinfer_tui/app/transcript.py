@@ -1,4 +1,4 @@
-"""The turns of a branch, one above the other, at the newest of which the screen stays."""
+"""The messages of a branch, one below the other; scrolls with the newest."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from edgeinfer.history.tree import ChatTree, Turn
 from edgeinfer_tui.app.turn_view import MessageView
 
 NO_MODEL = "Model"
-"""Who speaks while none is loaded."""
+"""Speaker's name while no model is loaded."""
 MAX_TURNS = 40
-"""Turns that are shown at first; those before them come when the first one is asked for."""
+"""Messages shown initially; earlier ones are added on request."""
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """`speaker`: what the model is called."""
+    """`speaker`: display name of the model."""
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
@@ -24,14 +24,14 @@ class Transcript(VerticalScroll, can_focus=False):
         self._tree = ChatTree()
 
     async def show(self, tree: ChatTree, line: Sequence[Turn]) -> None:
-        """Show a branch from its end."""
+        """Show the end of a branch."""
         self._tree, self._earlier = tree, line[:-MAX_TURNS]
         await self.remove_children()
         await self.mount_all([self._view(turn) for turn in line[-MAX_TURNS:]])
         self.anchor()
 
     async def follow(self, tree: ChatTree, line: Sequence[Turn]) -> None:
-        """Keep what is shown of a branch that another one shares, and show the rest of that one."""
+        """Switch to another branch; messages shared with the one shown keep their widgets."""
         views = self.views()
         same = 0
         shown = line[len(self._earlier) :]
@@ -47,7 +47,7 @@ class Transcript(VerticalScroll, can_focus=False):
         self.anchor()
 
     async def show_earlier(self) -> bool:
-        """Show some of the turns before the first; False: there are none."""
+        """Show some earlier messages; False if there are none."""
         if not self._earlier:
             return False
         coming, self._earlier = self._earlier[-MAX_TURNS:], self._earlier[:-MAX_TURNS]
@@ -55,11 +55,11 @@ class Transcript(VerticalScroll, can_focus=False):
         return True
 
     def views(self) -> list[MessageView]:
-        """What is shown, from the top."""
+        """The message widgets, from the top."""
         return list(self.query_children(MessageView))
 
     def view_of(self, turn: Turn) -> MessageView | None:
-        """Where a turn is shown."""
+        """The widget of a message, or None."""
         return next((view for view in self.views() if view.turn is turn), None)
 
     def _view(self, turn: Turn) -> MessageView:

@@ -1,4 +1,4 @@
-"""One turn on the screen: who spoke, a thought that folds, the text, and what can be done with it."""
+"""One message on the screen: speaker, folded reasoning, text, and its actions."""
 
 from typing import ClassVar
 
@@ -16,12 +16,12 @@ from edgeinfer_tui.app.code_block import AnswerText
 from edgeinfer_tui.output.terminal_output import HARMLESS
 
 MAX_LINES = 16
-"""Lines of a message that are shown; a file may have thousands."""
+"""Lines of a message that are shown; an attached file may have thousands."""
 ENDINGS = {"coming": "cut off", "stopped": "stopped", "failed": "failed"}
 
 
 class TurnHead(Static):
-    """The line above a turn; its words in brackets can be clicked."""
+    """The line above a message; words in brackets can be clicked."""
 
     def action_ask(self, what: str) -> None:
         view = self.parent
@@ -30,7 +30,7 @@ class TurnHead(Static):
 
 
 class Thought(Static):
-    """What the model thought, folded to a line; a click unfolds it."""
+    """The reasoning of a response, folded to one line; a click unfolds it."""
 
     def __init__(self) -> None:
         super().__init__(markup=False)
@@ -56,7 +56,7 @@ class Thought(Static):
 
 
 class MessageView(Vertical, can_focus=True):
-    """A turn. What a user asks for with a key or a click, it hands on as `Asked`."""
+    """A message. Actions requested by a key or a click are posted as `Asked`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "ask('back')", "another"),
@@ -72,21 +72,21 @@ class MessageView(Vertical, can_focus=True):
     ]
 
     class Typed(Message):
-        """A character that is no key of the message: it belongs to the line."""
+        """A character that is not a key of the message: it is typed into the input."""
 
         def __init__(self, character: str) -> None:
             super().__init__()
             self.character = character
 
     class Asked(Message):
-        """Something to do with a turn: back, on, edit, again, copy."""
+        """An action on a message: back, on, edit, again, copy."""
 
         def __init__(self, view: "MessageView", what: str) -> None:
             super().__init__()
             self.view, self.what = view, what
 
     def __init__(self, turn: Turn, speaker: str, thinks_first: bool, place: int, count: int) -> None:
-        """`place`: which of `count` alternatives it is, from 1."""
+        """`place`: number of this alternative among `count`, from 1."""
         super().__init__(classes=turn.role)
         self.turn, self._speaker, self._thinks_first = turn, speaker, thinks_first
         self._place, self._count = place, count
@@ -107,7 +107,7 @@ class MessageView(Vertical, can_focus=True):
         await self.show(ended=True)
 
     async def show(self, ended: bool, failure: str | None = None) -> None:
-        """Show the turn as it is now; `ended` False: more of it will come."""
+        """Display the current text; `ended` False: more will follow."""
         self._show_head(ended)
         if isinstance(self._text, AnswerText):
             reply = self._reply(ended)
@@ -140,14 +140,14 @@ class MessageView(Vertical, can_focus=True):
             self.app.notify(f"copied block {number}", timeout=2)
 
     def said(self) -> str:
-        """The text without the thought."""
+        """The text without the reasoning."""
         return self._reply(True).said if self.turn.role == "assistant" else self.turn.text
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
 
     def keys(self) -> dict[str, str]:
-        """Key -> what it does with this message as it is now."""
+        """Key -> its action on this message in its current state."""
         found = {"e": "edit", "r": "again", "c": "copy"}
         if self._can_unfold():
             found["t"] = "unfold"
@@ -156,7 +156,7 @@ class MessageView(Vertical, can_focus=True):
         return found
 
     def hints(self) -> list[str]:
-        """What `keys` do, for the status line."""
+        """Descriptions of `keys`, for the status line."""
         found = self.keys()
         codes = [key for key in found if key.isdigit()]
         shown = [f"{key} {what}" for key, what in found.items() if not key.isdigit()]
@@ -165,7 +165,7 @@ class MessageView(Vertical, can_focus=True):
         return [*shown, *(["←→ another"] if self._count > 1 else []), "Esc write"]
 
     def on_key(self, event: events.Key) -> None:
-        """A character that does nothing here is written into the line."""
+        """Pass a character without an action here on to the input."""
         if event.is_printable and event.character and event.character not in self.keys():
             event.stop()
             event.prevent_default()

@@ -1,4 +1,4 @@
-"""`edgeinfer bench`: how fast a model runs here, alone or side by side with llama.cpp."""
+"""`edgeinfer bench`: speed of a model on this machine, alone or compared with llama.cpp."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -45,12 +45,12 @@ def bench(
     output: wanted.OutputFormat = wanted.Output.md,
     as_json: wanted.AsJson = False,
 ) -> None:
-    """Measure how fast a model reads a prompt (pp) and generates (tg), as llama-bench does.
+    """Measure prompt processing (pp) and token generation (tg) speed, as llama-bench does.
 
     t/s is mean ± standard deviation over the repetitions. GB/s is what
-    generating reads, beside what as many threads can read of this memory.
+    generation reads, compared with what the same number of threads can read.
     Too noisy: the middle half of a test's rounds differs by more than 10 %.
-    With --vs both take turns, a few tokens at a time, on the same file.
+    With --vs both engines alternate, a few tokens at a time, on the same file.
 
     [bold]Examples[/]
 
@@ -69,9 +69,9 @@ def bench(
 
 
 def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSettings":
-    """How to measure, from the options of the command line.
+    """The benchmark settings of the command line.
 
-    Raises `BadParameter` for lists that aren't whole numbers, or nothing to measure.
+    Raises `BadParameter` for lists that aren't integers, or if there is nothing to measure.
     """
     from edgeinfer.benchmarking.speed_runs import BenchSettings
     from edgeinfer.benchmarking.workloads import workloads
@@ -123,7 +123,7 @@ def _measure(
 def _model(
     model: str | None, shape: str | None, kind: str | None, progress: LabelledProgress
 ) -> "BenchedModel":
-    """The file named, or a random one of the shape named."""
+    """The model file, or a random file of the given shape."""
     from edgeinfer.benchmarking.random_files import random_file
     from edgeinfer.benchmarking.speed_runs import BenchedModel
 

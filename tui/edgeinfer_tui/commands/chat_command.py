@@ -1,4 +1,4 @@
-"""`edgeinfer chat`: the chat that fills the terminal."""
+"""`edgeinfer chat`: the full-screen chat."""
 
 import os
 import sys
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edgeinfer_tui.app.app import ChatApp
 
 SWITCH_SECONDS = 0.0005
-"""How long the screen may hold up the model's thread, which wants the interpreter many times a token: with
-Python's own 5 ms the built-in model lost about a fifth of its speed while it was being drawn.
+"""Thread switch interval while the screen draws. The model thread needs the interpreter several times per
+token: with Python's default of 5 ms the built-in model lost about a fifth of its speed.
 """
 
 
@@ -34,10 +34,10 @@ def chat(
     light: bool = False,
     **given: Any,
 ) -> None:
-    """Chat in a window that fills the terminal.
+    """Chat in full screen.
 
-    Answers are Markdown and come as they are computed; Esc stops one.
-    Messages can be changed, answers given again, and all of them are kept.
+    Responses are shown as Markdown while they are generated; Esc stops one.
+    Messages can be edited, responses regenerated, and all of them are saved.
     F1 lists the keys.
 
     [bold]Examples[/]
@@ -46,9 +46,9 @@ def chat(
 
       edgeinfer chat qwen3-8b --system "Be brief."
 
-      edgeinfer chat --continue           [dim]# go on with the last chat[/]
+      edgeinfer chat --continue           [dim]# continue the last chat[/]
 
-      edgeinfer chat --session foxes      [dim]# or with the one of that name[/]
+      edgeinfer chat --session foxes      [dim]# or the one of that name[/]
     """
     wishes = run_options(filled(invocation.params))
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
@@ -62,7 +62,7 @@ def chat(
         say(f"the last part of this chat isn't on the disk: {program.chat.lost}")
     code = FAILED if program.failure is not None else program.return_code or 0
     if not program.at_rest:
-        # The model's thread is deep in something that can't be interrupted; all that was said is written.
+        # The model thread can't be interrupted now; the whole chat is already saved.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -71,7 +71,7 @@ def chat(
 
 
 def _program(wishes: RunOptions, named: bool, dark: bool) -> "ChatApp":
-    """The program, once what can be wrong has been looked at."""
+    """Create the application after checking its inputs."""
     remarks: list[str] = []
     session = open_session(wishes, prompted=False, tell=remarks.append)
     stored = None if session is None else session.stored

@@ -1,4 +1,4 @@
-"""`edgeinfer config`: what holds if the command line says nothing, and where it was set."""
+"""`edgeinfer config`: defaults of options, and where they are set."""
 
 import json
 from dataclasses import fields
@@ -19,11 +19,10 @@ def config(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Show every setting, its value, and where that comes from.
+    """Show every setting, its value, and its source.
 
-    An option on the command line goes before the environment
-    (EDGEINFER_CONTEXT=8192), that before the settings file (context = 8192),
-    that before the default.
+    Settings are resolved in this order: command line, environment
+    (EDGEINFER_CONTEXT=8192), settings file (context = 8192), default.
 
     [bold]Examples[/]
 
@@ -59,7 +58,7 @@ def config(
 
 
 def _defaults() -> dict[str, Any]:
-    """What the library does if it isn't told; None: it decides by the model and the machine."""
+    """The library's defaults; None: chosen from the model and the machine."""
     import edgeinfer
     from edgeinfer.registry.registry import BUILTIN_NAME
     from edgeinfer.sampling.settings import SamplerSettings
@@ -91,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """As it would be written in the file; "" for what is decided later."""
+    """The value as written in the file; "" for a value chosen later."""
     if value is None:
         return ""
     plain = _plain(value)

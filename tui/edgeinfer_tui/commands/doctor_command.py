@@ -1,4 +1,4 @@
-"""`edgeinfer doctor`: what this machine offers and what edgeinfer makes of it."""
+"""`edgeinfer doctor`: features of this machine and how edgeinfer uses them."""
 
 import dataclasses
 import json
@@ -33,9 +33,9 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Look at this machine: CPU features, active kernels, threads, memory bandwidth (measured), versions.
+    """Report on this machine: CPU features, active kernels, threads, memory bandwidth (measured), versions.
 
-    Takes a few seconds. Put its output into a report of something slow or wrong.
+    Takes a few seconds. Include its output in reports of bugs or slow runs.
     """
     check_least("--threads", threads)
     if model and not warm:
@@ -54,7 +54,7 @@ def doctor(
 
 
 def _warm(models: list[str], as_json: bool) -> None:
-    """Compile kernels, with progress, and tell what it took."""
+    """Compile kernels with progress, and report the time."""
     from edgeinfer.engine.warming import warm_kernels
 
     interrupts.raise_exception()

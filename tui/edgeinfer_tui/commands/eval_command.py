@@ -1,4 +1,4 @@
-"""`edgeinfer eval`: how well a model predicts a text, and how far it lies from another."""
+"""`edgeinfer eval`: perplexity of a model on a text, and divergence from another model."""
 
 import dataclasses
 import json
@@ -59,10 +59,10 @@ def eval_(
     base_kv: BaseKv = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Measure a model's perplexity on a text, and how far its distributions lie from a base model's.
+    """Measure a model's perplexity on a text, and the divergence of its distributions from a base model's.
 
-    As llama.cpp does: the text is cut into windows of --context tokens, each read
-    from an empty cache; the tokens of its second half are scored.
+    As in llama.cpp, the text is split into windows of --context tokens, each processed
+    with an empty KV cache; the tokens of its second half are scored.
 
     [bold]Examples[/]
 

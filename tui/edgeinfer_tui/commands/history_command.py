@@ -1,4 +1,4 @@
-"""`edgeinfer chats`: past conversations, listed, searched, exported, forgotten."""
+"""`edgeinfer chats`: list, search, export, name and delete saved chats."""
 
 import json
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How a chat is exported."""
+    """Export format of a chat."""
 
     md = "md"
     jsonl = "jsonl"
@@ -42,9 +42,9 @@ def chats(
     yes: Yes = False,
     as_json: Annotated[bool, typer.Option("--json", help="The list in JSON.")] = False,
 ) -> None:
-    """List past chats, search them, print one of them, give it a name, or delete it.
+    """List saved chats, search them, print one of them, name it, or delete it.
 
-    A search that finds nothing exits with 1, as grep does.
+    A search without results exits with 1, as grep does.
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""`edgeinfer list`: the models that are on this machine, and those that can be pulled."""
+"""`edgeinfer list`: the models on this machine, and those that can be pulled."""
 
 import json
 import time
@@ -26,11 +26,11 @@ def list_(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """List the models on this machine: built in, pulled, in your models folder, or put there by others.
+    """List the models on this machine: built in, pulled, in your models folder, or from other programs.
 
-    FITS says whether a model fits the memory that is free now, with the
-    context that it is loaded with, and the speed that `edgeinfer plan` expects. Models of Ollama,
-    LM Studio, llama.cpp and the Hugging Face cache are used where they lie.
+    FITS: whether a model with its default context fits the memory that is
+    free now, and the speed that `edgeinfer plan` predicts. Models of Ollama,
+    LM Studio, llama.cpp and the Hugging Face cache are used in place.
     """
     from edgeinfer.planning.fit import known_machine
     from edgeinfer.registry.model_listing import listed

@@ -1,4 +1,4 @@
-"""`edgeinfer plan`: where every byte of a model would go, and how fast it would answer; loads nothing."""
+"""`edgeinfer plan`: memory placement and predicted speed of a model, without loading it."""
 
 import json
 from typing import Annotated, Any
@@ -45,7 +45,7 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Show where every byte of a model would go, what bounds it, and the speed to expect. Loads nothing.
+    """Show where every byte of a model would go, what limits it, and the predicted speed. Loads nothing.
 
     [bold]Examples[/]
 

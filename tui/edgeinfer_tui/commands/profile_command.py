@@ -1,4 +1,4 @@
-"""`edgeinfer profile`: which neurons a model uses, and how concentrated that is."""
+"""`edgeinfer profile`: how often a model uses each neuron."""
 
 import json
 from pathlib import Path
@@ -50,11 +50,11 @@ def profile(
     threads: options.Threads = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Count which neurons (or experts) a model uses over a text; save the counts beside the model.
+    """Count how often a model uses each neuron (or expert) over a text; save the counts next to the model.
 
-    The report says what share of the second half's activations the neurons
-    cover that were hottest in the first half; as many at random would cover the
-    share itself. What is saved decides whether a ReLU model's feed-forward
+    The report shows what share of the activations in the text's second half
+    belongs to the neurons that were hottest in the first half; random neurons would
+    reach only their own share. The saved counts decide whether a ReLU model's feed-forward
     reads active neurons only (`run --sparse`), and the order of `quantize --hot-first`.
 
     [bold]Examples[/]
@@ -90,7 +90,7 @@ def profile(
 
 
 def profile_report(found: "Profiling") -> dict[str, Any]:
-    """Everything as plain values."""
+    """The report as JSON values."""
     from edgeinfer_offload.planner.concentration import SHARES
 
     def covered(part: "Coverage") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`edgeinfer pull`: fetch a model."""
+"""`edgeinfer pull`: download a model."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -32,13 +32,13 @@ def pull(
     ],
     engine: options.Engine = None,
 ) -> None:
-    """Fetch a model. Goes on where an earlier attempt stopped, and checks the sha256 of what came.
+    """Download a model. Resumes an interrupted download and verifies the sha256.
 
-    Without a quantization, the best that fits this machine and answers fast
-    enough is chosen. The model's path goes to stdout. Ctrl-C keeps what came.
-    Tokens (HF_TOKEN), the hub (HF_ENDPOINT) and proxies (https_proxy) are
+    Without a quantization, the best one that fits this machine and is fast
+    enough is selected. The model's path is printed on stdout. Ctrl-C keeps
+    partial data. Tokens (HF_TOKEN), the hub (HF_ENDPOINT) and proxies (https_proxy) are
     taken from the environment. A model that edgeinfer can't run is refused
-    before its weights come, unless it is fetched for --engine llama.cpp.
+    before its weights are downloaded, unless it is for --engine llama.cpp.
 
     [bold]Examples[/]
 
@@ -52,10 +52,10 @@ def pull(
 
 
 def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
-    """Fetch a model for an engine, with its progress on stderr.
+    """Download a model for an engine, with progress on stderr.
 
     Raises:
-        typer.Exit: Ctrl-C; what came is kept, and said.
+        typer.Exit: Ctrl-C; partial data is kept, and a message is printed.
     """
     from edgeinfer.download.pulling import Pull, pull
     from edgeinfer.download.transfer import Hearing, RetryPolicy
@@ -76,7 +76,7 @@ def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
 
 
 def _outcome(pulled: "Pulled") -> list[str]:
-    """What came, and how sure that is."""
+    """The downloaded files, and how they were verified."""
     from edgeinfer.model_config.support import support_of
 
     support = support_of(pulled.path)
@@ -97,7 +97,7 @@ def _outcome(pulled: "Pulled") -> list[str]:
 
 
 def _draft_remark(name: str) -> list[str]:
-    """What could guess ahead for the model, if that isn't here yet."""
+    """A hint to pull the draft model, if it isn't on this disk yet."""
     from edgeinfer.registry.registry import find_model, read_catalogue, split_quant
 
     entries = read_catalogue()

@@ -1,4 +1,4 @@
-"""`edgeinfer quantize`: a model file made smaller."""
+"""`edgeinfer quantize`: convert a model file to smaller formats."""
 
 import json
 import sys
@@ -98,19 +98,19 @@ def quantize(
         bool, Option("--json", help="Print JSON for a program to read.", rich_help_panel=WORK)
     ] = False,
 ) -> None:
-    """Store a model's weights in fewer bits: a smaller file that runs faster and answers a little worse.
+    """Store a model's weights in fewer bits: a smaller file that runs faster with slightly lower quality.
 
-    OUT appears whole or not at all: Ctrl-C or a full disk leaves nothing behind.
+    OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
 
-    [bold]Types, bits per weight[/]   (add some for the tensors that a mix gives more)
+    [bold]Types, bits per weight[/]   (a mix uses more bits for some tensors)
 
-      Q8_0 8.5 · Q6_K 6.6      next to no loss
+      Q8_0 8.5 · Q6_K 6.6      almost no loss
 
       Q5_K_M Q5_K_S 5.5 · [bold]Q4_K_M[/] Q4_K_S 4.5      small loss; start here
 
       IQ4_XS 4.25 · IQ4_NL 4.5      a little smaller than Q4_K_S, slower on some machines
 
-      Q3_K_L Q3_K_M Q3_K_S 3.4 · Q2_K Q2_K_S 2.6      for what would not fit otherwise
+      Q3_K_L Q3_K_M Q3_K_S 3.4 · Q2_K Q2_K_S 2.6      for models that would not fit otherwise
 
       Q4_0 4.5 · Q4_1 5 · Q5_0 5.5 · Q5_1 6      older and simpler
 
@@ -165,7 +165,7 @@ def quantize(
 
 
 def _overrides(given: list[str]) -> dict[str, str]:
-    """`PATTERN=TYPE` as pattern -> type; a pattern may hold a `=` of its own."""
+    """`PATTERN=TYPE` as pattern -> type; a pattern may contain `=`."""
     overrides: dict[str, str] = {}
     for text in given:
         pattern, sign, name = text.rpartition("=")

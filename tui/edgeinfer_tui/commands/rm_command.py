@@ -1,4 +1,4 @@
-"""`edgeinfer rm`: take models off this disk."""
+"""`edgeinfer rm`: remove models from this disk."""
 
 from typing import Annotated
 
@@ -26,10 +26,10 @@ def rm(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Remove models that were pulled, or that lie in your models folder.
+    """Remove models that were pulled or are in your models folder.
 
-    Files of other programs (Ollama, LM Studio, the Hugging Face cache) are
-    theirs: the message says how to remove them.
+    Files of other programs (Ollama, LM Studio, the Hugging Face cache) are not
+    removed: the message says how to remove them with those programs.
 
     [bold]Example[/]
 
@@ -37,7 +37,7 @@ def rm(
     """
     from edgeinfer.registry.removing import plan_removal, remove
 
-    # All are looked at before the first one goes: a misspelt name removes nothing.
+    # All names are checked before the first removal: a misspelt name removes nothing.
     planned = [plan_removal(model) for model in models]
     for removal in planned:
         for other in removal.shared_with:

@@ -1,4 +1,4 @@
-"""`edgeinfer run`: one prompt answered, or a chat on the terminal."""
+"""`edgeinfer run`: complete one prompt, or chat on the terminal."""
 
 import sys
 import time
@@ -41,12 +41,12 @@ def run(
     prompt: options.PromptArgument = None,
     **given: Any,
 ) -> None:
-    """Answer a prompt, or chat.
+    """Complete a prompt, or chat.
 
-    The text goes to stdout as it comes, everything else to stderr.
+    The text is streamed to stdout, everything else goes to stderr.
     Piped input is the prompt; with a prompt on the command line as well,
-    the piped text comes first, a blank line between the two. With neither,
-    on a terminal, a chat begins. Ctrl-C keeps what was said.
+    the piped text comes first, separated by a blank line. Without a prompt,
+    on a terminal, a chat begins. Ctrl-C keeps the text so far.
 
     [bold]Examples[/]
 
@@ -60,13 +60,13 @@ def run(
 
       edgeinfer run               [dim]# chat with the built-in model[/]
 
-      edgeinfer run --continue    [dim]# go on with the last chat[/]
+      edgeinfer run --continue    [dim]# continue the last chat[/]
 
       edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
     """
     wishes = run_options(filled(invocation.params))
     if model is not None and wishes.resume and wishes.prompt is None and not _is_here(model):
-        # Going on with a chat names its model: what stands alone is what to say.
+        # A continued chat has its model, so a single argument is the prompt.
         wishes, model = replace(wishes, model=None, prompt=model), None
     kept = open_session(wishes, wishes.prompt is not None or not on_terminal(sys.stdin))
     if kept is not None and kept.model and model is None:
@@ -101,7 +101,7 @@ def run(
 
 
 def _is_here(name: str) -> bool:
-    """Whether a model is called so, here or in the catalogue."""
+    """Whether a model of this name is on this disk or in the registry."""
     from edgeinfer.errors import NotPulledError, UnknownModelError
     from edgeinfer.registry.registry import find_model
 
@@ -115,7 +115,7 @@ def _is_here(name: str) -> bool:
 
 
 def _answer_lines(loaded: LoadedModel, wishes: RunOptions) -> None:
-    """Each line of standard input; one that can't be answered is told, and the next one comes."""
+    """Complete each line of standard input; a failure is reported, and the next line follows."""
     from edgeinfer.errors import EdgeInferError
 
     code = 0
@@ -142,9 +142,9 @@ def _load(wishes: RunOptions) -> LoadedModel:
 
 
 def check_model(wishes: RunOptions) -> None:
-    """Refuse a model that isn't there, before anything heavy is imported.
+    """Refuse a missing model before slow imports.
 
-    The one thing on the command line may be a prompt, where a model's name belongs.
+    A single argument may be a prompt instead of a model's name.
     """
     from edgeinfer.errors import NotPulledError, UnknownModelError
     from edgeinfer.registry.registry import find_model
@@ -165,7 +165,7 @@ def check_model(wishes: RunOptions) -> None:
 
 
 def _agrees_to_pull(name: str) -> bool:
-    """Ask a person; a script gets the error with the command in it."""
+    """Ask on a terminal; a script gets an error that names the command."""
     if not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
         return False
     try:
@@ -175,7 +175,7 @@ def _agrees_to_pull(name: str) -> bool:
 
 
 def _answer(loaded: LoadedModel, wishes: RunOptions, text: str, session: ChatSession | None) -> None:
-    """Stream one answer; Ctrl-C ends the program with the exit code that a shell expects of that."""
+    """Stream one completion; Ctrl-C ends the program with the exit code of an interrupted program."""
     if wishes.counts:
         _several(loaded, wishes, text)
         return
@@ -203,8 +203,8 @@ def _answer(loaded: LoadedModel, wishes: RunOptions, text: str, session: ChatSes
 
 
 def _show_prompt(text: str) -> int:
-    """Show what is continued before the continuation; stdout still holds the answer alone. The column where
-    it ends.
+    """Print the prompt before the completion; stdout still contains only the completion. Returns the column
+    after the prompt.
     """
     control(sys.stderr, BOLD)
     wrap = WordWrap(sys.stderr)
@@ -215,7 +215,7 @@ def _show_prompt(text: str) -> int:
 
 
 def _several(loaded: LoadedModel, wishes: RunOptions, text: str) -> None:
-    """Answers that are given whole, when all are there; what tells them apart goes to stderr."""
+    """Print several completions once all are complete; their labels go to stderr."""
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**wishes.answering, "progress": progress.update}
     prompt: str | list[dict[str, Any]] = text
@@ -240,7 +240,7 @@ def _several(loaded: LoadedModel, wishes: RunOptions, text: str) -> None:
 
 
 def _in_chat_template(loaded: LoadedModel, wishes: RunOptions) -> bool:
-    """Whether the prompt is a turn of a chat or a text to continue."""
+    """Whether the prompt is a chat message, not a text to continue."""
     has_template = loaded.chat_format is not None
     wanted = wishes.raw is False or wishes.system is not None
     if wanted and not has_template:
@@ -276,7 +276,7 @@ def _chat(loaded: LoadedModel, wishes: RunOptions, session: ChatSession | None) 
 
 
 def _describe(loaded: LoadedModel, wishes: RunOptions, seconds: float) -> None:
-    """What --verbose adds before the answer."""
+    """Print the --verbose lines before the completion."""
     say(f"{loaded.name} loaded in {shown_time(seconds, exact=True)}, context {loaded.context} tokens")
     given: dict[str, Any] = {**wishes.loading, **wishes.answering}
     if given:
@@ -289,7 +289,7 @@ def _describe(loaded: LoadedModel, wishes: RunOptions, seconds: float) -> None:
 
 
 def _report(answer: "Generation", loaded: LoadedModel, wishes: RunOptions) -> None:
-    """What follows the answer, on stderr."""
+    """Print warnings and the status line after the completion, on stderr."""
     if wishes.answering.get("logprobs") is not None:
         for token in answer.tokens:
             chance = "" if token.logprob is None else f"{token.logprob:8.4f}"

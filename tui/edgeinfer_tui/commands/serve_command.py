@@ -1,4 +1,4 @@
-"""`edgeinfer serve`: one model behind OpenAI's HTTP interface, until Ctrl-C."""
+"""`edgeinfer serve`: an OpenAI-compatible HTTP server for one model, until Ctrl-C."""
 
 import socket
 import sys
@@ -53,10 +53,11 @@ def serve(
     ] = 64,
     **given: Any,
 ) -> None:
-    """Answer programs over HTTP, as OpenAI's interface does.
+    """Serve a model over HTTP with OpenAI's API.
 
     /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models;
-    one answer at a time, the others wait. A client that leaves ends its answer.
+    one completion at a time, other requests wait. A completion is cancelled
+    if its client disconnects.
 
     [bold]Example[/]
 
@@ -82,7 +83,7 @@ def serve(
 
 
 def _check_installed() -> None:
-    """Before a model is loaded for nothing."""
+    """Check the server packages before the model is loaded."""
     from importlib.util import find_spec
 
     from edgeinfer.errors import SettingError

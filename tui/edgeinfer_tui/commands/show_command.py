@@ -1,4 +1,4 @@
-"""`edgeinfer show`: what a model file holds."""
+"""`edgeinfer show`: contents of a model file."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -26,9 +26,9 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
-    """Show what a model file holds: metadata, tensor types, sizes, parameters. Reads no weights.
+    """Show the contents of a model file: metadata, tensor types, sizes, parameters. Reads no weights.
 
-    Of a model that isn't on this disk yet, what the catalogue says.
+    For a model that isn't on this disk yet, show its registry entry.
 
     [bold]Examples[/]
 
@@ -59,7 +59,7 @@ def show(
 
 
 def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
-    """What the catalogue says of a model whose files aren't here."""
+    """Print the registry entry of a model whose files aren't on this disk."""
     from edgeinfer.registry.registry import read_catalogue
 
     entry = read_catalogue()[missing.name.partition(":")[0]]

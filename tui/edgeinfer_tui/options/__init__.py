@@ -1,1 +1,1 @@
-"""Command-line options, and the settings that fill them."""
+"""Command-line options, and the settings that provide their defaults."""

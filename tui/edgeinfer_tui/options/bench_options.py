@@ -13,7 +13,7 @@ SHAPE = "A random file in place of MODEL"
 
 
 class Output(StrEnum):
-    """How results are printed."""
+    """Output format of the results."""
 
     md = "md"
     json = "json"
@@ -21,7 +21,7 @@ class Output(StrEnum):
 
 
 class Opponent(StrEnum):
-    """Whom a model is measured against."""
+    """Engine to compare with."""
 
     llama_cpp = "llama.cpp"
 

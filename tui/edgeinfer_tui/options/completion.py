@@ -1,15 +1,15 @@
-"""What the shell offers where a model's name belongs."""
+"""Shell completion of model names."""
 
 
 def models_here(incomplete: str) -> list[str]:
-    """Names of models on this machine that begin so."""
+    """Names of models on this machine that start with the text."""
     from edgeinfer.registry.registry import list_models
 
     return _beginning(incomplete, [model.name for model in list_models()])
 
 
 def models_to_pull(incomplete: str) -> list[str]:
-    """Names of the catalogue, and behind a colon their quantizations."""
+    """Names in the model registry; after a colon, their quantizations."""
     from edgeinfer.registry.registry import read_catalogue
 
     entries = [entry for entry in read_catalogue().values() if entry.repository or entry.url]

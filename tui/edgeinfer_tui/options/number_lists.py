@@ -1,4 +1,4 @@
-"""Whole numbers on the command line: one, several with commas, or the option repeated."""
+"""Integers on the command line: one value, comma-separated values, or a repeated option."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from typer import BadParameter
 
 
 def check_least(option: str, value: int | None, least: int = 1) -> None:
-    """Raise `BadParameter` for a number below its least."""
+    """Raise `BadParameter` for a number below the minimum."""
     if value is not None and value < least:
         raise BadParameter(f"{option}: saw {value}, wanted a whole number of at least {least}")
 
@@ -14,7 +14,7 @@ def check_least(option: str, value: int | None, least: int = 1) -> None:
 def numbers(option: str, given: Sequence[str], least: int) -> list[int]:
     """["512,32", "8"] -> [512, 32, 8].
 
-    Raises `BadParameter` for what isn't a whole number of at least `least`.
+    Raises `BadParameter` for a value that isn't an integer of at least `least`.
     """
     found = []
     for text in ",".join(given).split(","):

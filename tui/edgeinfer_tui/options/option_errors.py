@@ -1,4 +1,4 @@
-"""Errors of the command line in one wording, whatever release of typer has found them."""
+"""Uniform wording of command-line errors, independent of the release of typer."""
 
 import inspect
 import typing
@@ -14,7 +14,7 @@ KINDS = {int: "a whole number", float: "a number"}
 
 
 def restate(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
-    """Have a usage error say what was wrong, the value seen and the value wanted."""
+    """Rewrite a usage error: what is wrong, the value given and the value expected."""
     if not hasattr(error, "format_message"):
         return
     if getattr(error, "ctx", True) is None:
@@ -26,13 +26,13 @@ def restate(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
 
 
 def is_argument(param: Any) -> bool:
-    """Whether a parameter has a place on the command line and no flag."""
+    """Whether a parameter is positional."""
     return bool(param.param_type_name == "argument")
 
 
 def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
-    """Name the options nearest to one that isn't there."""
-    from edgeinfer.registry.near_names import nearest  # with the library: only where something is wrong
+    """Suggest the options nearest to an unknown one."""
+    from edgeinfer.registry.near_names import nearest  # imports the library, so only on an error
 
     options = [param for param in params if not is_argument(param)]
     flags = [flag for option in options for flag in [*option.opts, *option.secondary_opts]]
@@ -46,7 +46,7 @@ def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
 
 
 def _restate_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
-    """The value of an option that takes numbers or one of several words."""
+    """Rewrite the error for an option that takes a number or one of several words."""
     annotation = _annotation(command, error.param.name)
     wanted = None if annotation is None else _wanted(*annotation)
     if wanted is None:
@@ -58,7 +58,7 @@ def _restate_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
 
 
 def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
-    """The type of a parameter's values, and what typer was told of it."""
+    """The type of a parameter's values, and its typer option."""
     with suppress(TypeError, ValueError, NameError):
         parameters = inspect.signature(command.callback, eval_str=True).parameters
         if name in parameters and typing.get_origin(parameters[name].annotation) is typing.Annotated:
@@ -68,7 +68,7 @@ def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
 
 
 def plain_type(hint: Any) -> Any:
-    """The type of an optional one."""
+    """The value type without Optional."""
     if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint
@@ -86,7 +86,7 @@ def _wanted(kind: Any, info: Any) -> str | None:
 
 
 def _seen(param: Any, command: Any, ctx: Any, args: list[str]) -> str:
-    """What the command line holds for a parameter."""
+    """The value of a parameter on the command line."""
     values, _, _ = command.make_parser(ctx).parse_args(args=list(args))
     value = values.get(param.name)
     shown = str(value[-1] if isinstance(value, list | tuple) and value else value)

@@ -1,4 +1,4 @@
-"""Other names of options, as llama.cpp has them."""
+"""Aliases of options, as in llama.cpp."""
 
 ALIASES = {
     "api-key": "key",
@@ -17,11 +17,11 @@ ALIASES = {
     "temp": "temperature",
     "typical": "typical-p",
 }
-"""Other names of options, as llama.cpp has them -> the name that help shows. They hold in every command."""
+"""Alias, as in llama.cpp -> the name shown in help. They work in every command."""
 
 
 def canonical(name: str) -> str:
-    """The name of an option that help shows, for one of its names."""
+    """The name shown in help for any name of an option."""
     return ALIASES.get(name, name)
 
 

@@ -1,4 +1,4 @@
-"""Which commands take which options: each is written down once, in the order of `run --help`."""
+"""Which commands take which options, in the order of `run --help`; each option is defined once."""
 
 import inspect
 import typing
@@ -69,23 +69,23 @@ _TAKEN: tuple[tuple[str, Any, str], ...] = (
     ("logprobs", options.Logprobs, "run"),
     ("verbose", options.Verbose, "run"),
 )
-"""Name, what typer reads, and the commands that take it."""
+"""Name, typer annotation, and the commands that take it."""
 
 
 def options_of(command: str) -> dict[str, Any]:
-    """Name -> annotation of the options that a command shares with others or has in the same panels."""
+    """Name -> annotation of the shared options that a command takes."""
     return {name: annotation for name, annotation, commands in _TAKEN if command in commands.split()}
 
 
 def value_type(annotation: Any) -> Any:
-    """The type of an option's values, which typer's annotation wraps."""
+    """The type of an option's values, unwrapped from typer's annotation."""
     return typing.get_args(annotation)[0]
 
 
 def taking(command: str) -> Callable[[Command], Command]:
-    """Have typer see a command's options; they arrive in its `**keywords`, but for those that it names too.
+    """Decorator that gives a command its shared options in `**keywords`, except those in its own signature.
 
-    One that isn't given is None, so that the library's own default holds; a flag is False.
+    An option that isn't given is None, so that the library's default applies; a flag is False.
     """
 
     def with_options(body: Command) -> Command:

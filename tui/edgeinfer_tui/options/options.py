@@ -1,7 +1,7 @@
 """The options of `run`, `chat` and `serve`, each with its help, in the panels that `--help` shows.
 
-Which command takes which is in `option_sets.py`. The default that help shows is checked against the library
-by a test.
+`option_sets.py` defines which command takes which option. A test checks the defaults in the help texts
+against the library.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ from edgeinfer_tui.options.completion import models_here
 
 
 class OnFull(StrEnum):
-    """What becomes of a text that outgrows the context."""
+    """Policy when a text exceeds the context."""
 
     stop = "stop"
     slide = "slide"
@@ -22,14 +22,14 @@ class OnFull(StrEnum):
 
 
 class EngineName(StrEnum):
-    """Who does the arithmetic."""
+    """The inference engine."""
 
     edgeinfer = "edgeinfer"
     llama_cpp = "llama.cpp"
 
 
 class Thinking(StrEnum):
-    """How much a model reasons before it answers."""
+    """Amount of reasoning before the response."""
 
     on = "on"
     off = "off"
@@ -39,7 +39,7 @@ class Thinking(StrEnum):
 
 
 class CacheType(StrEnum):
-    """How the key-value cache is stored."""
+    """Data type of the KV cache."""
 
     f32 = "f32"
     f16 = "f16"
@@ -48,14 +48,14 @@ class CacheType(StrEnum):
 
 
 class AnswerOutput(StrEnum):
-    """What goes to stdout."""
+    """Output format on stdout."""
 
     text = "text"
     json = "json"
 
 
 class Sparse(StrEnum):
-    """Whether the CPU reads active neurons only."""
+    """Whether the CPU reads only active neurons."""
 
     auto = "auto"
     exact = "exact"

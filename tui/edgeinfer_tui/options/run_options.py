@@ -1,4 +1,4 @@
-"""What a `run` command line asks for, sorted by whom it is for."""
+"""The options of a `run` command line, grouped by the function that takes them."""
 
 import json
 import math
@@ -52,9 +52,9 @@ SAMPLING = (
     "seed",
 )
 EMPTY: tuple[object, ...] = ([], (), {})
-"""What an option that may be repeated holds if it wasn't given; releases of typer differ."""
+"""Values of a repeatable option that wasn't given; releases of typer differ."""
 NONE_GIVEN = -1
-"""Of --max-tokens and --seed, as in llama.cpp: no limit, a random one."""
+"""Value of --max-tokens and --seed as in llama.cpp: no limit, and a random seed."""
 LEAST = {
     "max_tokens": 1,
     "context": 1,
@@ -69,35 +69,35 @@ LEAST = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """One `run`, parsed."""
+    """Parsed options of one `run`."""
 
     model: str | None
     prompt: str | None
     loading: dict[str, Any] = field(default_factory=dict)
-    """Keywords of `edgeinfer.load`, those that were given."""
+    """Keywords of `edgeinfer.load` that were given."""
     answering: dict[str, Any] = field(default_factory=dict)
-    """Keywords of `Model.stream`, those that were given."""
+    """Keywords of `Model.stream` that were given."""
     counts: dict[str, Any] = field(default_factory=dict)
-    """How many answers `Model.generate` is to give, and of how many: n, best_of, beams."""
+    """Keywords of `Model.generate` for the number of completions: n, best_of, beams."""
     system: str | None = None
     raw: bool | None = None
     session: str | None = None
-    """The chat to go on with, or to begin."""
+    """Name or number of the chat to continue or to create."""
     resume: bool = False
     private: bool = False
     lines: bool = False
     """Each line of standard input is a prompt."""
     json: bool = False
-    """Answers go to stdout as JSON."""
+    """Completions are written to stdout as JSON."""
     speed: bool = False
     verbose: bool = False
 
 
 def run_options(options: Mapping[str, Any]) -> RunOptions:
-    """Sort the options of a command line; those that weren't given are left out.
+    """Group the options of a command line; options that weren't given are omitted.
 
     Raises:
-        BadParameter: a number below its least, a logit bias that doesn't read ID=BIAS, a template that
+        BadParameter: a number below its minimum, a logit bias that isn't ID=BIAS, a template that
             isn't text, or options that exclude each other.
     """
     given = {name: value for name, value in options.items() if value is not None and value not in EMPTY}
@@ -140,7 +140,7 @@ def run_options(options: Mapping[str, Any]) -> RunOptions:
 
 
 def template_args(given: Sequence[str]) -> dict[str, Any]:
-    """Variables of a chat template from NAME=VALUE. Raises `BadParameter` for what isn't that."""
+    """Variables of a chat template from NAME=VALUE. Raises `BadParameter` for other formats."""
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -154,7 +154,7 @@ def template_args(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _prompt(given: Mapping[str, Any]) -> str | None:
-    """The prompt of the command line, in whichever of three ways it was given."""
+    """The prompt of the command line, given in one of three ways."""
     names = {"prompt": "PROMPT", "prompt_option": "--prompt", "prompt_file": "--file"}
     found = [name for name in names if name in given]
     if len(found) > 1:
@@ -210,6 +210,6 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def settings_again(settings: Mapping[str, Any], given: int) -> dict[str, Any]:
-    """Those of an answer given so often before: a seed goes up by one each time, as with `--answers`."""
+    """Settings for retry number `given`: the seed is increased by one each time, as with `--answers`."""
     seed = settings.get("seed")
     return dict(settings) if seed is None else {**settings, "seed": seed + given}

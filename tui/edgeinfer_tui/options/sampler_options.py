@@ -1,4 +1,4 @@
-"""The options of `run` that choose tokens, in the order in which the samplers work; help as in `options`."""
+"""The sampling options of `run`, in the order in which the samplers are applied; help as in `options`."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The options of `run` that say which kept chat it goes on with."""
+"""The options of `run` that select the saved chat to continue."""
 
 from typing import Annotated
 

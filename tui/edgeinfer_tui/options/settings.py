@@ -1,4 +1,4 @@
-"""Settings that last: config.toml and the environment, under what the command line says."""
+"""Persistent settings: config.toml and the environment; the command line overrides both."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from edgeinfer_tui.options.options import ModelArgument
 
 PREFIX = "EDGEINFER_"
 FILE_VARIABLE = "EDGEINFER_CONFIG"
-"""Names another file than the usual one."""
+"""Environment variable with the path of another settings file."""
 OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG", "EDGEINFER_SERVE_KEY")
 NOT_LASTING = frozenset(
     (
@@ -31,7 +31,7 @@ NOT_LASTING = frozenset(
         "template_arg",
     )
 )
-"""Options of `run` that belong to one prompt, one chat or one file; those that name a file do too."""
+"""Options of `run` for one prompt, one chat or one file, which can't be settings; nor can file options."""
 MAX_QUOTE = 120
 FLAGS = ("speed", "verbose", "private")
 """Options that can only be switched on."""
@@ -43,7 +43,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A value that was set, converted to what its option takes. `origin`: a file or a variable."""
+    """A setting, converted to the type of its option. `origin`: a file or an environment variable."""
 
     name: str
     value: Any
@@ -51,10 +51,10 @@ class Setting:
 
 
 def filled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command, with what wasn't given taken from the settings.
+    """The options of a command; options that weren't given are filled from the settings.
 
     Raises:
-        SettingError: a setting that isn't one, or has a wrong value; the text says where it stands.
+        SettingError: an unknown setting or an invalid value; the text names the file or variable.
         OSError: the file can't be read.
     """
     known = read_settings()
@@ -65,14 +65,14 @@ def filled(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _was_given(name: str, value: object) -> bool:
-    """Whether the command line holds the option; releases of typer differ in what they give if it doesn't."""
+    """Whether the option is on the command line; releases of typer return different values if it isn't."""
     if name in FLAGS:
         return value is True
     return value is not None and value != [] and value != ()
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Setting]:
-    """Every setting that the file or the environment gives; the environment has the last word.
+    """All settings of the file and the environment; the environment overrides the file.
 
     Raises: as `filled`.
     """
@@ -85,7 +85,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Sett
 def sound_settings(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[dict[str, Setting], list[Exception]]:
-    """The settings that can be read, and for each of the others what `read_settings` raises of it."""
+    """All valid settings, and for each invalid one the exception that `read_settings` raises."""
     from edgeinfer.errors import SettingError
 
     found: dict[str, Setting] = {}
@@ -110,7 +110,7 @@ def sound_settings(
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where settings lie; the file need not exist."""
+    """Path of the settings file; it need not exist."""
     from edgeinfer.user_folders import user_folder
 
     named = environment.get(FILE_VARIABLE)
@@ -123,7 +123,7 @@ def variable_of(name: str) -> str:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A remark on each variable that looks like a setting and isn't one."""
+    """A warning for each variable that looks like a setting but isn't one."""
     names = [variable_of(name) for name in setting_kinds()]
     return [
         f"{variable}: no such setting{_meant(variable, names)}"
@@ -134,7 +134,7 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 @functools.cache
 def setting_kinds() -> Mapping[str, Any]:
-    """Name -> type of the values, in the order in which `run` has them: its lasting options."""
+    """Name -> value type of the settings, in the order of `run`'s options."""
     annotations = {"model": ModelArgument, **options_of("run")}
     kinds = {name: plain_type(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
     return {name: kind for name, kind in kinds.items() if kind is not Path}
@@ -172,7 +172,7 @@ def _setting(name: str, value: object, origin: str) -> Setting:
 
 
 def _converted(kind: Any, value: object) -> object:
-    """The value as its option takes it; a ValueError says what was wanted."""
+    """The value converted to its option's type; a ValueError names the expected type."""
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         if value not in [choice.value for choice in kind]:
             raise ValueError(f"one of {', '.join(kind)}")
@@ -213,7 +213,7 @@ def _number(value: object) -> float:
 
 
 def _text(value: object) -> str:
-    """Sizes in bytes may be written as numbers."""
+    """The value as text; sizes in bytes may be given as numbers."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise ValueError("a text")

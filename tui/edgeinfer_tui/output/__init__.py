@@ -1,1 +1,1 @@
-"""What commands print: tables, progress, text as it is generated."""
+"""Output of the commands: tables, progress, streamed text."""

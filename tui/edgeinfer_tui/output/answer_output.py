@@ -1,4 +1,4 @@
-"""An answer on its way to the terminal: text to stdout as it comes, everything else to stderr."""
+"""Prints a completion: text to stdout as it is generated, everything else to stderr."""
 
 import sys
 from typing import TYPE_CHECKING, TextIO
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_text(text: str, out: TextIO | None = None) -> None:
-    """Print a whole answer, and a newline after it unless it ends in one."""
+    """Print a complete text, and a newline if it doesn't end in one."""
     out = out or sys.stdout
     WordWrap(out).write(text if text.endswith("\n") else f"{text}\n")
 
@@ -20,10 +20,11 @@ def print_text(text: str, out: TextIO | None = None) -> None:
 def print_answer(
     stream: Stream, progress: ProgressLine, out: TextIO | None = None, column: int = 0
 ) -> "Generation":
-    """Print tokens as they come and a newline after the last; return the answer with its speed.
+    """Print tokens as they are generated and a newline after the last; return the completion with its
+    timings.
 
-    Ctrl-C ends the answer and keeps the text: its `finish_reason` is then "cancelled". `column`: where
-    the terminal's cursor is.
+    Ctrl-C ends generation and keeps the text: its `finish_reason` is then "cancelled". `column`: column of
+    the terminal's cursor.
     """
     out = out or sys.stdout
     wrap = WordWrap(out, column)
@@ -36,7 +37,7 @@ def print_answer(
                 open_line = not token.text.endswith("\n")
     except KeyboardInterrupt:
         stream.cancel()
-        # The terminal has written ^C there.
+        # The terminal has written ^C on this line.
         open_line = open_line or out.isatty()
     finally:
         progress.erase()

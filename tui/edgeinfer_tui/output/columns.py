@@ -1,10 +1,10 @@
-"""Plain columns: aligned on a terminal, easy on grep and awk."""
+"""Plain columns: aligned on a terminal, easy to process with grep and awk."""
 
 from collections.abc import Collection, Sequence
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Print rows under their heads; the columns numbered in `right` end flush."""
+    """Print rows under their headers; the columns numbered in `right` are right-aligned."""
     table = [[cell.replace("\n", " ") for cell in row] for row in (head, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     for row in table:
@@ -16,13 +16,13 @@ def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Col
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print names and values, the values below each other."""
+    """Print names and values, with the values aligned in one column."""
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         print(f"{name:<{width}}  {value}".rstrip())
 
 
 def one_line(text: object, width: int = 100) -> str:
-    """A value out of a file, fit for one line: control characters escaped, long ones cut."""
+    """A value from a file as one line: control characters escaped, long values truncated."""
     shown = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in str(text)[: width + 1])
     return shown if len(shown) <= width else shown[: width - 3] + "..."

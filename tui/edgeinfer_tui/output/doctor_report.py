@@ -1,4 +1,4 @@
-"""What `doctor` reports: each probe's answer, or why it has none. It knows the probes by name only."""
+"""The report of `doctor`: the result of each probe, or its error. Probes are known by name only."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Probes = Mapping[str, Callable[[], Mapping[str, Any]]]
 
 
 def gather(probes: Probes) -> dict[str, dict[str, Any]]:
-    """Run each probe; one that fails reports {"error": why} and doesn't stop the others."""
+    """Run each probe; a probe that fails reports {"error": reason} and doesn't stop the others."""
     report: dict[str, dict[str, Any]] = {}
     for name, probe in probes.items():
         try:
@@ -23,7 +23,7 @@ def gather(probes: Probes) -> dict[str, dict[str, Any]]:
 
 
 def print_report(report: Mapping[str, Mapping[str, Any]]) -> None:
-    """The report for a person: a heading for each probe, its findings below."""
+    """Print the report as text: a heading for each probe, its results below."""
     for index, (name, findings) in enumerate(report.items()):
         if index:
             print()

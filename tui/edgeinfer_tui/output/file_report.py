@@ -1,4 +1,4 @@
-"""What `show` reports of a GGUF file, gathered first and printed after, so that text and JSON agree."""
+"""The report of `show` on a GGUF file, gathered first and printed later, so that text and JSON agree."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
 
 LONGEST_ARRAY = 16
 
-# What most people look for first: (label, key behind the architecture's name).
+# The most important values: (label, metadata key without the architecture prefix).
 FACTS = (
     ("context", "context_length"),
     ("layers", "block_count"),
@@ -23,7 +23,7 @@ FACTS = (
 
 
 class TensorFacts(Protocol):
-    """What the report needs of a tensor: see `edgeinfer_quant_formats.TensorInfo`."""
+    """The fields of a tensor that the report reads: see `edgeinfer_quant_formats.TensorInfo`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -34,7 +34,7 @@ class TensorFacts(Protocol):
 
 
 class FileFacts(Protocol):
-    """What the report needs of a file: see `edgeinfer_quant_formats.GGUFFile`."""
+    """The fields of a file that the report reads: see `edgeinfer_quant_formats.GGUFFile`."""
 
     path: Any
     version: int
@@ -45,7 +45,7 @@ class FileFacts(Protocol):
 
 
 def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
-    """Everything that `show` prints, in values that JSON knows. `runs_with`: the engine that runs it."""
+    """Everything that `show` prints, as JSON values. `runs_with`: the engine that runs the file."""
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -77,7 +77,7 @@ def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> 
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """The same for a person."""
+    """Print the report as text."""
     bits = "" if report["bits_per_weight"] is None else f", {report['bits_per_weight']:.2f} bits each"
     vocabulary = report["vocabulary"]
     print_pairs(
@@ -120,7 +120,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 
 def shown_count(count: int) -> str:
-    """A number of weights as models are named by it: 31876608 -> "31.9M"."""
+    """A parameter count as in model names: 31876608 -> "31.9M"."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:
             return f"{count / size:.1f}{unit}"
@@ -151,7 +151,7 @@ def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A metadata value that JSON can hold; a long array becomes its length and its first few."""
+    """A metadata value as JSON; a long array becomes its length and its first elements."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""One progress line for a job of several steps, each with a name of its own."""
+"""One progress line for a job of several labelled steps."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from edgeinfer_tui.output.progress_line import BUILDING, PassingLine, ProgressLi
 
 
 class LabelledProgress(PassingLine):
-    """Shows the step that reported last, and how long it will take if `time_left`."""
+    """Shows the step that reported last, and its remaining time if `time_left`."""
 
     def __init__(self, time_left: bool = False) -> None:
         self._time_left = time_left
@@ -15,7 +15,7 @@ class LabelledProgress(PassingLine):
         self._label = ""
 
     def update(self, label: str, done: int, total: int, shown: Callable[[int], str] = str) -> None:
-        """So much of a step is done."""
+        """Report the progress of a step."""
         if self._line is None or label != self._label:
             self.erase()
             self._label = label
@@ -26,10 +26,10 @@ class LabelledProgress(PassingLine):
         self._line.update(done, total)
 
     def step(self, label: str, shown: Callable[[int], str] = str) -> Callable[[int, int], None]:
-        """The callback of one step."""
+        """The progress callback of one step."""
         return lambda done, total: self.update(label, done, total, shown)
 
     def erase(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._line is not None:
             self._line.erase()

@@ -1,4 +1,4 @@
-"""One line on stderr that says how far a long wait has come, and then takes itself away."""
+"""One progress line on stderr for a long wait, erased at the end."""
 
 import time
 from abc import ABC, abstractmethod
@@ -15,11 +15,11 @@ ERASE = "\r\x1b[K"
 
 
 class PassingLine(ABC):
-    """A context manager that leaves the terminal as it was found."""
+    """A context manager that erases its line on exit."""
 
     @abstractmethod
     def erase(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
 
     def __enter__(self) -> Self:
         return self
@@ -42,8 +42,8 @@ class ProgressLine:
         time_left: bool = False,
         at_once: bool = False,
     ) -> None:
-        """`at_once`: what comes takes long for certain. The line is there from the first call on; where
-        there is no terminal, it is written once.
+        """`at_once`: show the line from the first call on, because the operation is long; if stderr is no
+        terminal, the line is written once.
         """
         self._label = label
         self._patience = 0.0 if at_once else PATIENCE_SECONDS
@@ -57,7 +57,7 @@ class ProgressLine:
         self._enabled = stream.isatty()
 
     def update(self, done: int, total: int) -> None:
-        """The callback for the library: so many of so many are done."""
+        """The progress callback: `done` of `total`."""
         now = self._clock()
         if self._announces:
             self._announces = False
@@ -78,7 +78,7 @@ class ProgressLine:
         return self._time_left and done > 0
 
     def erase(self) -> None:
-        """Leave the line as it was found."""
+        """Erase the line."""
         if self._drawn_at > float("-inf"):
             control(self._stream, ERASE)
             self._stream.flush()
@@ -86,14 +86,14 @@ class ProgressLine:
 
 
 def shown_ago(seconds: float) -> str:
-    """How long ago something was: now, 12 min ago, 3 days ago."""
+    """Time since an event: now, 12 min ago, 3 days ago."""
     if seconds < 60:
         return "now"
     return f"{shown_time(seconds)} ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
 
 
 def shown_time(seconds: float, exact: bool = False) -> str:
-    """How long something takes: 40 s, 12 min, 3.5 h; `exact`: 0.21 s, 5.3 s, 40.0 s below 90 s."""
+    """A duration: 40 s, 12 min, 3.5 h; `exact`: 0.21 s, 5.3 s, 40.0 s below 90 s."""
     if seconds < 90:
         digits = 0 if not exact else 2 if seconds < 1 else 1
         return f"{seconds:.{digits}f} s"

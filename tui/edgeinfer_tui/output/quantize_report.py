@@ -1,4 +1,4 @@
-"""What `quantize` reports, gathered first and printed after, so that text and JSON agree."""
+"""The report of `quantize`, gathered first and printed later, so that text and JSON agree."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def quantize_report(done: "Quantization") -> dict[str, Any]:
-    """Everything that `quantize` prints, in values that JSON knows."""
+    """Everything that `quantize` prints, as JSON values."""
     return {
         "source": str(done.source),
         "target": None if done.target is None else str(done.target),
@@ -36,7 +36,7 @@ def quantize_report(done: "Quantization") -> dict[str, Any]:
 
 
 def print_table(report: dict[str, Any]) -> None:
-    """A row for each tensor, and what they come to."""
+    """Print a row for each tensor, and the totals."""
     rows = [
         [
             one_line(tensor["name"]),
@@ -52,7 +52,7 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """What was written, on one line."""
+    """The written file, on one line."""
     seconds = shown_time(report["seconds"], exact=True)
     return f"{report['target']}: {report['type']}, {_sizes(report)}, in {seconds}"
 

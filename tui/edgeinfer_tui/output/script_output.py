@@ -1,4 +1,4 @@
-"""Answers for programs: one JSON object a line, with what they took."""
+"""Completions for programs: one JSON object per line, with usage and timings."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def collected(stream: Stream, progress: ProgressLine) -> "Generation":
-    """The whole answer; Ctrl-C ends it and keeps what was said."""
+    """The whole completion; Ctrl-C ends generation and keeps the text so far."""
     try:
         for _ in stream:
             progress.erase()
@@ -26,7 +26,7 @@ def collected(stream: Stream, progress: ProgressLine) -> "Generation":
 
 
 def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, Any]:
-    """One answer with its usage and timings, in tokens and seconds."""
+    """One completion with its usage in tokens and its timings in seconds."""
     speed = answer.speed
     found: dict[str, Any] = {
         "model": model,
@@ -56,18 +56,18 @@ def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, An
 
 
 def print_record(answer: "Generation", model: str, prompt: str) -> None:
-    """The record on a line of stdout of its own, at once."""
+    """Print the record on a line of stdout and flush."""
     print(json.dumps(answer_record(answer, model, prompt), ensure_ascii=False), flush=True)
 
 
 def print_failure(error: Exception, model: str, prompt: str) -> None:
-    """In a record's place: why there is no answer."""
+    """Print a record with the error instead of a completion."""
     failure = {"model": model, "prompt": prompt, "error": str(error)}
     print(json.dumps(failure, ensure_ascii=False), flush=True)
 
 
 def prompts_by_line(raw: BinaryIO) -> Iterator[str]:
-    """The lines of piped text as they come, but for empty ones. `BadParameter`: too long or no UTF-8."""
+    """Non-empty lines of piped text as they arrive. Raises `BadParameter`: too long or not UTF-8."""
     lines = iter(lambda: raw.readline(MAX_TEXT_BYTES + 1), b"")
     for number, line in enumerate(lines, 1):
         name = f"standard input, line {number}"

@@ -1,4 +1,4 @@
-"""The line under an answer: time to the first token, speed of the rest, how full the context is."""
+"""The line after a completion: time to first token, prompt and decode speed, context use."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,9 @@ ENDINGS = {
 
 
 def status_line(answer: "Generation", context: int) -> str:
-    """As in: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context 137/1024."""
+    """For example: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context
+    137/1024.
+    """
     speed = answer.speed
     read = speed.prompt_tokens - speed.cached_tokens
     cached = f", {speed.cached_tokens} cached" if speed.cached_tokens else ""
@@ -42,27 +44,27 @@ def status_line(answer: "Generation", context: int) -> str:
 
 
 def context_used(answer: "Generation") -> int:
-    """Tokens of the prompt and of the answer, but for those that were left out."""
+    """Tokens of prompt and completion in the KV cache, without the evicted ones."""
     if answer.left_out_tokens:
         return len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
     return answer.speed.prompt_tokens + answer.speed.generated_tokens
 
 
 def context_lines(answer: "Generation", context: int) -> list[str]:
-    """What to say of a text that outgrew its context; nothing if it didn't."""
+    """Messages for a text that exceeded the context; none if it didn't."""
     lines = dropped_turns_line(answer, context), _slid_line(answer, context), full_line(answer, context)
     return [line for line in lines if line]
 
 
 def full_line(answer: "Generation", context: int) -> str | None:
-    """What to say of an answer that the context has no more room for."""
+    """Message for a completion that ended because the context is full, else None."""
     if answer.finish_reason != "context":
         return None
     return f"the context of {context} tokens is full: the answer ends here"
 
 
 def dropped_turns_line(answer: "Generation", context: int) -> str | None:
-    """What to say of a conversation whose oldest turns were left out."""
+    """Message for a chat whose oldest messages were dropped, else None."""
     count = answer.dropped_turns
     if count == 0:
         return None

@@ -1,8 +1,8 @@
-"""Standard output and standard error as the program writes them.
+"""Standard output and standard error of the program.
 
-Text from files, servers and models is data: on a terminal every control character in it is replaced, so that
-it can't move the cursor, set colours, change the title or write the clipboard. The program's own control
-sequences go through `control`, with no data in them. Output that goes to a pipe or a file is not changed.
+Text from files, servers and models is untrusted: on a terminal every control character in it is replaced, so
+that it can't move the cursor, set colours, change the title or write the clipboard. The program's own control
+sequences are written with `control` and contain no data. Output to a pipe or a file is not changed.
 """
 
 import errno
@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 HARMLESS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
-"""For `str.translate`: C0 but tab and newline, DEL and C1 become a replacement character."""
+"""For `str.translate`: C0 except tab and newline, DEL and C1 become a replacement character."""
 
 
 class OutputStream(io.TextIOBase):
-    """A text stream around standard output or standard error; `required`: a failed write is an error."""
+    """A text stream over standard output or standard error; `required`: a failed write is an error."""
 
     def __init__(self, stream: TextIO, *, required: bool) -> None:
         self._stream = stream
@@ -27,18 +27,18 @@ class OutputStream(io.TextIOBase):
         self._control_allowed = False
 
     def write(self, text: str) -> int:
-        """Write text; on a terminal without its control characters."""
+        """Write text; on a terminal control characters are replaced."""
         filtered = self._on_terminal and not self._control_allowed
         return self._write(text.translate(HARMLESS) if filtered else text)
 
     def control(self, sequence: str) -> None:
-        """Write a control sequence of the program's own to a terminal."""
+        """Write one of the program's control sequences to a terminal."""
         if self._on_terminal:
             self._write(sequence)
 
     @contextmanager
     def control_allowed(self) -> Iterator[None]:
-        """For a library that formats constant text of ours, as rich does with help."""
+        """Allow control sequences while a library such as rich formats our constant text, as in help."""
         self._control_allowed = True
         try:
             yield
@@ -70,7 +70,7 @@ class OutputStream(io.TextIOBase):
         return self._stream.errors
 
     def close(self) -> None:
-        """The stream belongs to the interpreter, which closes it."""
+        """Do nothing: the interpreter owns the stream and closes it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -80,7 +80,7 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def _attempt(self, operation: Any) -> None:
-        """Without a reader of messages the program goes on; without one of its output it doesn't."""
+        """Ignore failed writes of messages; a failed write of output raises."""
         try:
             operation()
         except (OSError, ValueError):
@@ -90,7 +90,7 @@ class OutputStream(io.TextIOBase):
 
 
 class ClosedOutput(io.TextIOBase):
-    """Standard output that the caller has closed: the first write fails, as one to a full disk does."""
+    """Standard output that the caller has closed: the first write fails, as on a full disk."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -108,7 +108,7 @@ class ClosedOutput(io.TextIOBase):
 
 
 def control(stream: TextIO, sequence: str) -> None:
-    """Write a control sequence of the program's own to a stream that may be an `OutputStream`."""
+    """Write one of the program's control sequences to a stream that may be an `OutputStream`."""
     if isinstance(stream, OutputStream):
         stream.control(sequence)
     else:
@@ -117,7 +117,7 @@ def control(stream: TextIO, sequence: str) -> None:
 
 @contextmanager
 def help_output() -> Iterator[None]:
-    """Colours of help reach the terminal: it holds the program's constant text alone."""
+    """Allow colours in help output: it contains only the program's constant text."""
     out = sys.stdout
     if isinstance(out, OutputStream):
         with out.control_allowed():
@@ -128,12 +128,12 @@ def help_output() -> Iterator[None]:
 
 @contextmanager
 def guarded_output() -> Iterator[None]:
-    """`sys.stdout` and `sys.stderr` are safe streams inside, and what they were before outside."""
+    """Replace `sys.stdout` and `sys.stderr` by safe streams inside the context."""
     before = sys.stdout, sys.stderr
     out, err = before
     for stream in (sys.stdin, *before):
         if isinstance(stream, io.TextIOWrapper):
-            # A character that the terminal's encoding lacks becomes a question mark, a byte that is none a �.
+            # Characters missing in the terminal's encoding become a question mark, invalid bytes a �.
             stream.reconfigure(errors="replace")
     sys.stdout = cast(TextIO, OutputStream(out or cast(TextIO, ClosedOutput()), required=True))
     sys.stderr = cast(TextIO, OutputStream(err or io.StringIO(), required=False))
@@ -144,9 +144,9 @@ def guarded_output() -> Iterator[None]:
 
 
 def reserve_standard_descriptors() -> None:
-    """Open the null device as descriptors 0, 1 and 2 where the caller has closed them.
+    """Open the null device as descriptors 0, 1 and 2 if the caller has closed them.
 
-    A file that is opened later would get their numbers, and what native code prints would be written into it.
+    Otherwise files opened later would get these numbers, and native code that prints would write into them.
     """
     for number in range(3):
         try:
@@ -156,7 +156,7 @@ def reserve_standard_descriptors() -> None:
 
 
 def discard(stream: TextIO | None) -> None:
-    """Send what a stream still holds, and all that follows, to the null device: nothing can be written."""
+    """Redirect buffered and later output to the null device, since the stream can't be written."""
     if stream is None:
         return
     with suppress(OSError, ValueError):

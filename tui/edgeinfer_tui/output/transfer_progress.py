@@ -1,4 +1,4 @@
-"""The progress of a download on stderr: how much, how fast, how long yet."""
+"""Download progress on stderr: bytes, rate, remaining time."""
 
 import time
 from collections import deque
@@ -10,13 +10,13 @@ from edgeinfer_tui.output.progress_line import ERASE, REDRAW_SECONDS, PassingLin
 from edgeinfer_tui.output.terminal_output import control
 
 WINDOW_SECONDS = 10.0
-"""The rate is that of the last so many seconds: it tells how it goes now."""
+"""The rate is averaged over the last `WINDOW_SECONDS`, so that it shows the current speed."""
 TENTHS = 10
-"""Where stderr is no terminal, a line for each of so many parts."""
+"""If stderr is no terminal, one line is printed for each tenth."""
 
 
 class TransferProgress(PassingLine):
-    """A line that is redrawn on a terminal; elsewhere, a line now and then."""
+    """Redraws one line on a terminal; otherwise prints a line now and then."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -26,10 +26,10 @@ class TransferProgress(PassingLine):
         self._tenth = -1
 
     def update(self, done: int, total: int | None) -> None:
-        """So many bytes are here, of so many (None: nobody knows)."""
+        """Report the bytes received and the total (None: unknown)."""
         now = self._clock()
         if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()  # another file, or from the beginning
+            self._seen.clear()  # another file, or a restart
             self._tenth = -1
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_SECONDS:
@@ -44,26 +44,26 @@ class TransferProgress(PassingLine):
             self._write(f"{self._line(done, total)}\n")
 
     def checking(self, done: int, total: int) -> None:
-        """What came in earlier runs is read once more."""
+        """Report the progress of hashing data from earlier runs."""
         now = self._clock()
         if self._on_terminal and now - self._drawn_at >= REDRAW_SECONDS:
             self._drawn_at = now
             self._redraw(f"checking {shown_bytes(done)}/{shown_bytes(total)} ({done / total:.0%})")
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that is not erased."""
         self.erase()
         self._write(f"edgeinfer: {line}\n")
 
     def erase(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._on_terminal and self._drawn_at > float("-inf"):
             control(self._stream, ERASE)
             self._stream.flush()
             self._drawn_at = float("-inf")
 
     def _line(self, done: int, total: int | None) -> str:
-        """As in: 1.2 GiB/4.7 GiB (26%), 11.3 MiB/s, 5 min left."""
+        """For example: 1.2 GiB/4.7 GiB (26%), 11.3 MiB/s, 5 min left."""
         parts = [shown_bytes(done)]
         if total:
             parts = [f"{shown_bytes(done)}/{shown_bytes(total)} ({done / total:.0%})"]

@@ -1,4 +1,4 @@
-"""Streamed text that wraps between words: a word that reaches the right edge moves to the next line."""
+"""Word wrap for streamed text: a word that reaches the right edge moves to the next line."""
 
 import os
 from typing import TextIO
@@ -6,18 +6,18 @@ from typing import TextIO
 from edgeinfer_tui.output.terminal_output import control
 
 MIN_COLUMNS = 20
-"""Narrower terminals break anywhere: few words would fit a line."""
+"""Narrower terminals break within words, because few words would fit a line."""
 MOVE_BACK = "\x1b[{count}D\x1b[K"
 
 
 class WordWrap:
-    """Writes pieces of text to a terminal as they come; elsewhere they are written unchanged.
+    """Writes streamed text to a terminal; other output is unchanged.
 
-    A word is shown while it grows. If it reaches the edge, it is erased and written on the next line.
+    A word is shown as it is streamed. If it reaches the edge, it is erased and written on the next line.
     """
 
     def __init__(self, out: TextIO, column: int = 0) -> None:
-        """`column`: where the cursor is, from 0."""
+        """`column`: column of the cursor, from 0."""
         self._out = out
         self._columns = _columns_of(out)
         self.column = column
@@ -26,7 +26,7 @@ class WordWrap:
         self._word_width = 0
 
     def write(self, text: str) -> None:
-        """Write a piece of text and flush it."""
+        """Write a piece of text and flush."""
         if self._columns < MIN_COLUMNS:
             self._out.write(text)
         else:
@@ -67,7 +67,7 @@ class WordWrap:
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Width of a text on a terminal, in columns."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -76,7 +76,7 @@ def _width(text: str) -> int:
 
 
 def _columns_of(out: TextIO) -> int:
-    """Columns to write in: all but the last, where terminals differ in when they wrap; 0: no terminal."""
+    """Usable columns: all but the last, because terminals differ in when they wrap; 0: no terminal."""
     if not out.isatty():
         return 0
     try:

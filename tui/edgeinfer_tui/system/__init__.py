@@ -1,1 +1,1 @@
-"""What commands ask of the system: sockets, processor features."""
+"""System interfaces of the commands: sockets, machine probes."""

@@ -1,4 +1,4 @@
-"""uvicorn with bounds: connections, the time that a request's head may take, clients that don't read."""
+"""uvicorn with limits: number of connections, time for a request's head, clients that don't read."""
 
 import asyncio
 import errno
@@ -14,9 +14,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edgeinfer_tui.failures import say
 
 HEAD_SECONDS = 10.0
-"""From a connection's first moment, or a request's first byte, to the end of its head."""
+"""Seconds from the opening of a connection, or a request's first byte, to the end of the request's head."""
 STALL_SECONDS = 20.0
-"""A client that takes nothing of what waits for it for so long is disconnected."""
+"""Seconds after which a client that reads none of its pending data is disconnected."""
 MAX_CONNECTIONS = 256
 MIN_CONNECTIONS = 16
 MAX_HEAD_BYTES = 16 << 10
@@ -27,13 +27,13 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class BoundedConnection(H11Protocol):
-    """One client's connection."""
+    """One client connection."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come; one too many is turned away."""
+        """Accept a connection, or refuse it if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > _max_connections():
             transport.abort()
@@ -41,7 +41,7 @@ class BoundedConnection(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request; the clock of its head begins with the first."""
+        """Handle bytes of a request; the timeout for its head starts with the first."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_head_timer()
@@ -49,24 +49,24 @@ class BoundedConnection(H11Protocol):
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: it has `STALL_SECONDS` to go on."""
+        """The client reads too slowly: disconnect it after `STALL_SECONDS`."""
         super().pause_writing()
         self._stop_stall_timer()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """The client reads again: cancel the timeout."""
         super().resume_writing()
         self._stop_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, whether or not its client has read all."""
+        """Close an idle connection, even if the client hasn't read all data."""
         super().timeout_keep_alive_handler()
         self._stop_stall_timer()
         self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left, or was sent away."""
+        """The connection was closed by either end."""
         super().connection_lost(exc)
         self._stop_head_timer()
         self._stop_stall_timer()
@@ -83,7 +83,7 @@ class BoundedConnection(H11Protocol):
 
 
 class BoundedServer(uvicorn.Server):
-    """A server whose log stays short where clients misbehave or files run out."""
+    """A server that keeps its log short when clients misbehave or file descriptors run out."""
 
     def __init__(self, app: Any) -> None:
         super().__init__(
@@ -92,7 +92,7 @@ class BoundedServer(uvicorn.Server):
                 http=BoundedConnection,
                 ws="none",
                 log_level="error",
-                use_colors=False,  # on a terminal, control characters in a log are taken for data
+                use_colors=False,  # on a terminal, control characters in a log are replaced as data
                 backlog=BACKLOG,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 timeout_graceful_shutdown=2,
@@ -107,7 +107,7 @@ class BoundedServer(uvicorn.Server):
         await super().startup(sockets)
 
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A failure outside of requests; that files run out is said once a minute."""
+        """Log a failure outside of requests; exhausted file descriptors are logged once a minute."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in _NO_FILES:
             loop.default_exception_handler(context)
@@ -117,7 +117,7 @@ class BoundedServer(uvicorn.Server):
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's log says more than that a client left or the server ends."""
+    """Whether a line of uvicorn's log is more than a disconnect or the shutdown."""
     kind = record.exc_info[0] if record.exc_info else None
     if kind is not None and issubclass(kind, asyncio.CancelledError):
         return False
@@ -125,7 +125,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _max_connections() -> int:
-    """As many as leave some files for other uses."""
+    """Maximum number of connections; leaves some file descriptors for other uses."""
     if sys.platform == "win32":
         return MAX_CONNECTIONS
     import resource

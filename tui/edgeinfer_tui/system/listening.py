@@ -1,4 +1,4 @@
-"""The address that a server listens on, and whether others than this machine can reach it."""
+"""The address of the server, and whether other machines can reach it."""
 
 import ipaddress
 import socket
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, bool]:
-    """A socket that listens, and whether it does on all addresses.
+    """A listening socket, and whether it listens on all addresses.
 
     Raises:
         SettingError: the address can't be resolved or listened on.
-        typer.BadParameter: others can reach it, and there is no key.
+        typer.BadParameter: other machines can reach it, and no key is set.
     """
     if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
         raise typer.BadParameter("--key: wanted printable ASCII characters, at least one")
@@ -46,7 +46,7 @@ def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool
 
 
 def _failure(host: str, port: int, error: Exception) -> "SettingError":
-    from edgeinfer.errors import SettingError  # where something has failed: `--help` need not wait for it
+    from edgeinfer.errors import SettingError  # only after a failure, so that `--help` stays fast
 
     reason = getattr(error, "strerror", None) or str(error)
     return SettingError(f"{host}:{port}: can't listen there ({reason}); another --port, or 0 for a free one")

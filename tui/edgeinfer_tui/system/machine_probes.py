@@ -1,4 +1,4 @@
-"""What `doctor` asks of this machine; each question goes to the part that knows the answer."""
+"""The machine probes of `doctor`; each calls the module that provides the information."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ GPU_QUERY_SECONDS = 10
 
 
 def probes(threads: int | None) -> Probes:
-    """All probes in the order of the report; `threads` are those that measure the bandwidth."""
+    """All probes in the order of the report; `threads`: threads for the bandwidth measurement."""
     return {
         "machine": _machine,
         "processor": _processor,
@@ -33,7 +33,7 @@ def probes(threads: int | None) -> Probes:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -44,7 +44,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _processor() -> dict[str, Any]:
-    """The CPU and which of the kernels it gets."""
+    """The CPU and the kernels selected for it."""
     features = cast(Any, importlib.import_module("edgeinfer_kernels.cpu.compiler.features")).detect()
     return {
         "name": features.name,
@@ -55,7 +55,7 @@ def _processor() -> dict[str, Any]:
 
 
 def _threads() -> dict[str, Any]:
-    """How many decode if --threads doesn't say, and why."""
+    """The default number of decode threads, and the reason."""
     from edgeinfer.user_folders import user_folder
 
     measure = cast(Any, importlib.import_module("edgeinfer_offload.machine.measure"))
@@ -69,7 +69,7 @@ def _memory() -> dict[str, Any]:
 
 
 def _bandwidth(threads: int) -> dict[str, Any]:
-    """How fast weights can be read: what decoding is bound by."""
+    """Memory bandwidth for weights, which limits decode speed."""
     from edgeinfer.user_folders import user_folder
 
     measure = cast(Any, importlib.import_module("edgeinfer_offload.machine.measure"))
@@ -78,7 +78,7 @@ def _bandwidth(threads: int) -> dict[str, Any]:
 
 
 def _graphics() -> dict[str, Any]:
-    """NVIDIA GPUs as the driver's own tool sees them; torch would take seconds to ask."""
+    """NVIDIA GPUs as nvidia-smi reports them; importing torch would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {"gpus": None}
@@ -101,7 +101,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _caches() -> dict[str, Any]:
-    """Where compiled kernels, models and the random files of benchmarks lie, and how much they take."""
+    """Paths and sizes of compiled kernels, models and the random files of benchmarks."""
     from edgeinfer.benchmarking.random_files import random_files_folder
     from edgeinfer.registry.registry import default_models_folder
     from edgeinfer.user_folders import user_folder

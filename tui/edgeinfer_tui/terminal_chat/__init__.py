@@ -1,1 +1,1 @@
-"""The line chat of `edgeinfer run`."""
+"""The line-based chat of `edgeinfer run`."""

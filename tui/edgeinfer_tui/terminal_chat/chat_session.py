@@ -1,4 +1,4 @@
-"""Which kept chat a `run` goes on with, and the conversation that comes of it."""
+"""The saved chat that a `run` continues, and its conversation."""
 
 import time
 from collections.abc import Callable
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatSession:
-    """The store, and the chat to go on with; `stored` None: one that is still to begin."""
+    """The store, and the chat to continue; `stored` None: a new chat."""
 
     store: "ChatStore"
     stored: "StoredChat | None"
     name: str | None = None
     recorder: "Recorder | None" = None
-    """Of the conversation, once it has begun."""
+    """Recorder of the conversation, once it has begun."""
 
     @property
     def snapshot_owner(self) -> str | None:
-        """With what a snapshot of the chat is deleted; None: the chat isn't in the store."""
+        """Owner whose deletion also deletes the chat's prompt cache; None: the chat isn't in the store."""
         return None if self.recorder is None else self.recorder.snapshot_owner
 
     @property
     def model(self) -> str | None:
-        """The model of the chat that goes on."""
+        """The model of the chat to continue."""
         return None if self.stored is None else self.stored.model
 
     def conversation(self, loaded: LoadedModel, wishes: RunOptions) -> Conversation:
-        """The model's conversation, with what was said before in it."""
+        """The model's conversation, with the messages of the saved chat."""
         from edgeinfer.history.recorder import Recorder
         from edgeinfer.history.tree import ChatTree
 
@@ -55,7 +55,7 @@ class ChatSession:
         return KeptConversation(inner, self.recorder, tree, tip, say)
 
     def greeting(self) -> str | None:
-        """What to say of the chat that goes on; None: it is a new one."""
+        """Message about the chat that is continued; None: it is a new one."""
         if self.stored is None:
             return None
         ago = shown_ago(time.time() - self.stored.changed)
@@ -63,11 +63,12 @@ class ChatSession:
 
 
 def open_session(wishes: RunOptions, prompted: bool, tell: Callable[[str], None] = say) -> ChatSession | None:
-    """The chat that a command line asks for; None: nothing is kept. `prompted`: there is a prompt to answer,
-    which is kept in a chat that is named only. `tell` hears why a chat that has no name can't be kept.
+    """The chat that the command line selects; None: the chat is not saved. `prompted`: there is a prompt,
+    which is saved only in a chat selected by name. `tell` is called with the reason if an unnamed chat can't
+    be saved.
 
     Raises:
-        ChatStoreError: there is none to go on with, none can have that name, or the store can't be opened.
+        ChatStoreError: no chat to continue, an invalid name, or the store can't be opened.
     """
     from edgeinfer.history.store import ChatStore, ChatStoreError, check_name
 
@@ -94,7 +95,7 @@ def open_session(wishes: RunOptions, prompted: bool, tell: Callable[[str], None]
 
 
 def lasting_name(model: str | None) -> str:
-    """What the model is called, from whatever folder it will be asked for."""
+    """The model's name or absolute path, valid in any working folder."""
     from edgeinfer.registry.registry import find_model
 
     found = find_model(model)

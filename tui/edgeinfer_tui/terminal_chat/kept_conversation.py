@@ -1,4 +1,4 @@
-"""A conversation that is written to the store of chats as it goes."""
+"""A conversation that is recorded in the chat store as it proceeds."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,23 +15,23 @@ Tell = Callable[[str], None]
 
 
 class KeptConversation:
-    """As the conversation that it wraps; every turn goes into the store too.
+    """Wraps a conversation; every message is also written to the store.
 
-    A store that can't be written is told once, through `tell`, and doesn't stop the conversation: what was
-    said meanwhile is written as soon as there is room.
+    If the store can't be written, this is reported once through `tell` and the conversation goes on. Missing
+    messages are written as soon as the store is writable again.
     """
 
     def __init__(
         self, inner: Conversation, recorder: "Recorder", tree: "ChatTree", tip: "Turn | None", tell: Tell
     ) -> None:
-        """Goes on behind `tip` of the recorded chat (None: begins it); turns without an answer are left out
-        of what the model reads.
+        """Continues after `tip` of the recorded chat (None: starts it); messages without a response are not
+        passed to the model.
         """
         from edgeinfer.history.tree import answered, line_to, read_by_the_model
 
         self._inner, self._recorder, self._tree, self._tell = inner, recorder, tree, tell
         self._line: list[Turn] = answered(line_to(tip))
-        """The turn of each message."""
+        """The stored message for each message of the conversation."""
         self._inner.messages += read_by_the_model(self._line)
         self._told: str | None = None
 
@@ -71,7 +71,7 @@ class KeptConversation:
         self._line.clear()
 
     def _recorded(self, stream: Stream, place: int, text: str | None) -> Stream:
-        """Record an answer behind the first `place` messages, and `text`; None: the message there, again."""
+        """Record a response after the first `place` messages and `text`; None: to the existing message."""
         before = self._line[:place]
         if text is None:
             asked = self._line[place]
@@ -95,12 +95,12 @@ class KeptConversation:
 
 
 class _RecordedStream:
-    """An answer's stream; its tokens are written before they are shown."""
+    """The stream of a response; its tokens are written before they are shown."""
 
     def __init__(
         self, inner: Stream, recorder: "Recorder", answer: "Turn", ended: Callable[[bool], None]
     ) -> None:
-        """`ended` hears whether the conversation keeps the answer."""
+        """`ended` is called with whether the conversation keeps the response."""
         self._inner, self._recorder, self._answer, self._ended = inner, recorder, answer, ended
 
     def __iter__(self) -> "Iterator[Token]":

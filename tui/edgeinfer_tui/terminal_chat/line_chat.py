@@ -1,4 +1,4 @@
-"""The chat on a terminal, line by line: what `edgeinfer run` does when there is no prompt."""
+"""The line-based chat: `edgeinfer run` without a prompt."""
 
 import sys
 from collections.abc import Callable
@@ -34,7 +34,7 @@ HELP = {
 
 
 class LineChat:
-    """A loop of messages and answers over one conversation."""
+    """A loop that reads messages and prints the responses of one conversation."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LineChat:
         show_speed: bool = False,
         private: bool = False,
     ) -> None:
-        """`private`: messages are kept in no history."""
+        """`private`: the input history is not saved."""
         self._model = model
         self._chat = chat
         self._settings = settings
@@ -53,12 +53,12 @@ class LineChat:
         self._show_speed = show_speed
         self._last: Generation | None = None
         self._again = 0
-        """How often the last message has been answered again: so much is added to a seed."""
+        """Number of regenerations of the last response; it is added to the seed."""
         actions = (self._help, self._system, self._regen, self._edit, self._clear, self._stats, self._exit)
         self._commands: dict[str, Callable[[str], bool]] = dict(zip(COMMANDS, actions, strict=True))
 
     def run(self) -> None:
-        """Read and answer until Ctrl-D or /exit."""
+        """Read messages and respond until Ctrl-D or /exit."""
         _note(self._lines.load_history())
         _note(GREETING.format(name=self._model.name, context=self._model.context))
         going = True
@@ -76,7 +76,7 @@ class LineChat:
         _note(self._lines.save_history())
 
     def _take(self, message: str) -> bool:
-        """A command or a message to answer; False ends the chat."""
+        """Handle a command or a message; returns False to end the chat."""
         if not message.strip():
             return True
         word, _, rest = message.strip().partition(" ")
@@ -90,8 +90,8 @@ class LineChat:
         return command(rest.strip())
 
     def _answer(self, begin: Callable[[dict[str, Any]], Stream], again: int = 0) -> None:
-        """Print an answer; a failure is one line, and the chat goes on. `again`: how often it was given
-        before.
+        """Print a response; a failure prints one line and the chat goes on. `again`: number of earlier
+        responses to this message.
         """
         self._again = again
         settings = settings_again(self._settings, again)
@@ -134,7 +134,7 @@ class LineChat:
         return True
 
     def _edit(self, text: str) -> bool:
-        """Without a text, the last message comes back into the line."""
+        """Edit the last message; without `text`, it is put back into the input line."""
         last = self._last_message()
         if last is None:
             _note("nothing has been said yet that could be changed")
@@ -187,6 +187,6 @@ def _usual_input(private: bool) -> LineInput:
 
 
 def _note(line: str | None) -> None:
-    """What the program says of itself: on stderr, so that a copied stdout holds the conversation alone."""
+    """Print a message of the program on stderr, so that stdout contains only the conversation."""
     if line is not None:
         print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Reading a message from the terminal: history, line editing, several lines."""
+"""Reads a message from the terminal: history, line editing, multi-line input."""
 
 import contextlib
 import os
@@ -12,21 +12,21 @@ CONTINUED = "... "
 FENCE = '"""'
 MAX_REMEMBERED = 1000
 MIN_COLUMNS = 20
-"""Of a terminal for readline, which divides by zero where a prompt hardly fits."""
+"""Minimum terminal columns for readline, which divides by zero if the prompt hardly fits."""
 
 readline: ModuleType | None
 try:
     import readline
 except ImportError:
-    # Windows has none; input() works without, only history and editing are missing.
+    # Windows has no readline; input() works without history and editing.
     readline = None
 
 
 class LineInput:
-    """Reads messages; remembers them in `history_file` (None: nowhere) where the platform has a readline.
+    """Reads messages; with readline, they are saved in `history_file` (None: not saved).
 
-    A message ends with its line, unless the line ends in a backslash or the message opened with three
-    double quotes, which then close it.
+    A message ends with its line, unless the line ends in a backslash or the message starts with three double
+    quotes; then it ends at the next three.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class LineInput:
         read_line: Callable[[str], str] | None = None,
         complete: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
-        """`complete`: the lines that Tab completes a line to."""
+        """`complete`: possible completions of a line on Tab."""
         self._history_file = history_file
         self._read_line = read_line or read_terminal_line
         self._complete = complete
         self.can_prefill = readline is not None
 
     def load_history(self) -> str | None:
-        """Bring back earlier messages; returns what stood in the way, if anything did."""
+        """Load earlier messages; returns the error, or None."""
         if readline is None:
             return "no readline on this machine: no history and no editing"
         self._bind_keys()
@@ -56,7 +56,7 @@ class LineInput:
         return None
 
     def save_history(self) -> str | None:
-        """Keep the last messages for the next time; returns what stood in the way, if anything did."""
+        """Save the last messages; returns the error, or None."""
         if readline is None or self._history_file is None:
             return None
         try:
@@ -74,7 +74,7 @@ class LineInput:
             readline.parse_and_bind("bind ^U vi-kill-line-prev")
             readline.parse_and_bind("bind ^I rl_complete")
         else:
-            # Else the terminal's own keys for editing go before.
+            # Otherwise the terminal's editing keys take precedence.
             readline.parse_and_bind("set bind-tty-special-chars off")
             readline.parse_and_bind(r'"\C-u": kill-whole-line')
             readline.parse_and_bind("tab: complete")
@@ -86,7 +86,7 @@ class LineInput:
         return found[index] if index < len(found) else None
 
     def read(self, prefill: str = "") -> str:
-        """One message; `prefill` stands in the line for editing.
+        """Read one message; `prefill`: initial text of the line for editing.
 
         Raises:
             EOFError: Ctrl-D on an empty message.
@@ -104,7 +104,7 @@ class LineInput:
     def _first_line(self, prefill: str) -> str:
         if not prefill or readline is None:
             return self._read_line(PROMPT)
-        # readline has one line to show; what stood on several becomes one again when it is sent.
+        # readline edits one line; a multi-line text is joined into one.
         readline.set_startup_hook(lambda: readline.insert_text(prefill.replace("\n", " ")))
         try:
             return self._read_line(PROMPT)
@@ -136,7 +136,7 @@ def read_terminal_line(prompt: str) -> str:
 
 
 def _columns() -> int:
-    """Of the terminal; one that doesn't say how wide it is counts as wide."""
+    """Columns of the terminal; a large number if unknown."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or MIN_COLUMNS
     except (OSError, ValueError, AttributeError):
