@@ -1,8 +1,8 @@
 """The layout of quantized rows on the device: planes of 32-bit words, one word of each plane for 32 weights.
 
 A thread can thus read adjacent blocks of a row with 16-byte loads, without byte shifts. The blocks of a row
-are *permuted*: block b is at index (b % 8)·(blocks/8) + b//8, so that the data of eight blocks of a 256-weight
-super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
+are *permuted*: block b is at index (b % 8)·(blocks/8) + b//8, so that the data of eight blocks of a
+256-weight super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
 
     words   (rows, planes, blocks)     the codes of the weights
     scales  (rows/2, blocks)           16 bits per block, row 2i in the low bits, row 2i + 1 in the high bits;
