@@ -1,4 +1,4 @@
-"""Compile units of kernels to native object files: `python -m …native.build_object FOLDER TARGETS UNIT…`.
+"""Compile units of kernels to native object files: `python -m …compiler.build_object FOLDER TARGETS UNIT…`.
 
 It runs in a separate process for two reasons: the engine does not import numba if its kernels are cached, and
 a compiler crash does not end the engine. numba generates LLVM IR that is the same for all targets (see

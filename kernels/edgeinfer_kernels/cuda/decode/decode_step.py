@@ -1,6 +1,6 @@
 """The kernel launches of one decode step: 1 to 8 tokens from ids to logits, entirely on the device.
 
-embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
+    embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
 
 In an MoE layer, experts replace gate, up and down (`step_experts.py`).
 
