@@ -38,8 +38,10 @@ def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
     kernels = _kernels(source, sparse, planned)
     threads = wishes.threads or remembered_threads(user_folder("cache"), kernels)
     machine = unmeasured_machine(threads)
-    planned = plan_devices(request, machine)
-    return _loaded(source, sparse, _kernels(source, sparse, planned), request, machine, planned)
+    final = plan_devices(request, machine)
+    if final.memory.wishes.sparse != planned.memory.wishes.sparse:  # more threads take more memory
+        kernels = _kernels(source, sparse, final)
+    return _loaded(source, sparse, kernels, request, machine, final)
 
 
 def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int) -> LoadedEngine:

@@ -139,17 +139,21 @@ def model_sizes(path: Path) -> ModelSizes:
         UnsupportedModelError: it isn't built of attention and feed-forwards.
     """
     with GGUFFile.open(path) as file:
-        try:
-            config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        except UnsupportedModelError:
-            config = None
-        return file_sizes(file, config)
+        return sizes_of(file)
 
 
-def usual_context(path: Path) -> int:
+def sizes_of(file: GGUFFile) -> ModelSizes:
+    """As `model_sizes`, of an open file."""
+    try:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    except UnsupportedModelError:
+        config = None
+    return file_sizes(file, config)
+
+
+def usual_context(file: GGUFFile) -> int:
     """The default context for planning and loading a model. Raises as `model_sizes` does."""
-    with GGUFFile.open(path) as file:
-        return min(_trained_context(file), DEFAULT_CONTEXT)
+    return min(_trained_context(file), DEFAULT_CONTEXT)
 
 
 def _trained_context(file: GGUFFile) -> int:

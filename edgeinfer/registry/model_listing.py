@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.support import ModelSupport, support_of
+from edgeinfer.model_config.support import ModelSupport, model_support, unsupported_type
 from edgeinfer.planning.fit import Fit, fit, with_known_speeds
-from edgeinfer.planning.model_plan import model_sizes, usual_context
+from edgeinfer.planning.model_plan import sizes_of, usual_context
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.quant_names import quant_of
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,11 @@ def listed(model: ModelFile, machine: Machine) -> ListedModel:
     quant = quant_of(model.path.name)
     support = None
     try:
-        support = support_of(model.path)
-        sizes = model_sizes(model.path)
+        with GGUFFile.open(model.path) as file:
+            support = model_support(file)
+            sizes, context = sizes_of(file), usual_context(file)
+    except UnsupportedTypeError as error:
+        return ListedModel(model, quant, None, unsupported_type(error, model.path))
     except (FormatError, UnsupportedModelError, OSError):
         return ListedModel(model, quant, None, support)
     if not quant:
@@ -38,5 +42,5 @@ def listed(model: ModelFile, machine: Machine) -> ListedModel:
         for matrix in sizes.matrices():
             by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
         quant = max(by_format, key=lambda name: by_format[name])
-    found = fit(sizes, with_known_speeds(machine, sizes), usual_context(model.path))
+    found = fit(sizes, with_known_speeds(machine, sizes), context)
     return ListedModel(model, quant, found, support)
