@@ -1,8 +1,8 @@
-"""Budgets of GPU memory from 5 % to 120 % of a model: kept, and as fast as planned?
+"""Budgets of GPU memory from 5 % to 120 % of a model: bytes and speeds against the plan.
 
 python benchmarks/budget_sweep.py --models llama-3-8b:32:Q4_0,qwen3-30b-a3b:10:Q4_0,tiny
 
-A model is a shape, how many of its layers, and a type; or one of the catalogue's, or a file. Budgets are of
+A model is a shape, the number of its layers, and a type; or a name of the registry, or a file. Budgets are of
 weights, on top of what libraries and buffers take. Ends with exit code 1 if a budget isn't kept.
 """
 
@@ -10,7 +10,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from edgeinfer.benchmarking.random_files import found_or_written
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cuda.driver import list_gpus
@@ -30,11 +29,11 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=24, help="tokens that are timed (%(default)s)")
     parser.add_argument("--tuning", type=float, default=1.0, help="seconds of tuning a step (%(default)s)")
     parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
-    parser.add_argument("--folder", type=Path, help="where the models' files are kept (nowhere)")
+    parser.add_argument("--folder", type=Path, help="folder that keeps the model files (default: none)")
     parser.add_argument("--smoke", action="store_true", help="two layers of a small model: does it run?")
     options = parser.parse_args()
     if options.smoke and not list_gpus():
-        print("no GPU here: no memory to be budgeted", file=sys.stderr)
+        print("no GPU: no memory to limit", file=sys.stderr)
         return
     if options.smoke:
         options.models, options.shares, options.generated = "llama-3.2-1b:2:Q4_0", "0.5,1.2", 4
@@ -42,7 +41,7 @@ def main() -> None:
     shares = suites.shares(options.shares)
     rows: list[BudgetRow] = []
     print(" | ".join(HEAD), file=sys.stderr, flush=True)
-    for path in found_or_written(suites.words(options.models), options.folder):
+    for path in suites.found_or_written(suites.words(options.models), options.folder):
         for row in budget_rows(
             path,
             shares,

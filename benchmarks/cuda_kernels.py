@@ -14,7 +14,11 @@ import torch
 
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
+from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.shift_kernels import slide
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
@@ -23,7 +27,6 @@ from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
@@ -41,19 +44,18 @@ from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kerne
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import TARGETS, Launch, compile_launch, recorded_launches
-from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS, DeviceCache
+from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerSplit, device_half, turns_of
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
+from edgeinfer_kernels.stages import LayerSplit, cpu_stages, gpu_shard
 from edgeinfer_quant_formats import block_format
 from harness import suites
 from harness.empty_decoders import empty_decoder
 
-NORM = NormSpecification("rms", 1e-5)
-ROPE = RopeSpecification((1.0,), halves=True)
+NORM = NormSpec("rms", 1e-5)
+ROPE = RopeSpec((1.0,), neox=True)
 TOKENS, POSITIONS, KV_HEADS, GROUP = 5, 4096, 8, 4
 HALF, SINGLE, DOUBLE, WHOLE = torch.float16, torch.float32, torch.float64, torch.int32
 BYTES = torch.uint8
@@ -79,7 +81,7 @@ def prompt_rows(width: int, hidden: int) -> None:
 def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     """RoPE and attention of a prompt on a cache of that type, and what it does when it slides."""
     heads = KV_HEADS * GROUP
-    facts = AttentionSpecification(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
+    facts = AttentionSpec(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
     cache = DeviceCache.take(Arena(), facts, POSITIONS, kind)
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
@@ -90,7 +92,9 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
-    flash_attention(queries, cache.keys, cache.values, 7, facts, out, tile, *cache.scales, sinks)
+    flash_attention(
+        queries, cache.keys, cache.values, 7, facts, out, tile, cache.scales[0], cache.scales[1], sinks
+    )
     slide(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
 
 
@@ -125,21 +129,23 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
     argmax(logits, buffers, chosen, results)
 
 
-def divided_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
+def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
     """The decode step of a model whose host has the feed-forwards, or all experts but one."""
     specification, weights = empty_decoder(shape, kind)
     divisions = [LayerSplit(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
-    facts, there = device_half(specification, weights, divisions)
+    facts, there = gpu_shard(specification, weights, divisions)
     arena = Arena()
-    model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, divisions=divisions)
-    mailbox = ExchangeBuffer(torch.device("cpu"), tokens, facts.width, most_used(facts))
+    model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, splits=divisions)
+    mailbox = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
     launches = StepLaunches(
         model,
         Workspace(model, arena),
         usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
-    DecodeStep(launches, DecodeExchange(turns_of(weights, divisions), mailbox)).launch(tokens)
+    DecodeStep(launches, DecodeExchange(cpu_stages(specification, weights, divisions), mailbox)).launch(
+        tokens
+    )
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
@@ -155,14 +161,14 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
         PROGRAMS=space.best.shape[1], RING=64, DEPENDENT=dependent, num_warps=8,
         **({"launch_pdl": True} if dependent else {}),
     )  # fmt: skip
-    matrix = model.layers[0].feed_forward.down
+    matrix = model.blocks[1].weights.down
     out = empty(16, matrix.shapes.columns, dtype=HALF)
     dequantize_kernel[(1, 1)](
         matrix.parts, 0, out, 16,
         COLUMNS=matrix.shapes.columns, BLOCKS=matrix.shapes.blocks, STEP=DEQUANTIZED_BLOCKS,
         TILE=matrix.shapes.tile, num_warps=DEQUANTIZING_WARPS,
     )  # fmt: skip
-    second = model.layers[0].feed_forward
+    second = model.blocks[1].weights
     if isinstance(second, DeviceExperts):
         stack = second.stacks.down
         dequantize_experts_kernel[(1, 1, 1)](
@@ -182,13 +188,13 @@ SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_us
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")
-"""In brief, prompts of a target read one of the small caches beside float16: this, or q8_0."""
+"""In brief, prompts of a target read one of the small caches besides float16: this, or q8_0."""
 SMALL_KV_HEADS = {80: 2, 120: 2}
 """In brief, of steps; with two queries to each, twice the stretches of a cache are added up at a time as with
 four, which takes four times as long to compile.
 """
 SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
-"""In brief, the cache of the divided step; f16 for others."""
+"""In brief, the cache of the split step; f16 for others."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
@@ -206,7 +212,7 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
         with recorded_launches() as found:
             whole_step(shape, kind, tokens, capability, options.kv)
             kv = SMALL_STEP_CACHES.get(capability, "f16") if options.smoke else options.kv
-            divided_step(shape, kind, tokens, capability, kv)
+            split_step(shape, kind, tokens, capability, kv)
         for launch in found:
             if launch.key not in seen:
                 seen.add(launch.key)

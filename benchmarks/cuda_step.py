@@ -83,13 +83,11 @@ def _bytes_read(model: BenchedModel) -> dict[str, int]:
     sizes = model_sizes(model.path)
     read: Counter[str] = Counter(head=matrix_bytes(sizes.head))
     for layer in sizes.layers:
-        assert layer.feed_forward is not None
-        ffn = layer.feed_forward
-        gated = [matrix for matrix in (ffn.gate, ffn.up) if matrix is not None]
-        read["q, k, v"] += sum(map(matrix_bytes, (layer.q, layer.k, layer.v)))
-        read["output"] += matrix_bytes(layer.output)
-        read["gate and up"] += sum(map(matrix_bytes, gated))
-        read["down"] += matrix_bytes(ffn.down)
+        attention, feed_forward = layer.blocks
+        read["q, k, v"] += sum(map(matrix_bytes, attention.inputs()))
+        read["output"] += sum(map(matrix_bytes, attention.outputs()))
+        read["gate and up"] += sum(map(matrix_bytes, feed_forward.inputs()))
+        read["down"] += sum(map(matrix_bytes, feed_forward.outputs()))
     return dict(read)
 
 

@@ -1,12 +1,14 @@
-"""Slots for experts in GPU memory over recorded traces: how often what a token asks for is in one.
+"""Replays recorded traces of experts: how often a requested expert has a slot in GPU memory.
 
 python benchmarks/expert_slots.py --models tiny --shares 0.1,0.25,0.5
 
-A dense model with a ReLU is made a mixture of groups of its neurons. Hot experts are learnt from the first
-half of the trace, everything is judged on the second.
+A dense model with a ReLU becomes a MoE by grouping the neurons of a layer that are active together; a token's
+experts are the groups with the most active neurons (Zhang et al. 2022, MoEfication, §3). Hot experts are
+counted on the first half of the trace, everything is judged on the second.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +16,96 @@ import numpy.typing as npt
 
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.loading.loading import load
+from edgeinfer.model import Model
+from edgeinfer.profiling.recording import WINDOW, cpu_engine, record, told_by, windows_of
+from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
 from harness import suites
-from harness.expert_traces import recorded_traces
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+ROUNDS = 12
+
+
+def recorded_traces(
+    name: str, texts: Sequence[str], tokens: int, experts: int, used: int, threads: int | None
+) -> list[Ints]:
+    """For each layer the experts (tokens, used) that the tokens of the texts chose, in their order; without
+    any text of what the model tells by itself. `experts`, `used`: what a dense model is made.
+
+    Raises `EdgeInferError`: what `load` raises, or a model that tells nothing.
+    """
+    with load(name, device="cpu", sparse="off", draft=None, threads=threads) as model:
+        ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
+        windows = windows_of(ids, min(WINDOW, model.context)) if texts else told_by(model, tokens)
+        layers = cpu_engine(model)[0].specification.layers
+        facts = [layer.blocks[-1].block for layer in layers]
+        active = _active(model, windows)
+    found = []
+    for fact, seen in zip(facts, active, strict=True):
+        if isinstance(fact, MoeSpec):
+            found.append(np.nonzero(seen)[1].reshape(len(seen), fact.experts_per_token))
+        else:
+            found.append(most_active(seen, grouped(seen[: len(seen) // 2], experts), used))
+    return found
+
+
+def _active(model: Model, windows: Sequence[Sequence[int]]) -> list[Bools]:
+    """For each layer which neurons or experts were active, (tokens, units)."""
+    layers: dict[int, list[Bools]] = {}
+
+    def seen(layer: int, normed: Activations | None, active: Bools) -> None:
+        layers.setdefault(layer, []).append(active)
+
+    record(model, windows, seen)
+    return [np.concatenate(layers[layer]) for layer in sorted(layers)]
+
+
+def grouped(active: Bools, groups: int) -> Ints:
+    """The group (neurons,) of each neuron, all of one size, such that neurons of a group are active together:
+    k-means on what they were active for, `active` (tokens, neurons).
+    """
+    rows = active.T.astype(np.float32) - active.mean(axis=1, dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6
+    size = -(-len(rows) // groups)
+    centres = rows[np.random.default_rng(0).permutation(len(rows))[:groups]]
+    group = np.zeros(len(rows), np.int64)
+    for _ in range(ROUNDS):
+        group = _filled(rows @ centres.T, size)
+        centres = np.stack([rows[group == number].mean(axis=0) for number in range(groups)])
+        centres /= np.linalg.norm(centres, axis=1, keepdims=True) + 1e-6
+    return group
+
+
+def _filled(likeness: npt.NDArray[np.float32], size: int) -> Ints:
+    """A group for each row of `likeness` (rows, groups), the likest pairs first, `size` rows a group."""
+    group, room = np.full(len(likeness), -1, np.int64), np.full(likeness.shape[1], size)
+    for flat in np.argsort(-likeness, axis=None):
+        row, number = divmod(int(flat), likeness.shape[1])
+        if group[row] < 0 and room[number]:
+            group[row] = number
+            room[number] -= 1
+    return group
+
+
+def most_active(active: Bools, group: Ints, used: int) -> Ints:
+    """(tokens, used): of each token the groups with the most active neurons."""
+    member = np.zeros((len(group), int(group.max()) + 1), np.float32)
+    member[np.arange(len(group)), group] = 1
+    counts = active.astype(np.float32) @ member
+    return np.argsort(-counts, axis=1, kind="stable")[:, :used]
+
 
 HEAD = (
     "model",
     "slots",
     "placement",
     "hits",
-    "copies / 1000 tokens of a layer",
-    "CPU reads a token of a layer",
+    "copies per 1000 tokens of a layer",
+    "CPU reads per token of a layer",
 )
-Ints = npt.NDArray[np.int64]
 
 
 def main() -> None:
@@ -34,15 +113,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="tiny", help="names or paths with commas (%(default)s)")
     parser.add_argument(
-        "--text", type=Path, action="append", default=[], help="what to read (the model's own tales)"
+        "--text",
+        type=Path,
+        action="append",
+        default=[],
+        help="text files (default: the model generates)",
     )
     parser.add_argument("--tokens", type=int, default=8192, help="of text (%(default)s)")
-    parser.add_argument("--experts", type=int, default=64, help="that a dense model is made (%(default)s)")
+    parser.add_argument("--experts", type=int, default=64, help="of a dense model (%(default)s)")
     parser.add_argument("--used", type=int, default=8, help="of these by a token (%(default)s)")
     parser.add_argument("--shares", default="0.1,0.25,0.5", help="of the experts with a slot (%(default)s)")
-    parser.add_argument("--tokens-a-copy", type=int, default=2, help="until a copy is there (%(default)s)")
+    parser.add_argument("--tokens-per-copy", type=int, default=2, help="until a copy is there (%(default)s)")
     parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
-    parser.add_argument("--smoke", action="store_true", help="in seconds: does it run at all?")
+    parser.add_argument("--smoke", action="store_true", help="takes seconds, to check that it runs")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     options = parser.parse_args()
     if options.smoke:
@@ -54,7 +137,7 @@ def main() -> None:
         sizes = options.tokens, options.experts, options.used
         trace = np.stack(recorded_traces(model, texts, *sizes, options.threads))
         for share in shares:
-            rows += _rows(model, trace, share, options.experts, options.tokens_a_copy)
+            rows += _rows(model, trace, share, options.experts, options.tokens_per_copy)
     table = markdown(HEAD, rows, left=(0, 2))
     facts = this_machine(command_line()).lines()
     suites.write_report("Slots for experts over recorded traces", facts, [("hits", table)], options.out)
@@ -64,15 +147,15 @@ def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: in
     """One number of slots, for each way of placing experts."""
     experts = max(experts, int(trace.max()) + 1)
     count, half = max(1, round(share * experts)), trace.shape[1] // 2
-    learnt, judged = trace[:, :half], trace[:, half:]
-    hot, best = _hottest(learnt, experts, count), _hottest(judged, experts, count)
+    first_half, judged = trace[:, :half], trace[:, half:]
+    hot, best = _hottest(first_half, experts, count), _hottest(judged, experts, count)
     first = [list(range(count))] * len(trace)
     ways = {
         "the first by number, fixed": (first, False),
         "hot in the first half, fixed": (hot, False),
-        "hot in this half, fixed (nobody knows that)": (best, False),
-        "the first by number, changing": (first, True),
-        "hot in the first half, changing": (hot, True),
+        "hot in this half, fixed (an upper bound)": (best, False),
+        "the first by number, expert cache": (first, True),
+        "hot in the first half, expert cache": (hot, True),
     }
     found = []
     for name, (residents, swapping) in ways.items():

@@ -21,7 +21,7 @@ PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "re
 
 
 def rows(run: SparseRun) -> list[list[str]]:
-    """A row for each way; GB/s counts the dense layer's bytes, whoever needs them."""
+    """A row for each way; GB/s counts the dense layer's bytes."""
     found = []
     for way, timings in run.timings.items():
         cells = [run.name, str(run.threads), way]
@@ -60,7 +60,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--active", type=float, default=0.2, help="share that is planted (%(default)s)")
     parser.add_argument("--hot", type=float, default=0.0, help="share that a GPU has (%(default)s)")
     parser.add_argument("--threads", help="numbers of threads with commas (1 and all)")
-    parser.add_argument("--rounds", type=int, default=suites.ROUNDS, help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=suites.ROUNDS, help="(%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="in seconds: does it run at all?")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Plain decoding against drafting, in turns: the built-in pair by text, code that is edited, planted drafts.
+"""Baseline decoding against drafting, in turns: the built-in pair by text, edited code, planted drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
 python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
@@ -16,7 +16,7 @@ from typing import Any
 
 import edgeinfer
 from edgeinfer.benchmarking.machine import command_line, this_machine
-from edgeinfer.benchmarking.random_files import random_file, random_files_folder, written_shape
+from edgeinfer.benchmarking.random_files import random_file, random_files_folder
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
@@ -24,12 +24,11 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.results import Generation
-from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from harness import suites
-from harness.planted_drafts import PlantedDrafter
-from harness.scripted_engine import ScriptedEngine
+from harness.planted_drafts import PlantedDrafter, ScriptedEngine
 from harness.split_runs import overhead
 
 STORY = "Once upon a time, there was a little girl named Lily."
@@ -45,9 +44,9 @@ CODE = "".join(
 )
 EDITED = CODE.replace("cart", "basket").replace("rate)", "rate=0.0)")
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "plain": {"draft": None},
+    "baseline": {"draft": None},
     "draft model": {"draft": "auto"},
-    "the same, 3 leaves": {"draft": "auto", "draft_leaves": 3},
+    "the same, 3 siblings": {"draft": "auto", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
@@ -75,23 +74,23 @@ def best_decile(rates: Sequence[float]) -> float:
 
 
 def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[str]:
-    """Best decile and median tokens a second with their ratios to plain, accepted share, tokens a pass."""
-    speeds, plain = ([said.speed for said in each] for each in (answers, without))
-    rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, plain))
+    """Best decile and median tokens/s with their ratios to baseline, accepted share, tokens per forward."""
+    speeds, baseline = ([said.speed for said in each] for each in (answers, without))
+    rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, baseline))
     shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
-    passes = [s.tokens_per_pass for s in speeds if s.tokens_per_pass is not None]
+    forwards = [s.tokens_per_pass for s in speeds if s.tokens_per_pass is not None]
     return [
         f"{best_decile(rates):.1f}",
         f"{best_decile(rates) / best_decile(base):.2f}x",
         f"{median(rates):.1f}",
         f"{median(rates) / median(base):.2f}x",
         f"{median(shares):.0%}" if shares else "-",
-        f"{median(passes):.2f}" if passes else "-",
+        f"{median(forwards):.2f}" if forwards else "-",
     ]
 
 
-def as_plain(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
-    """Up to which token the answers are those of plain decoding, where they part the first time."""
+def as_baseline(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
+    """Up to which token the ids equal those of baseline decoding."""
     wanted = without[0].ids
     same = [
         next((at for at, pair in enumerate(zip(said.ids, wanted, strict=False)) if pair[0] != pair[1]), None)
@@ -101,16 +100,16 @@ def as_plain(answers: Sequence[Generation], without: Sequence[Generation]) -> st
     return f"{min(parted)} of {len(wanted)}" if parted else "all"
 
 
-HEAD = ["best decile t/s", "to plain", "median t/s", "to plain", "accepted", "tokens a pass"]
+HEAD = ["best decile t/s", "to baseline", "median t/s", "to baseline", "accepted", "tokens per forward"]
 
 
-def told(what: str) -> None:
+def report(what: str) -> None:
     print(f"  {what}", file=sys.stderr, flush=True)
 
 
 def shown(row: list[str]) -> list[str]:
-    """The row, which has been told: who has to end the program early knows it."""
-    told(" | ".join(row))
+    """The row, after it was printed to stderr."""
+    report(" | ".join(row))
     return row
 
 
@@ -124,7 +123,7 @@ class Suite:
         self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] != "self"}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
-            del self.drafters["the same, 3 leaves"]
+            del self.drafters["the same, 3 siblings"]
         self.rounds, self.tokens = rounds, tokens
 
     def built_in(self, open_models: ExitStack) -> Iterator[list[str]]:
@@ -135,12 +134,12 @@ class Suite:
         }
         for text, prompt in TEXTS.items():
             for temperature in (0.0, 0.8):
-                told(f"{text}, temperature {temperature}")
+                report(f"{text}, temperature {temperature}")
                 settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": temperature}
                 found = in_turns({n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds)
                 for name, answers in found.items():
-                    same = "-" if temperature else as_plain(answers, found["plain"])
-                    yield shown([text, f"{temperature:g}", name, *cells(answers, found["plain"]), same])
+                    same = "-" if temperature else as_baseline(answers, found["baseline"])
+                    yield shown([text, f"{temperature:g}", name, *cells(answers, found["baseline"]), same])
 
     @staticmethod
     def _found(drafter: dict[str, Any]) -> dict[str, Any]:
@@ -152,30 +151,29 @@ class Suite:
     def forced(self) -> Iterator[list[str]]:
         """The built-in pair with drafts of a set length, whatever they cost: tree against chain."""
         options = {**self.loading, "device": "cpu"}
-        with load("tiny", draft=None, **options) as plain, load("tiny", **options) as drafting:
+        with load("tiny", draft=None, **options) as baseline, load("tiny", **options) as drafting:
             speculator = drafting.speculator
             assert speculator is not None
             drafter: Any = speculator.drafter
-            pace = speculator.paces["greedy"]
+            controller = speculator.controllers["greedy"]
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
 
             def answer(length: int, leaves: int) -> Generation:
-                drafter.leaves = leaves
-                setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-                setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
-                setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
+                drafter.siblings = leaves
+                setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+                setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
                 said: Generation = drafting.generate(STORY, **settings)
                 return said
 
-            sides: Sides = {"plain": lambda: plain.generate(STORY, **settings)}
+            sides: Sides = {"baseline": lambda: baseline.generate(STORY, **settings)}
             for length in (1, 2, 4):
                 for leaves in (0, 1, 3):
-                    name = f"{length} drafted, {leaves} leaves"
+                    name = f"{length} drafted, {leaves} siblings"
                     sides[name] = lambda k=length, n=leaves: answer(k, n)  # type: ignore[misc]
-            told("tree against chain")
+            report("tree against chain")
             found = in_turns(sides, self.rounds)
             for name, answers in found.items():
-                yield shown([name, *cells(answers, found["plain"])])
+                yield shown([name, *cells(answers, found["baseline"])])
 
     def edited(self, name: str) -> Iterator[list[str]]:
         """Code that is edited: said by script at the model's cost, looked up in the prompt or in a file."""
@@ -184,7 +182,7 @@ class Suite:
             settings: dict[str, Any] = {"max_tokens": len(edited) - 9, "temperature": 0.0}
             sides: Sides = {}
             for side, prompt, lookup in (
-                ("plain", [*code, *edited[:8]], None),
+                ("baseline", [*code, *edited[:8]], None),
                 ("lookup in the prompt", [*code, *edited[:8]], PromptLookup()),
                 ("lookup in a file", edited[:8], PromptLookup([code])),
             ):
@@ -193,10 +191,10 @@ class Suite:
                 said = Model("script", scripted, model.tokenizer, None)
                 said.speculator = _begun(scripted, lookup) if lookup else None
                 sides[side] = _answer(said, prompt, settings)
-            told(f"edited code, {model.name}")
+            report(f"edited code, {model.name}")
             found = in_turns(sides, self.rounds)
             for side, answers in found.items():
-                yield shown([model.name, side, *cells(answers, found["plain"])])
+                yield shown([model.name, side, *cells(answers, found["baseline"])])
 
     def planted(
         self, path: Path, small: Path, small_device: str | None, share: float | None
@@ -204,8 +202,8 @@ class Suite:
         """A large random model with drafts that agree by construction, and one that never does.
 
         `share` of its weights are on the GPU, None: as many as fit. The draft is on `small_device`, or where
-        the model is. All sides say the plain answer: where a
-        pass of several rows has other bits, a random model would soon say something else.
+        the model is. All sides generate the baseline ids: a forward of
+        several tokens can have other bits, and a random model would soon generate other tokens.
         """
         # Where something could draft, steps of every number of tokens are made ready.
         options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": "lookup"}
@@ -216,30 +214,30 @@ class Suite:
             load(small, **{**options, "device": small_device}) as cost,
         ):
             for note in model.notes:
-                told(note)
+                report(note)
             model.speculator = None
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
             ids = model.tokenizer.encode(STORY)[:8]
-            plain = model.generate(ids, **settings)
-            script = [*plain.prompt_ids, *plain.ids]
+            baseline = model.generate(ids, **settings)
+            script = [*baseline.prompt_ids, *baseline.ids]
             engine = ScriptedEngine(model.engine, script)
             sides: Sides = {}
-            for name, agreement in {"plain": None, **{f"{a:.0%} agree": a for a in AGREEMENTS}}.items():
+            for name, agreement in {"baseline": None, **{f"{a:.0%} agree": a for a in AGREEMENTS}}.items():
                 said = Model(model.name, engine, model.tokenizer, None)
                 if agreement is not None:
                     said.speculator = _begun(engine, PlantedDrafter(cost.engine, script, agreement))
                 sides[name] = _answer(said, ids, settings)
-            told(f"planted, {path.stem}")
+            report(f"planted, {path.stem}")
             found = in_turns(sides, self.rounds)
             placed = "all" if share is None else f"{share:.0%} on the GPU"
             for name, answers in found.items():
-                yield shown([path.stem, placed, small_device, name, *cells(answers, found["plain"])])
+                yield shown([path.stem, placed, small_device, name, *cells(answers, found["baseline"])])
 
     def _budget(self, path: Path, share: float) -> int:
-        """Bytes of a GPU for a share of the weights, beside what libraries and buffers take."""
+        """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
         sizes = model_sizes(path)
-        beside = overhead(path, PLANTED_CONTEXT, self.device, self.threads, sizes)
-        return beside + int(share * sizes.nbytes)
+        reserved = overhead(path, PLANTED_CONTEXT, self.device, self.threads, sizes)
+        return reserved + int(share * sizes.nbytes)
 
     def side_by_side(self, name: str | Path) -> Iterator[list[str]]:
         """Several answers at once: tokens a second of all together."""
@@ -252,7 +250,7 @@ class Suite:
                 passed = sum(a.speed.generated_tokens for a in answers) / len(answers)
                 return replace(answers[0], speed=replace(answers[0].speed, generated_tokens=int(passed)))
 
-            told(f"side by side, {model.name}")
+            report(f"side by side, {model.name}")
             sides: Sides = {str(n): lambda n=n: answer(n) for n in SIDE_BY_SIDE}  # type: ignore[misc]
             found = in_turns(sides, max(2, self.rounds // 2))
             for count, answers in found.items():
@@ -282,7 +280,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, help="of a large model's weights on the GPU (all that fit)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--threads", type=int, help="(all)")
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="(%(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a few tokens of the built-in model")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
@@ -294,7 +292,7 @@ def main() -> None:
 
 
 def chosen(options: argparse.Namespace) -> set[str]:
-    """The tables that are asked for and can be had. Raises `SettingError`."""
+    """The requested tables that this machine can measure. Raises `SettingError`."""
     found = set(suites.words(options.tables))
     if wrong := sorted(found - set(TABLES)):
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
@@ -312,7 +310,7 @@ def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list
     if "pair" in wanted:
         with ExitStack() as open_models:
             rows = list(suite.built_in(open_models))
-        head = ["text", "temperature", "drafter", *HEAD, "ids as plain"]
+        head = ["text", "temperature", "drafter", *HEAD, "ids as baseline"]
         found.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
     if "edited" in wanted:
         rows = list(suite.edited("tiny"))
@@ -323,7 +321,7 @@ def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list
     if "several" in wanted:
         models: list[str | Path] = ["tiny", *large[:1]]
         rows = [row for model in models for row in suite.side_by_side(model)]
-        head = ["model", "answers", *(column.replace("plain", "one") for column in HEAD[:4])]
+        head = ["model", "answers", *(column.replace("baseline", "one") for column in HEAD[:4])]
         found.append(("answers side by side", markdown(head, rows, left=(0,))))
     if "planted" in wanted:
         small = _small_file(options.draft_shape, options.type)
@@ -340,7 +338,7 @@ def _small_file(shape: str, kind: str) -> Path:
         return random_file(shape, kind)
     folder = random_files_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    return written_shape(f"{shape}:{kind}", folder)
+    return suites.written_shape(f"{shape}:{kind}", folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From nothing to the first token: phases, beside what Python needs to import numba and numpy; and memory.
+"""Start-up to the first token: phases, memory, and the time that Python needs to import numba and numpy.
 
 python benchmarks/startup.py --models tiny
 """
@@ -13,7 +13,7 @@ from edgeinfer.benchmarking.tables import markdown
 from harness import suites
 from harness.startup import PHASES, StartupPhases, commands, reading
 
-IMPORTS, RUN = 'python -c "import numba, numpy"', "edgeinfer run MODEL Once -n 1"
+IMPORTS, RUN = 'python -c "import numba, numpy"', "edgeinfer run MODEL Once --max-tokens 1"
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     parser = suites.parser(__doc__ or "")
     parser.set_defaults(models="tiny")
     options = parser.parse_args()
-    suite = suites.suite("From nothing to the first token", options)
+    suite = suites.suite("Start-up to the first token", options)
     sections = []
     for model in suite.benched_models():
         sections += _sections(model, 1 if suite.smoke else suite.rounds)
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _sections(model: BenchedModel, rounds: int) -> list[tuple[str, str]]:
-    """All of one model, its programs taking turns; a first round that isn't counted fills the caches."""
+    """The tables of one model, its programs in turns; an untimed first round fills the caches."""
     wholes: dict[str, list[float]] = {name: [] for name in commands(str(model.path))}
     phases: list[StartupPhases] = []
     reads: list[float] = []

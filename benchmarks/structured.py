@@ -1,4 +1,4 @@
-"""What keeping to a JSON schema costs: decoding with and without, in turns.
+"""The cost of a JSON schema: decoding with and without, in turns.
 
 python benchmarks/structured.py --shapes tinyllama-1.1b --types Q4_0
 """
@@ -15,7 +15,7 @@ from harness import suites
 
 
 def _list_of(**properties: dict[str, object]) -> dict[str, object]:
-    """A list of objects, longer than any answer here: it never ends before the tokens do."""
+    """A list of objects that is longer than any completion here."""
     item = {
         "type": "object",
         "properties": properties,
@@ -52,10 +52,10 @@ HEAD = (
     "tokens",
     "schema",
     "temperature",
-    "plain, best",
+    "baseline, best",
     "schema, best",
     "more",
-    "plain, median",
+    "baseline, median",
     "median",
     "more",
 )
@@ -69,7 +69,7 @@ def main() -> None:
     for model in suite.benched_models():
         for threads in suite.threads:
             rows += _rows(model, threads, 8 if suite.smoke else 64, suite.rounds)
-    suite.publish([("Milliseconds a token", markdown(HEAD, rows))])
+    suite.publish([("Milliseconds per token", markdown(HEAD, rows))])
 
 
 def _rows(model: BenchedModel, threads: int, tokens: int, rounds: int) -> list[list[str]]:
@@ -90,7 +90,7 @@ def _rows(model: BenchedModel, threads: int, tokens: int, rounds: int) -> list[l
 
 
 def _milliseconds(model: Model, tokens: int, schema: dict[str, object] | None, temperature: float) -> float:
-    """A token of an answer behind its first; an end of the text is not one of the choices."""
+    """Milliseconds per token after the first; end-of-text tokens are banned."""
     banned = dict.fromkeys(model.tokenizer.end_ids, -np.inf)
     stream = model.stream(
         PROMPT, max_tokens=tokens, schema=schema, temperature=temperature, seed=1, logit_bias=banned

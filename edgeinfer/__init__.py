@@ -5,34 +5,65 @@ with edgeinfer.load("tiny") as model:
     print(model.generate("Once upon a time", max_tokens=64).text)
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from edgeinfer.chat import Chat
-from edgeinfer.errors import EdgeInferError
-from edgeinfer.loading.loading import load
-from edgeinfer.model import Model
-from edgeinfer.results import Generation, Speed, Token
-
 if TYPE_CHECKING:
+    from edgeinfer import errors, options, tokenizer
+    from edgeinfer.chat import Chat
+    from edgeinfer.errors import EdgeInferError
+    from edgeinfer.loading.loading import load
+    from edgeinfer.model import Model
+    from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
     from edgeinfer.quantizing import Quantization, quantize
+    from edgeinfer.results import Generation, Speed, Token
+    from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
 __all__ = [
     "Chat",
+    "Draft",
+    "DraftRequest",
+    "Drafter",
     "EdgeInferError",
     "Generation",
+    "LoadOptions",
     "Model",
     "Quantization",
+    "RunOptions",
+    "SamplingParams",
     "Speed",
     "Token",
+    "errors",
     "load",
+    "options",
     "quantize",
+    "tokenizer",
 ]
+
+_MODULES = {
+    "Chat": "chat",
+    "Draft": "speculation.drafter",
+    "DraftRequest": "speculation.drafter",
+    "Drafter": "speculation.drafter",
+    "EdgeInferError": "errors",
+    "Generation": "results",
+    "LoadOptions": "options",
+    "Model": "model",
+    "Quantization": "quantizing",
+    "RunOptions": "options",
+    "SamplingParams": "options",
+    "Speed": "results",
+    "Token": "results",
+    "load": "loading.loading",
+    "quantize": "quantizing",
+}
+"""Public name -> the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import rarely used modules on first access."""
-    if name in ("Quantization", "quantize"):
-        from edgeinfer import quantizing
-
-        return getattr(quantizing, name)
+    """Import a public name on first access, so that `import edgeinfer` loads no engine."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"edgeinfer.{_MODULES[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"edgeinfer.{name}")
     raise AttributeError(f"module 'edgeinfer' has no attribute {name!r}")

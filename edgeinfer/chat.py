@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from edgeinfer.chat_templates.reasoning import without_thought
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.generation.context_shift import SINKS
-from edgeinfer.generation.token_stream import TokenStream, check_count
+from edgeinfer.generation.token_stream import TokenStream
+from edgeinfer.options import ChatKeywords
+from edgeinfer.options.run_options import COUNTS, PROMPT_FORMAT, run_options
 from edgeinfer.results import Generation
 from edgeinfer.shown import shown
 
 Message = dict[str, Any]
+NOT_IN_CHATS = COUNTS + PROMPT_FORMAT
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class ChatEngine:
     end.
     """
     stream: Callable[..., TokenStream]
-    """(ids, dropped_turns=, on_end=, **settings) -> the response's stream."""
+    """(ids, options, sampling, keep=, dropped_turns=, on_end=) -> the response's stream."""
     context: int
 
 
@@ -36,9 +39,12 @@ class Chat:
     prompt, never dropped.
     """
 
-    def __init__(self, engine: ChatEngine, system: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, engine: ChatEngine, system: str | None = None, **options: Unpack[ChatKeywords]
+    ) -> None:
+        run_options(options, NOT_IN_CHATS)
         self._engine = engine
-        self._settings = settings
+        self._options = options
         self._dropped = 0
         self._used = 0
         self.system = system
@@ -49,26 +55,26 @@ class Chat:
         """Tokens in the context after the last response; 0 before the first."""
         return self._used
 
-    def say(self, text: str, **settings: Any) -> Generation:
-        """Return the complete response to `text`; settings and `Raises` as for `stream`."""
-        stream = self.stream(text, **settings)
+    def say(self, text: str, **options: Unpack[ChatKeywords]) -> Generation:
+        """Return the complete response to `text`; options and `Raises` as for `stream`."""
+        stream = self.stream(text, **options)
         for _ in stream:
             pass
         return stream.result
 
-    def stream(self, text: str, **settings: Any) -> TokenStream:
-        """Stream the response to `text`; settings as for `Model.stream`.
+    def stream(self, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
+        """Stream the response to `text`; options as for `Model.stream`, except `raw` and `tools`.
 
         The messages are added to the history when the stream ends, or when it is cancelled after some text.
 
         Raises:
             ContextOverflowError: `text` doesn't fit, even without earlier messages.
             ChatTemplateError: the template fails.
-            SettingError: a setting out of its range, or no chat template.
+            SettingError: an option out of its range, or no chat template.
         """
-        return self._answer(list(self.messages), self._dropped, text, settings)
+        return self._answer(list(self.messages), self._dropped, text, options)
 
-    def regenerate(self, **settings: Any) -> TokenStream:
+    def regenerate(self, **options: Unpack[ChatKeywords]) -> TokenStream:
         """Generate the last response again; the new one replaces it as described for `edit`.
 
         Raises:
@@ -77,9 +83,9 @@ class Chat:
         turns = self._user_turns()
         if not turns:
             raise ValueError("nothing has been said yet: there is no answer to give again")
-        return self.edit(len(turns) - 1, str(self.messages[turns[-1]]["content"]), **settings)
+        return self.edit(len(turns) - 1, str(self.messages[turns[-1]]["content"]), **options)
 
-    def edit(self, index: int, text: str, **settings: Any) -> TokenStream:
+    def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
         """Replace user message `index` (from 0) by `text` and generate its response.
 
         The message and all later ones are removed once the new response is complete; `Raises` as for
@@ -92,7 +98,7 @@ class Chat:
         if not 0 <= index < len(turns):
             raise ValueError(f"turn {index}: this chat has {len(turns)} turns, counted from 0")
         dropped = self._dropped if index > self._dropped else 0
-        return self._answer(self.messages[: turns[index]], dropped, text, settings)
+        return self._answer(self.messages[: turns[index]], dropped, text, options)
 
     def clear(self) -> None:
         """Remove all messages; the system prompt is kept."""
@@ -102,26 +108,20 @@ class Chat:
     def _user_turns(self) -> list[int]:
         return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
-    def _answer(
-        self, before: list[Message], dropped: int, text: str, settings: dict[str, Any]
-    ) -> TokenStream:
+    def _answer(self, before: list[Message], dropped: int, text: str, options: ChatKeywords) -> TokenStream:
         """Stream the response to `text` after the messages `before`, of which the first `dropped` no longer
         fit.
         """
         if not isinstance(text, str):
             raise SettingError(f"text: saw {type(text).__name__} {shown(text)}, wanted a text")
         turn: Message = {"role": "user", "content": text}
-        wishes = {**self._settings, **settings}
-        options = TemplateOptions(
-            thinking=wishes.pop("thinking", None),
-            args=wishes.pop("template_args", None) or {},
-            constrained=wishes.get("schema") is not None or wishes.get("grammar") is not None,
-        )
-        if wishes.get("on_full", "stop") != "stop":
-            ids, dropped = self._encode([*before, turn], options), 0
-            wishes["keep"] = self._kept_tokens(options)
+        run, sampling = run_options({**self._options, **options}, NOT_IN_CHATS)
+        template, kept = run.template_options, SINKS
+        if run.context_overflow == "stop":
+            ids, dropped = self._fit([*before, turn], dropped, run.max_tokens, template)
         else:
-            ids, dropped = self._fit([*before, turn], dropped, wishes.get("max_tokens"), options)
+            ids, dropped = self._encode([*before, turn], template), 0
+            kept = self._kept_tokens(template)
 
         def keep(answer: Generation) -> None:
             if answer.finish_reason == "cancelled" and not answer.text:
@@ -130,7 +130,7 @@ class Chat:
             self._dropped = dropped
             self._used = len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
 
-        return self._engine.stream(ids, dropped_turns=dropped, on_end=keep, **wishes)
+        return self._engine.stream(ids, run, sampling, keep=kept, dropped_turns=dropped, on_end=keep)
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Encode messages without the reasoning of earlier responses, as in training."""
@@ -156,7 +156,6 @@ class Chat:
         When messages must be dropped, a quarter of the context is freed at once, so that the prompt isn't
         prefilled again at every message.
         """
-        check_count("max_tokens", max_tokens)
         context = self._engine.context
         room = max(1, min(max_tokens or context, context // 8))
         turns = len(messages) // 2

@@ -1,9 +1,9 @@
 """A loaded model: prompts in, completions out."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +11,23 @@ import numpy.typing as npt
 from edgeinfer.chat import Chat, ChatEngine
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
-from edgeinfer.chat_templates.tool_calls import Tool
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.engine.model_lock import ModelLock
-from edgeinfer.engine.protocols import Engine, Progress, TextTokenizer
+from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.generation.context_shift import SINKS, ContextShift, OnFull
+from edgeinfer.generation.context_shift import SINKS, ContextShift
+from edgeinfer.generation.prefill import context_overflow
 from edgeinfer.generation.request import Prompt, request_of
 from edgeinfer.generation.sequence_counts import SequenceCounts
-from edgeinfer.generation.token_stream import TokenStream, context_overflow
+from edgeinfer.generation.token_stream import TokenStream
+from edgeinfer.options import ChatKeywords, GenerateKeywords, RunKeywords, RunOptions, SamplingParams
+from edgeinfer.options.run_options import run_options
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.results import Generation
 from edgeinfer.shown import shown
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
-from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import asked_for
@@ -74,8 +76,8 @@ class Model:
         self._pooling = pooling
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
-        self._rows_alike = batch_invariant
-        self._turn = ModelLock()
+        self._batch_invariant = batch_invariant
+        self._lock = ModelLock()
         self._closed = False
 
     @cached_property
@@ -96,125 +98,74 @@ class Model:
         return thinking_levels(self.chat_format.variables()) if self.chat_format else ()
 
     @overload
-    def generate(self, prompt: Prompt, *, n: int, **settings: Any) -> list[Generation]: ...
+    def generate(
+        self, prompt: Prompt, *, n: int, **options: Unpack[GenerateKeywords]
+    ) -> list[Generation]: ...
 
     @overload
-    def generate(self, prompt: Prompt, **settings: Any) -> Generation: ...
+    def generate(
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[GenerateKeywords]
+    ) -> Generation: ...
 
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        n: int | None = None,
-        best_of: int | None = None,
-        beams: int | None = None,
-        **settings: Any,
+        self, prompt: Prompt, *, n: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generation | list[Generation]:
-        """Return the completion of a prompt, or a list of `n` completions; settings and `Raises` as for
-        `stream`.
+        """Return the completion of a prompt, or a list of `n` completions; `Raises` as for `stream`.
 
-        Several completions share the prompt's KV cache and are decoded as one batch. With a seed, completion
-        i uses seed + i. `best_of`: this many are sampled, and the `n` (or the one) with the highest mean
-        log-probability per token are returned. `beams`: beam search instead of sampling; it doesn't support
-        `stop`.
+        `options`: the fields of `edgeinfer.options.RunOptions` and `SamplingParams`, which describe them.
         """
-        if n is None and best_of is None and beams is None:
-            stream = self.stream(prompt, **settings)
+        run, sampling = run_options({**options, "n": n}, without=())
+        if run.n is None and run.best_of is None and run.beams is None:
+            stream = self._stream(prompt, run, sampling)
             for _ in stream:
                 pass
             return stream.result
-        counts = SequenceCounts(n, best_of, beams)
-        answers = self._several(prompt, counts, **settings)
+        answers = self._several(prompt, run, sampling)
         return answers[0] if n is None else answers
 
-    def _several(
-        self,
-        prompt: Prompt,
-        counts: SequenceCounts,
-        *,
-        raw: bool = True,
-        tools: Sequence[Tool] | None = None,
-        thinking: Thinking | None = None,
-        template_args: Mapping[str, Any] | None = None,
-        schema: Mapping[str, Any] | str | bool | None = None,
-        grammar: str | None = None,
-        on_full: OnFull = "stop",
-        **settings: Any,
-    ) -> list[Generation]:
-        if on_full != "stop":
-            raise SettingError("on_full: several answers end where the context does; leave it out, or n")
-        constrained = schema is not None or grammar is not None
-        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
-        ids = self._encoding.of_prompt(prompt, raw, options)
-        self._refuse_closed()
-        request = request_of(ids, **settings)
-        with self._turn:
-            return counts.answers(
-                self.engine, self.tokenizer, request, lambda: self._constraint(schema, grammar)
+    def _several(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> list[Generation]:
+        if run.context_overflow != "stop":
+            raise SettingError(
+                f"context_overflow: saw {run.context_overflow!r}, wanted 'stop' for several completions"
             )
+        ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
+        self._refuse_closed()
+        counts = SequenceCounts(run.n, run.best_of, run.beams)
+        request = request_of(ids, run, sampling)
+        with self._lock:
+            return counts.completions(self.engine, self.tokenizer, request, lambda: self._constraint(run))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        stop: str | Iterable[str] | None = None,
-        logprobs: int | None = None,
-        raw: bool = True,
-        tools: Sequence[Tool] | None = None,
-        thinking: Thinking | None = None,
-        template_args: Mapping[str, Any] | None = None,
-        schema: Mapping[str, Any] | str | bool | None = None,
-        grammar: str | None = None,
-        on_full: OnFull = "stop",
-        progress: Progress | None = None,
-        **sampling: Any,
-    ) -> TokenStream:
+    def stream(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> TokenStream:
         """Stream the completion of a prompt.
 
         `prompt`: a text, token ids used unchanged, or the messages of a chat ({"role": …, "content": …}),
-        with the `tools` for its template (`parse_tool_calls` parses their calls in the response). `raw` False
-        applies the chat template to a text. `thinking` "on", "off", "low", "medium" or "high", if the
-        template supports it. `template_args`: other variables of the template, by name. `max_tokens` None:
-        until the model ends or the context is full. `stop`: strings that end the completion. `logprobs` n:
-        every token has its log-probability and those of the n most probable. A JSON `schema` or a `grammar`
-        (Lark, or llama.cpp's GBNF) constrains the completion. `on_full` "slide" and "heavy-hitters": if the
-        text exceeds the context, tokens in its middle are evicted (`generation/context_shift.py`) and counted
-        in the result. `progress` is called with the number of prompt tokens processed. `sampling`: the fields
-        of `SamplerSettings`.
+        with the `tools` for its template (`parse_tool_calls` parses their calls in the response). `options`:
+        the fields of `edgeinfer.options.RunOptions` and `SamplingParams`, which describe them.
 
         Raises:
-            SettingError: a setting or token id out of its range, `raw` False without a chat template, or an
+            SettingError: an option or token id out of its range, `raw` False without a chat template, or an
                 unsatisfiable schema.
             ChatTemplateError: the chat template fails.
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        constrained = schema is not None or grammar is not None
-        options = TemplateOptions(thinking, template_args or {}, tools or (), constrained)
-        return self._stream_ids(
-            self._encoding.of_prompt(prompt, raw, options),
-            max_tokens=max_tokens,
-            stop=stop,
-            logprobs=logprobs,
-            schema=schema,
-            grammar=grammar,
-            on_full=on_full,
-            progress=progress,
-            **sampling,
-        )
+        return self._stream(prompt, *run_options(options))
 
-    def stream_async(self, prompt: Prompt, **settings: Any) -> "AsyncTokenStream":
-        """`stream` for `async for`; settings and `Raises` as there."""
+    def _stream(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> TokenStream:
+        ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
+        return self._stream_ids(ids, run, sampling)
+
+    def stream_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> "AsyncTokenStream":
+        """`stream` for `async for`; options and `Raises` as there."""
         from edgeinfer.generation.async_stream import (
             AsyncTokenStream,  # imports asyncio, which few programs need
         )
 
-        return AsyncTokenStream(self.stream(prompt, **settings))
+        return AsyncTokenStream(self.stream(prompt, **options))
 
-    async def generate_async(self, prompt: Prompt, **settings: Any) -> Generation:
+    async def generate_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> Generation:
         """`generate` for `await`; cancelling the task ends generation."""
-        stream = self.stream_async(prompt, **settings)
+        stream = self.stream_async(prompt, **options)
         async for _ in stream:
             pass
         return stream.result
@@ -222,27 +173,30 @@ class Model:
     def _stream_ids(
         self,
         ids: list[int],
+        run: RunOptions,
+        sampling: SamplingParams,
         *,
-        schema: Mapping[str, Any] | str | bool | None = None,
-        grammar: str | None = None,
-        on_full: OnFull = "stop",
         keep: int = SINKS,
+        dropped_turns: int = 0,
         on_end: Callable[[Generation], None] | None = None,
-        **settings: Any,
     ) -> TokenStream:
+        """Stream the completion of token ids. `keep`: first tokens that a context shift keeps."""
         self._refuse_closed()
-        recall = self._snapshots.recall if self._snapshots else None
-        sliding = ContextShift.wanted(on_full, keep, self.engine)
-        constraint = self._constraint(schema, grammar)
-        request = request_of(ids, constraint=constraint, recall=recall, sliding=sliding, **settings)
+        request = request_of(
+            ids,
+            run,
+            sampling,
+            dropped_turns=dropped_turns,
+            context_shift=ContextShift.wanted(run.context_overflow, keep, self.engine),
+            constraint=self._constraint(run),
+            recall=self._snapshots.recall if self._snapshots else None,
+        )
         return TokenStream(
-            self.engine, self.tokenizer, request, self._turn, on_end, self.speculator, self._rows_alike
+            self.engine, self.tokenizer, request, self._lock, on_end, self.speculator, self._batch_invariant
         )
 
-    def _constraint(
-        self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
-    ) -> Constraint | None:
-        wanted = asked_for(schema, grammar)
+    def _constraint(self, run: RunOptions) -> Constraint | None:
+        wanted = asked_for(run.schema, run.grammar)
         return None if wanted is None else self._grammar_vocabulary.constraint(wanted)
 
     @cached_property
@@ -253,11 +207,9 @@ class Model:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
-    def chat(self, system: str | None = None, **settings: Any) -> Chat:
-        """Start a chat; `settings` are defaults for all its responses, as for `stream` except `raw`."""
-        return Chat(
-            ChatEngine(self._encoding.of_messages, self._stream_ids, self.context), system, **settings
-        )
+    def chat(self, system: str | None = None, **options: Unpack[ChatKeywords]) -> Chat:
+        """Start a chat; `options` are defaults for all its responses, as for `stream`."""
+        return Chat(ChatEngine(self._encoding.of_messages, self._stream_ids, self.context), system, **options)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (len(ids), vocabulary) float32 after each token of `ids`, computed from an empty context.
@@ -310,7 +262,7 @@ class Model:
     def _read_afresh(
         self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
-        with self._turn:
+        with self._lock:
             self._refuse_closed()
             if len(ids) > self.context:
                 raise context_overflow(self.engine, len(ids))
@@ -323,14 +275,14 @@ class Model:
         Later prompts with the same prefix restore it, in this program or another. `owner`: the chat whose
         deletion also deletes the file, `ChatStore.snapshot_owner`. Returns whether the file exists.
         """
-        with self._turn:
+        with self._lock:
             return not self._closed and self._snapshots is not None and self._snapshots.keep(owner)
 
     def close(self) -> None:
         """Free threads, memory and the file, after the current token. May be called twice; later use of a
         stream raises an `EdgeInferError`.
         """
-        with self._turn:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True

@@ -1,10 +1,11 @@
 """Converts numpy scalars to Python numbers."""
 
+from numbers import Real
 from typing import Any
-
-import numpy as np
 
 
 def plain_number(value: Any) -> Any:
-    """The `int` or `float` value of a numpy scalar; other values unchanged."""
-    return value.item() if isinstance(value, np.integer | np.floating) else value
+    """The `int` or `float` value of a numpy scalar; other values unchanged. Doesn't import numpy."""
+    if type(value).__module__ == "numpy" and issubclass(type(value), Real):
+        return value.item()
+    return value

@@ -12,7 +12,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import hot_first_orders, save_reordered
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
-from edgeinfer_quant_formats import BlockFormat, FormatError, GGUFFile
+from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
 from edgeinfer_quant_formats.quantizer.importance_file import Importance, read_importance
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
 from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, reordered_plan
@@ -114,7 +114,7 @@ def _override(pattern: str, name: str) -> Override:
     return Override(compiled, _weight_format(f"pattern {pattern!r}", name))
 
 
-def _weight_format(setting: str, name: str) -> BlockFormat:
+def _weight_format(setting: str, name: str) -> FormatSpec:
     try:
         return weight_format(name)
     except FormatError as error:
@@ -122,7 +122,7 @@ def _weight_format(setting: str, name: str) -> BlockFormat:
 
 
 def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeOptions) -> None:
-    idle = unmatched(wishes.overrides, file.tensors, plan.facts.architecture)
+    idle = unmatched(wishes.overrides, file.tensors, plan.model.architecture)
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
 

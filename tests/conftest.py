@@ -48,3 +48,9 @@ def _kernels_are_built_together(request: pytest.FixtureRequest) -> None:
         from tests.kernels.conftest import objects
 
         objects()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Textual and the server run on asyncio."""
+    return "asyncio"

@@ -283,6 +283,7 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
+    "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
         "gemma2",
@@ -366,6 +367,7 @@ ZOO: dict[str, RandomModel] = {
     ),
     "qwen3": RandomModel("qwen3", head_dim=32),
     "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_used=5, expert_length=64),
+    "seed_oss": RandomModel("seed_oss", biases=("attn_q", "attn_k", "attn_v")),
     "smallthinker": RandomModel(
         "smallthinker",
         layers=5,

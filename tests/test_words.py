@@ -5,12 +5,17 @@ import tokenize
 from pathlib import Path
 
 import pytest
+import typer
+
+from edgeinfer_tui.command_list import app
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("quant_formats", "kernels", "offload", "edgeinfer", "tui", "benchmarks", "tests")
 BANNED = frozenset(
     """
-    ACTIVATIONS_A_BLOCK AnswerClock AnswerCounts AnswerGroup Ask Branches BranchesInTurn COLUMNS_A_PIECE
+    ACTIVATIONS_A_BLOCK BlockFormat DividedRow ModelFacts SCALE_FIELDS ScriptedChoice WIDENED changing_rows
+    contestants divided_rows stand_in supers weave_high_bytes weave_high_shorts weave_low_bytes
+    weave_low_shorts AnswerClock AnswerCounts AnswerGroup Ask Branches BranchesInTurn COLUMNS_A_PIECE
     CatalogueEntry CatalogueError CertainTokens ChangingLayer ChoiceScreen ChoosingBackend Chosen
     Contestant DeviceChoice DeviceChoices DeviceHalf EmbeddingAsk Ends ExpertRefills ExpertSlots
     FLOATS_A_PROGRAM FirstOf ForgettingBackend GuessLoop Guesses GuessingBackend GuessingEngine Habits
@@ -23,9 +28,16 @@ BANNED = frozenset(
     SlotPolicy SparseWish StepTurns StoredTurn Team TextRelease TimedTeam TokenChoice Transformer TurnView
     TurnWriter TypeWishes WORTH_A_THREAD Wanted WeightSender Wishes check_wishes host_turns most_waiting
     penalised rope_halves rows_alike run_wishes send_from turning_point vouched_by whole_layer_first
-    why_not
+    why_not best_answers branches_of can_vote further_chances all_stood leaf_taken
+    least_chances least_wanted manner_of most_given pace_of read_by_some_layers slid_at _earned_tokens
+    ChatForm Dialogue KeptConversation OnFull RunningAnswer SamplerSettings TalkScreen TextForm add_turn
+    begin_turn draft_leaves on_full option_sets sampler_options settings_again stored_turn
     """.split()  # noqa: SIM905
 )
+BANNED_FLAGS = frozenset(
+    ("--answers", "--draft-leaves", "--lines", "--on-full", "--reference", "--references", "--slide")
+)
+BANNED_COMMANDS = frozenset(("chats",))
 BANNED_PREFIXES = ("MOST_", "LEAST_")
 BANNED_SPELLING = ("quantis", "normalis", "optimis", "initialis", "synchronis")
 
@@ -56,3 +68,11 @@ def test_a_banned_name_is_found() -> None:
     assert is_banned("dequantised")
     assert is_banned("HostHalf")
     assert not is_banned("MAX_TOKENS")
+
+
+def test_no_command_has_a_banned_name_or_option() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    flags = {flag for command in commands.values() for param in command.params for flag in param.opts}
+    assert "--context-overflow" in flags
+    assert not BANNED_FLAGS & flags
+    assert not BANNED_COMMANDS & set(commands)

@@ -56,7 +56,7 @@ class HostMemoryMark:
 @dataclass(frozen=True)
 class Measured:
     """Bytes of both sides that were `held` when everything had run, and on the GPU `at_most`; rates in tokens
-    per second, of the median token and the median prompt. `memory`: how fast main memory is read right behind
+    per second, of the median token and the median prompt. `memory`: how fast main memory is read right after
     them, of what the plan counts on; others may use it too.
     """
 
@@ -94,7 +94,7 @@ class BudgetRow:
 
     @property
     def promises(self) -> tuple[float, float]:
-        """Tokens per second that the plan promises, behind few tokens; and those of a prompt."""
+        """Tokens per second of the plan, after few tokens; and those of a prompt."""
         assert self.plan is not None
         found = self.plan.prediction
         return 1 / found.seconds_empty, found.prefill_tokens_per_second
@@ -127,9 +127,9 @@ def budget_rows(
     buffers take.
     """
     sizes = model_sizes(path)
-    beside = overhead(path, context, "auto", threads, sizes)
+    reserved = overhead(path, context, "auto", threads, sizes)
     for place, share in enumerate((shares[len(shares) // 2], *shares)):
-        row = _row(path, beside + int(share * sizes.nbytes), share, context, generated, threads)
+        row = _row(path, reserved + int(share * sizes.nbytes), share, context, generated, threads)
         if place:  # the first one brings the libraries
             yield row
 
@@ -188,7 +188,7 @@ def token_seconds(model: Model, count: int) -> float:
     for place, token in enumerate(ids):
         begin = time.perf_counter()
         if isinstance(backend, SplitBackend):
-            backend.choose(token, place)
+            backend.sample_next(token, place)
         else:
             engine.append([token])
         spent.append(time.perf_counter() - begin)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.benchmarking.contestants import bytes_per_token
+from edgeinfer.benchmarking.bench_targets import bytes_per_token
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.measuring import SEED
 from edgeinfer.benchmarking.random_files import random_file
@@ -30,7 +30,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """One workload of one model; `theirs` None: llama.cpp wasn't asked for."""
+    """One workload of one model; `theirs` None: without llama.cpp."""
 
     model: str
     workload: Workload
@@ -182,7 +182,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--models", help="names or paths with commas, in place of shapes and types")
     made.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b", help="with commas (%(default)s)")
     made.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0", help="with commas (%(default)s)")
-    made.add_argument("--rounds", type=int, default=3, help="turns of each side (%(default)s)")
+    made.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     made.add_argument("--repetitions", type=int, default=5, help="runs in a turn (%(default)s)")
     made.add_argument("--device", help="where ours runs (cuda; with --smoke auto)")
     made.add_argument("--kv", default="f16", help="type of the KV cache of ours (%(default)s)")

@@ -6,30 +6,26 @@ import numpy as np
 
 from edgeinfer.benchmarking.random_files import matrix_formats
 from edgeinfer.benchmarking.shapes import Shape
-from edgeinfer_kernels.specification import (
-    AttentionSpecification,
-    DecoderSpecification,
-    ExpertsSpecification,
-    FeedForwardSpecification,
-    LayerSpecification,
-    NormSpecification,
-    RopeSpecification,
-)
-from edgeinfer_kernels.weights import (
-    AttentionWeights,
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.decoder import (
+    DecoderSpec,
     DecoderWeights,
-    ExpertWeights,
-    FeedForwardWeights,
+    LayerSpec,
     LayerWeights,
-    Matrix,
-    Vector,
+    ResidualBlock,
+    ResidualWeights,
 )
+from edgeinfer_kernels.matrix import Matrix, Vector
 
-NORM = NormSpecification("rms", 1e-5)
+NORM = NormSpec("rms", 1e-5)
 _NOTHING = np.zeros((1, 1), np.uint8)
 
 
-def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, DecoderWeights]:
+def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpec, DecoderWeights]:
     """The decoder of a shape with a mix's formats; its matrices hold no bytes.
 
     Raises `FormatError` for an unknown mix, `SettingError` for one that shapes can't have.
@@ -42,23 +38,24 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpecification, Decode
 
     embedding = matrix("token_embd.weight")
     layers = tuple(_layer_weights(shape, f"blk.{index}", matrix) for index in range(shape.layers))
-    rope = RopeSpecification((1.0,) * (shape.head_size // 2), halves=True)
-    layer = LayerSpecification(
-        AttentionSpecification(
-            shape.heads,
-            shape.kv_heads,
-            shape.head_size,
-            shape.head_size**-0.5,
-            NORM,
-            rope,
-            "head" if shape.qk_norm else "row" if shape.row_norms else "none",
-        ),
-        ExpertsSpecification("silu", NORM, shape.experts, shape.experts_used, "softmax", normalized=True)
-        if shape.experts
-        else FeedForwardSpecification("silu", NORM),
+    rope = RopeSpec((1.0,) * (shape.head_size // 2), neox=True)
+    attention = AttentionSpec(
+        shape.heads,
+        shape.kv_heads,
+        shape.head_size,
+        shape.head_size**-0.5,
+        NORM,
+        rope,
+        "head" if shape.qk_norm else "row" if shape.row_norms else "none",
     )
+    second: FeedForwardSpec | MoeSpec = FeedForwardSpec("silu", shape.feed_forward)
+    if shape.experts:
+        second = MoeSpec(
+            "silu", shape.experts, shape.experts_used, shape.feed_forward, "softmax", normalized=True
+        )
+    layer = LayerSpec(tuple(ResidualBlock(block, NORM, "norm") for block in (attention, second)))
     return (
-        DecoderSpecification(shape.width, shape.vocabulary, (layer,) * shape.layers, NORM),
+        DecoderSpec(shape.width, shape.vocabulary, (layer,) * shape.layers, NORM),
         DecoderWeights(
             embedding,
             embedding if shape.tied else matrix("output.weight"),
@@ -88,7 +85,6 @@ def _layer_weights(shape: Shape, prefix: str, matrix: Callable[[str], Matrix]) -
         k,
         v,
         output,
-        attn_norm=gain,
         attn_q_bias=biases[0],
         attn_k_bias=biases[1],
         attn_v_bias=biases[2],
@@ -97,7 +93,7 @@ def _layer_weights(shape: Shape, prefix: str, matrix: Callable[[str], Matrix]) -
     )
     kind = "_exps" if shape.experts else ""
     up, down, gate = (matrix(f"{prefix}.{name}{kind}.weight") for name in ("ffn_up", "ffn_down", "ffn_gate"))
-    if not shape.experts:
-        return LayerWeights(attention, FeedForwardWeights(up, down, gate, ffn_norm=gain))
-    router = matrix(f"{prefix}.ffn_gate_inp.weight")
-    return LayerWeights(attention, ExpertWeights(router, up, down, gate, gain))
+    block: FeedForwardWeights | MoeWeights = FeedForwardWeights(up, down, gate)
+    if shape.experts:
+        block = MoeWeights(matrix(f"{prefix}.ffn_gate_inp.weight"), up, down, gate)
+    return LayerWeights((ResidualWeights(attention, gain), ResidualWeights(block, gain)))

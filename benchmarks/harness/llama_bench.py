@@ -14,7 +14,7 @@ OUTPUT_SHOWN = 300
 
 
 class LlamaBench:
-    """A `llama-bench` program; `arguments` are put behind ours."""
+    """A `llama-bench` program; `arguments` follow ours."""
 
     def __init__(self, program: Path, arguments: Sequence[str] = ()) -> None:
         self._program = program

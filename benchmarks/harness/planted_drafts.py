@@ -1,20 +1,95 @@
-"""A drafter whose guesses agree with the model as often as it is told, at the cost of a small model's passes.
+"""Scripted engines, and drafters that agree with a model at a given rate and cost a small model's forwards.
 
-Random weights say nothing that a smaller model could guess; so the answer is decoded plainly first, and the
-drafter gives out its tokens, each spoilt with a set chance. For every token it reads one through the small
-model, whose logits nobody looks at.
+With random weights no small model can predict the tokens. So baseline decoding runs first, and the drafter
+proposes its tokens, each replaced with a given probability. For every token it evaluates the small model and
+ignores the logits.
 """
 
 import random
 from collections.abc import Sequence
 
-from edgeinfer.engine.protocols import Engine
-from edgeinfer.sampling.settings import SamplerSettings
-from edgeinfer.speculation.drafts import Draft
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.protocols import Engine, Progress, TokenSampler
+from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.speculation.drafter import Draft, DraftRequest
+
+CERTAIN = 1e4
+"""The logit of the token that comes next, above all logits of a model."""
+
+
+class ScriptedSampler:
+    """Evaluates as `sampler`, and returns the tokens of a script instead of the sampled ones."""
+
+    def __init__(self, sampler: TokenSampler, script: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._script = script
+
+    def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
+        """As the sampler's, with the token of the script."""
+        if self._sampler.next(history, ahead) is None:
+            return None
+        return self._script[min(len(history), len(self._script) - 1)]
+
+
+class ScriptedEngine:
+    """Evaluates `engine`; the logits select the tokens of `script`, prompt and completion, one by one."""
+
+    def __init__(self, engine: Engine, script: Sequence[int]) -> None:
+        self._engine = engine
+        self._script = list(script)
+        self.context = min(engine.context, len(script))
+        self.largest_context = engine.largest_context
+        self.vocabulary_size = engine.vocabulary_size
+        self.bytes_per_token = engine.bytes_per_token
+
+    @property
+    def ids(self) -> list[int]:
+        return self._engine.ids
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = self._engine.append(ids, progress)
+        self._say(logits, len(self.ids))
+        return logits
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = self._engine.append_all(ids)
+        for row, end in zip(logits, range(len(self.ids) - len(ids) + 1, len(self.ids) + 1), strict=True):
+            self._say(row, end)
+        return logits
+
+    def _say(self, logits: npt.NDArray[np.float32], place: int) -> None:
+        logits[self._script[min(place, len(self._script) - 1)]] = CERTAIN
+
+    def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The engine's own."""
+        return self._engine.rows(ids)
+
+    def snapshot(self) -> Snapshot | None:
+        """The engine's own."""
+        return self._engine.snapshot()
+
+    def restore(self, snapshot: Snapshot, length: int) -> None:
+        """The engine's own."""
+        self._engine.restore(snapshot, length)
+
+    def rewind(self, length: int) -> None:
+        self._engine.rewind(length)
+
+    def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
+        choice = self._engine.device_sampler(sampler)
+        return ScriptedSampler(choice, self._script) if choice else None
+
+    def close(self) -> None:
+        """The engine belongs to somebody else."""
 
 
 class PlantedDrafter:
-    """Guesses that stand with the chance `agreement`; `answer`: all ids of prompt and plain answer."""
+    """Draft tokens are accepted with the probability `agreement`; `answer`: ids of prompt and completion."""
 
     name = "planted"
     nbytes = 0
@@ -25,27 +100,21 @@ class PlantedDrafter:
         self._agreement = agreement
         self._random = random.Random(seed)
 
-    def propose(
-        self,
-        history: Sequence[int],
-        settings: SamplerSettings,
-        least: Sequence[float],
-        further: Sequence[float] = (),
-    ) -> Draft:
-        """As many as asked for whose chance of being reached, agreement to the power, is worth it.
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """As many of the requested tokens as are worth their cost by their probability of being reached.
 
-        A token that isn't worth its cost is read all the same, as a real draft must to know.
+        The first token that isn't is evaluated all the same, as a real draft model must.
         """
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         ids: list[int] = []
         self._catch_up(len(history) - 1)
-        for token in known[: len(least)]:
+        for token in known[: request.max_tokens]:
             read = history[-1] if not ids else ids[-1]
             self._cost.append([read % self._cost.vocabulary_size])
-            if self._agreement ** (len(ids) + 1) < least[len(ids)]:
+            if self._agreement ** (len(ids) + 1) < request.min_prob:
                 break
-            stands = self._random.random() < self._agreement
-            ids.append(token if stands else (token + 1) % self._cost.vocabulary_size)
+            accepted = self._random.random() < self._agreement
+            ids.append(token if accepted else (token + 1) % self._cost.vocabulary_size)
         return Draft(tuple(ids))
 
     def _catch_up(self, length: int) -> None:

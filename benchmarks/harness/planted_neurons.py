@@ -14,20 +14,18 @@ import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.specification import (
-    AttentionSpecification,
-    DecoderSpecification,
-    FeedForwardSpecification,
-    LayerSpecification,
-    NormSpecification,
-)
-from edgeinfer_kernels.weights import (
-    AttentionWeights,
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.decoder import (
+    DecoderSpec,
     DecoderWeights,
-    FeedForwardWeights,
+    LayerSpec,
     LayerWeights,
-    Matrix,
+    ResidualBlock,
+    ResidualWeights,
 )
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_quant_formats import block_format, encode
 
 PLANTED_RANK = 64
@@ -66,15 +64,17 @@ def find_planted(name: str) -> PlantedShape:
 
 def planted_decoder(
     shape: PlantedShape, kind: str, layers: int, active: float
-) -> tuple[DecoderSpecification, DecoderWeights]:
+) -> tuple[DecoderSpec, DecoderWeights]:
     """A decoder of `layers` equal feed-forwards in the format `kind`, `active` of whose neurons fire; its
     attention is one small head, its vocabulary of 32.
     """
     random = np.random.default_rng(len(shape.name) + shape.neurons)
-    norm = NormSpecification("rms", 1e-5)
-    attention = AttentionSpecification(1, 1, HEAD, HEAD**-0.5, norm, None)
-    activation = FeedForwardSpecification("relu" if shape.gated else "relu_squared", norm)
-    facts = DecoderSpecification(shape.width, 32, (LayerSpecification(attention, activation),) * layers, norm)
+    norm = NormSpec("rms", 1e-5)
+    attention = AttentionSpec(1, 1, HEAD, HEAD**-0.5, norm, None)
+    activation: Activation = "relu" if shape.gated else "relu_squared"
+    blocks = (attention, FeedForwardSpec(activation, shape.neurons, shape.gated))
+    layer = LayerSpec(tuple(ResidualBlock(block, norm, "norm") for block in blocks))
+    facts = DecoderSpec(shape.width, 32, (layer,) * layers, norm)
     rows, bias = _planted(shape, active, random)
     raw = encode(rows.reshape(-1), kind).reshape(shape.neurons, -1)
     weights = tuple(_layer(shape, kind, raw, bias, random) for _ in range(layers))
@@ -109,14 +109,13 @@ def _layer(
     found = Matrix("judged", kind, neurons, width, raw)
     ones = np.ones(width, np.float32)
     down = _random("ffn_down", kind, width, neurons, random)
-    feed_forward = FeedForwardWeights(found, down, None, ones, ffn_up_bias=bias)
+    feed_forward = FeedForwardWeights(found, down, ffn_up_bias=bias)
     if shape.gated:
         up = _random("ffn_up", kind, neurons, width, random)
-        feed_forward = FeedForwardWeights(up, down, found, ones, ffn_gate_bias=bias)
+        feed_forward = FeedForwardWeights(up, down, found, ffn_gate_bias=bias)
     q, k, v = (_random(name, "Q8_0", HEAD, width, random) for name in ("attn_q", "attn_k", "attn_v"))
-    return LayerWeights(
-        AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random), ones), feed_forward
-    )
+    attention = AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random))
+    return LayerWeights((ResidualWeights(attention, ones), ResidualWeights(feed_forward, ones)))
 
 
 def _random(name: str, kind: str, rows: int, columns: int, random: np.random.Generator) -> Matrix:

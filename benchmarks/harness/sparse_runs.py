@@ -7,26 +7,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.contestants import rest
+from edgeinfer.benchmarking.bench_targets import wait_until_idle
 from edgeinfer.benchmarking.timings import Timings
-from edgeinfer.loading.load_options import Sparse
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from edgeinfer.options.load_options import Sparse
 from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, LayerWeights
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_quant_formats import block_format
 from harness.planted_neurons import PlantedShape, normed_inputs, planted_decoder, planted_inputs
 
+FEED_FORWARD = 1
+"""Position of the feed-forward in a layer."""
 DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
 PIECE = 5
 """Tokens in a turn; the first isn't counted."""
@@ -64,7 +65,7 @@ def measure(
     for turn in range(rounds + 1):
         tokens = [inputs[(turn * PIECE + index) % len(inputs)] for index in range(PIECE)]
         for name, backend in backends.items():
-            rest()
+            wait_until_idle()
             timed = [_token_seconds(backend, rows) / len(rows) for rows in tokens]
             if turn:
                 seconds[name] += timed[1:]
@@ -79,7 +80,7 @@ def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
     for layer, row in enumerate(rows):
         x[:] = row
         begin = time.perf_counter()
-        backend.feed_forward_block(layer, x)
+        backend.run_block(BlockIndex(layer, FEED_FORWARD), x, 0)
         total += time.perf_counter() - begin
     return total
 
@@ -89,7 +90,7 @@ def _outputs(backend: CpuBackend, inputs: Inputs) -> Inputs:
     for token, rows in enumerate(inputs):
         for layer, row in enumerate(rows):
             x[:] = row
-            backend.feed_forward_block(layer, x)
+            backend.run_block(BlockIndex(layer, FEED_FORWARD), x, 0)
             found[token, layer] = x[0]
     return found
 
@@ -105,7 +106,7 @@ def planted_run(
 ) -> list[SparseRun]:
     """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does.
 
-    `hot`: what share of the neurons lies elsewhere; the others alone are timed.
+    `hot`: the share of neurons on another device; only the others are timed.
     """
     elements = shape.neurons * shape.width * (3 if shape.gated else 2)
     layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
@@ -144,7 +145,10 @@ def _cold(weights: DecoderWeights, first: int) -> DecoderWeights:
     """The same with the neurons from `first` on."""
     wholes = [dense_layer(weights, index) for index in range(len(weights.layers))]
     parts = [whole.of_neurons(first, whole.ffn_up.rows) for whole in wholes]
-    layers = [replace(layer, feed_forward=part) for layer, part in zip(weights.layers, parts, strict=True)]
+    layers = [
+        LayerWeights((layer.blocks[0], layer.blocks[FEED_FORWARD].with_block(part)))
+        for layer, part in zip(weights.layers, parts, strict=True)
+    ]
     return replace(weights, layers=tuple(layers))
 
 
@@ -153,16 +157,14 @@ def _layer_bytes(weights: DecoderWeights) -> int:
     return w.ffn_up.nbytes + w.ffn_down.nbytes + (w.ffn_gate.nbytes if w.ffn_gate else 0)
 
 
-def _backend(
-    facts: DecoderSpecification, weights: DecoderWeights, sparse: SparseLayers, threads: int
-) -> CpuBackend:
+def _backend(facts: DecoderSpec, weights: DecoderWeights, sparse: SparseLayers, threads: int) -> CpuBackend:
     kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights, sparse=sparse))
-    caches = [LayerCache.allocate(layer.attention, 16, "f16") for layer in facts.layers]
-    return CpuBackend(facts, weights, caches, kernels, batch=16, threads=threads, sparse=sparse)
+    state = DecoderState.allocate(facts, 16, "f16")
+    return CpuBackend(facts, weights, state, kernels, batch=16, threads=threads, sparse=sparse)
 
 
 def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:
-    """A model's own feed-forward on what reaches it while it tells a text; `ways` besides dense."""
+    """A model's feed-forward on its inputs while it generates a text; `ways` besides dense."""
     wishes: dict[str, Sparse] = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
     loaded: dict[str, Model] = {}
     try:
@@ -189,9 +191,9 @@ def _recorded(model: Model, tokens: int) -> tuple[Inputs, float]:
     for position, token in enumerate(ids):
         x, of_token = backend.embed([token]), []
         for layer in range(len(engine.specification.layers)):
-            backend.attention_block(layer, x, position)
+            backend.run_block(BlockIndex(layer, 0), x, position)
             of_token.append(x[0].copy())
-            backend.feed_forward_block(layer, x)
+            backend.run_block(BlockIndex(layer, FEED_FORWARD), x, position)
             active.append(float(np.mean(backend.feed_forward_rows(layer, 1)[1] != 0)))
         engine.cache.append([token])
         rows.append(np.stack(of_token))

@@ -11,7 +11,6 @@ from edgeinfer.benchmarking.timings import MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes, plan_model
-from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from harness.cuda_runs import own_seconds, versus_cells
@@ -25,7 +24,7 @@ HEAD = (
 
 @dataclass(frozen=True)
 class SplitRow:
-    """One workload of one model at one budget; `theirs` None: llama.cpp wasn't asked for."""
+    """One workload of one model at one budget; `theirs` None: without llama.cpp."""
 
     model: str
     budget: int
@@ -67,26 +66,26 @@ class SplitSuite:
         context = needed_context(workloads) + 1
         for model in self.models:
             sizes = model_sizes(model.path)
-            beside = overhead(model.path, context, self.device, self.threads, sizes)
+            reserved = overhead(model.path, context, self.device, self.threads, sizes)
             for share in self.shares:
                 print(f"{model.name} at {share:.0%}", file=sys.stderr, flush=True)
                 budget = int(share * sizes.nbytes)
                 settings = llama_cpp_settings(sizes, context, budget) if self.program else []
-                yield from self._compare(model, context, budget, beside, settings, workloads)
+                yield from self._compare(model, context, budget, reserved, settings, workloads)
 
     def _compare(
         self,
         model: BenchedModel,
         context: int,
         budget: int,
-        beside: int,
+        reserved: int,
         settings: Sequence[Sequence[str]],
         workloads: Sequence[Workload],
     ) -> list[SplitRow]:
         """A B A B …: the first run of ours isn't counted; llama.cpp has all its settings in a round."""
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: dict[str, list[list[float]]] = {}
-        vram = budget + beside
+        vram = budget + reserved
         with load(
             model.path, context=context, device=self.device, vram=vram, threads=self.threads, draft=None
         ) as loaded:
@@ -123,8 +122,8 @@ class SplitSuite:
 
 
 def overhead(path: Path, context: int, device: str, threads: int | None, sizes: ModelSizes) -> int:
-    """What our libraries and buffers take of a GPU beside weights, keys and values, the model being divided
-    or not. It comes on top of a budget, as llama.cpp's do.
+    """What our libraries and buffers take of a GPU besides weights, keys and values, for a model that is
+    split or not. It comes on top of a budget, as llama.cpp's do.
     """
 
     def planned(vram: int | None) -> int:
@@ -163,10 +162,10 @@ def _row(
 
 def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tuple[str, ...]]:
     """llama-bench's options that put as much on the GPU as the budget holds: whole layers from the last
-    (`-ngl`, the head being the first of them); of a mixture also all layers but the experts of some
+    (`-ngl`, the head being the first of them); of a MoE also all layers but the experts of some
     (`-ncmoe`). Weights count as they lie in the file, keys and values as f16, nothing else at all.
     """
-    caches = [LayerCache.nbytes_for(layer, context, "f16") for layer in sizes.layers]
+    caches = [sum(b.state_bytes(context, "f16") for b in layer.blocks) for layer in sizes.layers]
     whole = [_nbytes(layer) + cache for layer, cache in zip(sizes.layers, caches, strict=True)]
     left, layers = budget - sizes.head.nbytes, 0
     for nbytes in reversed(whole):
@@ -193,8 +192,7 @@ def _nbytes(layer: LayerSizes) -> int:
 
 
 def _expert_bytes(layer: LayerSizes) -> int:
-    experts = layer.experts
-    return experts.count * sum(matrix.nbytes for matrix in experts.expert.matrices()) if experts else 0
+    return layer.routed.file_bytes if layer.routed else 0
 
 
 def placed(plan: MemoryPlan) -> str:

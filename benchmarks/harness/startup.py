@@ -1,4 +1,4 @@
-"""How long it takes from nothing to the first token, split into phases, beside what Python itself takes."""
+"""The time of a start to the first token, by phase, and that of Python itself."""
 
 import json
 import os
@@ -51,7 +51,9 @@ def commands(model: str) -> dict[str, Callable[[], float]]:
     return {
         "python -c pass": program([path, "-c", "pass"]),
         'python -c "import numba, numpy"': program([path, "-c", "import numba, numpy"]),
-        "edgeinfer run MODEL Once -n 1": program([path, "-c", RUN, "run", model, "Once", "-n", "1"]),
+        "edgeinfer run MODEL Once --max-tokens 1": program(
+            [path, "-c", RUN, "run", model, "Once", "--max-tokens", "1"]
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""A program that starts, loads a model, reads a token and tells how long each took; see `startup.py`."""
+"""A program that starts, loads a model, evaluates a token and prints the time of each; see `startup.py`."""
 
 import time
 
@@ -26,7 +26,7 @@ class _Timed:
 
 
 def main(model: str, spawned: float) -> None:
-    """Print the phases as JSON; `spawned`: when the parent asked for this process, by its clock."""
+    """Print the phases as JSON; `spawned`: when the parent started this process, by its clock."""
     import edgeinfer
     from edgeinfer.loading import cpu_loading
     from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels

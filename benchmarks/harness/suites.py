@@ -1,15 +1,17 @@
-"""What the programs in benchmarks/ share: their options, the models that they go through, what they print."""
+"""What the programs in benchmarks/ share: options, models, random files, reports."""
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from edgeinfer.benchmarking.machine import Machine, command_line, this_machine
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS
-from edgeinfer.benchmarking.random_files import random_file
+from edgeinfer.benchmarking.random_files import random_file, write_random_file
+from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer.benchmarking.speed_runs import (
     BenchedModel,
     BenchSettings,
@@ -21,6 +23,7 @@ from edgeinfer.benchmarking.speed_runs import (
 from edgeinfer.benchmarking.tables import speed_table, versus_table
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError
 
@@ -68,7 +71,7 @@ class Suite:
             rounds=self.rounds,
             piece=SMOKE_PIECE if self.smoke else PIECE_TOKENS,
             loading={"device": "cpu"},
-            report=label.told,
+            report=label.report,
         )
 
     def speeds(self, workloads: Sequence[Workload]) -> str:
@@ -82,7 +85,7 @@ class Suite:
         return versus_table(self.versus(workloads))
 
     def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
-        """Every model interleaved with llama.cpp; each result is told on stderr when it is there."""
+        """Every model interleaved with llama.cpp; each result is printed to stderr at once."""
         settings = self.settings(workloads)
         found = []
         for model in self.benched_models():
@@ -121,7 +124,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--shapes", default="tinyllama-1.1b", help="shapes with commas (%(default)s)")
     made.add_argument("--types", default="Q4_0,Q8_0,Q4_K_M,Q5_K_M", help="types with commas (%(default)s)")
     made.add_argument("--threads", help="numbers of threads with commas (1 and all)")
-    made.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each (%(default)s)")
+    made.add_argument("--rounds", type=int, default=ROUNDS, help="(%(default)s)")
     made.add_argument("--alone", action="store_true", help="without llama.cpp")
     made.add_argument(
         "--smoke", action="store_true", help="the built-in model in seconds: does it run at all?"
@@ -192,11 +195,41 @@ class _Label:
     def __init__(self) -> None:
         self._said = ""
 
-    def told(self, label: str, done: int, total: int) -> None:
+    def report(self, label: str, done: int, total: int) -> None:
         if label != self._said:
             self._said = label
             print(f"  {label.rstrip(':')}", file=sys.stderr, flush=True)
 
     def step(self, label: str) -> Callable[[int, int], None]:
         """The callback of one step."""
-        return lambda done, total: self.told(label, done, total)
+        return lambda done, total: self.report(label, done, total)
+
+
+def written_shape(text: str, folder: Path) -> Path:
+    """The random file of "shape:layers:type" in a folder, created if it doesn't exist.
+
+    Raises `SettingError`: another text.
+    """
+    name, layers, kind = (*text.split(":"), "", "")[:3]
+    if not layers.isdigit() or not kind:
+        raise SettingError(f"--models: saw {text!r}, wanted shape:layers:type")
+    path = folder / f"{name}-{layers}-layers-{kind}.gguf"
+    if not path.exists():
+        write_random_file(path, replace(find_shape(name), layers=int(layers)), kind)
+    return path
+
+
+def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
+    """`written_shape` of each; without `folder`, in a temporary folder and deleted before the next one."""
+    for text in texts:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield written_shape(text, folder or Path(temporary))
+
+
+def found_or_written(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
+    """As `written_shapes`; a text without colons is a name or path. Raises `UnknownModelError` too."""
+    for text in texts:
+        if ":" in text:
+            yield from written_shapes([text], folder)
+        else:
+            yield find_model(text).path

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from edgeinfer.benchmarking.contestants import BenchTarget, rest
+from edgeinfer.benchmarking.bench_targets import BenchTarget, wait_until_idle
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
 
@@ -15,7 +15,7 @@ Report = Callable[[int, int], None]
 
 
 def repeat(
-    contestant: BenchTarget,
+    target: BenchTarget,
     workload: Workload,
     repetitions: int = 5,
     warm_up: bool = True,
@@ -23,25 +23,25 @@ def repeat(
     report: Report | None = None,
 ) -> Timings:
     """Repeat the whole workload, each time from its depth."""
-    ids = random_ids(workload.context, contestant.vocabulary_size, seed)
+    ids = random_ids(workload.context, target.vocabulary_size, seed)
     fresh = ids[workload.depth :][: workload.tokens]
-    _fill(contestant, ids, workload.depth)
+    _fill(target, ids, workload.depth)
     if warm_up:
-        _perform(contestant, workload, fresh if workload.kind != "generate" else fresh[:1])
+        _perform(target, workload, fresh if workload.kind != "generate" else fresh[:1])
     seconds = []
     for done in range(repetitions):
-        contestant.rewind(workload.depth)
+        target.rewind(workload.depth)
         begin = time.perf_counter()
-        _perform(contestant, workload, fresh)
+        _perform(target, workload, fresh)
         seconds.append(time.perf_counter() - begin)
         if report:
             report(done + 1, repetitions)
-    contestant.rewind(0)
+    target.rewind(0)
     return Timings(tuple(seconds), workload.tokens)
 
 
 def interleave(
-    contestants: Sequence[BenchTarget],
+    targets: Sequence[BenchTarget],
     workloads: Sequence[Workload],
     rounds: int = 10,
     piece: int = PIECE_TOKENS,
@@ -49,7 +49,7 @@ def interleave(
     report: Report | None = None,
 ) -> list[list[Timings]]:
     """Interleave engines, A B A B …: in each round, each engine runs a short piece of each workload, alone
-    and from the same state. Timings (workloads, contestants).
+    and from the same state. Timings (workloads, targets).
 
     All workloads have one depth. A piece of a generation is `piece` tokens, each timed separately; a piece of
     a verification is the number of forwards for half as many tokens. One untimed piece comes first, because
@@ -58,65 +58,63 @@ def interleave(
     first round is a warm-up and isn't counted.
     """
     (depth,) = {workload.depth for workload in workloads}
-    ids = random_ids(needed_context(workloads), contestants[0].vocabulary_size, seed)
-    for contestant in contestants:
-        _fill(contestant, ids, depth)
-    seconds: list[list[list[float]]] = [[[] for _ in contestants] for _ in workloads]
+    ids = random_ids(needed_context(workloads), targets[0].vocabulary_size, seed)
+    for target in targets:
+        _fill(target, ids, depth)
+    seconds: list[list[list[float]]] = [[[] for _ in targets] for _ in workloads]
     for done in range(rounds + 1):
         for workload, of_workload in zip(workloads, seconds, strict=True):
-            for contestant, kept in zip(contestants, of_workload, strict=True):
-                rest()
-                timed = _piece(contestant, workload, ids[depth:], piece)
+            for target, kept in zip(targets, of_workload, strict=True):
+                wait_until_idle()
+                timed = _piece(target, workload, ids[depth:], piece)
                 if done:
                     kept += timed
         if report:
             report(done, rounds)
-    for contestant in contestants:
-        contestant.rewind(0)
+    for target in targets:
+        target.rewind(0)
     return [
         [Timings(tuple(kept), 1 if workload.kind == "generate" else workload.tokens) for kept in of_workload]
         for workload, of_workload in zip(workloads, seconds, strict=True)
     ]
 
 
-def _fill(contestant: BenchTarget, ids: Sequence[int], depth: int) -> None:
-    contestant.rewind(0)
+def _fill(target: BenchTarget, ids: Sequence[int], depth: int) -> None:
+    target.rewind(0)
     if depth:
-        contestant.read(ids[:depth])
+        target.read(ids[:depth])
 
 
-def _perform(contestant: BenchTarget, workload: Workload, ids: Sequence[int]) -> None:
+def _perform(target: BenchTarget, workload: Workload, ids: Sequence[int]) -> None:
     if workload.kind == "prompt":
-        contestant.read(ids)
+        target.read(ids)
     elif workload.kind == "verify":
-        contestant.read_all(ids)
+        target.read_all(ids)
     else:
         for token in ids:
-            contestant.read([token])
+            target.read([token])
 
 
-def _piece(contestant: BenchTarget, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
+def _piece(target: BenchTarget, workload: Workload, ids: Sequence[int], piece: int) -> list[float]:
     """The seconds of the timed part, from the workload's depth on."""
-    contestant.rewind(workload.depth)
+    target.rewind(workload.depth)
     if workload.kind == "prompt":
-        return [_seconds(contestant, workload, ids[: workload.tokens])]
+        return [_seconds(target, workload, ids[: workload.tokens])]
     if workload.kind == "verify":
-        return _verify_piece(contestant, workload, ids[: workload.tokens], max(1, piece // 2))
-    contestant.read(ids[:1])
-    return [_seconds(contestant, workload, [token]) for token in ids[1 : 1 + min(piece, workload.tokens)]]
+        return _verify_piece(target, workload, ids[: workload.tokens], max(1, piece // 2))
+    target.read(ids[:1])
+    return [_seconds(target, workload, [token]) for token in ids[1 : 1 + min(piece, workload.tokens)]]
 
 
-def _verify_piece(
-    contestant: BenchTarget, workload: Workload, ids: Sequence[int], passes: int
-) -> list[float]:
+def _verify_piece(target: BenchTarget, workload: Workload, ids: Sequence[int], passes: int) -> list[float]:
     seconds = []
     for _ in range(passes + 1):
-        contestant.rewind(workload.depth)
-        seconds.append(_seconds(contestant, workload, ids))
+        target.rewind(workload.depth)
+        seconds.append(_seconds(target, workload, ids))
     return seconds[1:]
 
 
-def _seconds(contestant: BenchTarget, workload: Workload, ids: Sequence[int]) -> float:
+def _seconds(target: BenchTarget, workload: Workload, ids: Sequence[int]) -> float:
     begin = time.perf_counter()
-    _perform(contestant, workload, ids)
+    _perform(target, workload, ids)
     return time.perf_counter() - begin

@@ -5,40 +5,39 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_quant_formats import BlockFormat, block_format, decode
+from edgeinfer_quant_formats import FORMATS as SPECS
+from edgeinfer_quant_formats import FormatSpec, block_format, decode
 
 Bytes = npt.NDArray[np.uint8]
 
 PIECE_BYTES = 8 << 20
 SAMPLE_BLOCKS = 2048
 
-
-# The float16 scales of a block: byte offset -> value relative to the first. In formats with a minimum, it is
-# set so that the mean weight is zero.
-_SCALES = {
-    "Q4_0": {0: 1.0},
-    "Q4_1": {0: 1.0, 2: -7.5},
-    "Q5_0": {0: 1.0},
-    "Q5_1": {0: 1.0, 2: -15.5},
-    "Q8_0": {0: 1.0},
-    "Q2_K": {80: 1.0, 82: 1.5},
-    "Q3_K": {108: 1.0},
-    "Q4_K": {0: 1.0, 2: 7.5},
-    "Q5_K": {0: 1.0, 2: 15.5},
-    "Q6_K": {208: 1.0},
-    "IQ4_NL": {0: 1.0},
-    "IQ4_XS": {0: 1.0},
-}
-# Codes whose range is larger below zero than above: half of the blocks get a negative scale. A nonzero mean,
-# however small, grows with every matrix until the hidden states of all tokens are nearly equal.
-_LOPSIDED = {name for name, scales in _SCALES.items() if len(scales) == 1} - {"Q8_0"}
 # Random signs and fractions with one exponent: dtype, bits kept, fraction bits, exponent bias.
 _FLOATS = {
     "F16": ("<u2", 0x83FF, 10, 15),
     "BF16": ("<u2", 0x807F, 7, 127),
     "F32": ("<u4", 0x807FFFFF, 23, 127),
 }
-FORMATS = (*_FLOATS, *_SCALES, "MXFP4")
+FORMATS = (*_FLOATS, *(name for name, spec in SPECS.items() if spec.is_quantized))
+
+
+def _scale_offsets(spec: FormatSpec) -> dict[int, float]:
+    """The float16 scales of a block: byte offset -> value relative to the first. A minimum is set so that the
+    mean weight is zero.
+    """
+    middle = sum(spec.level_range) / 2
+    relative = {"d": 1.0, "m": -middle, "dmin": middle}
+    return {field.offset: relative[field.name] for field in spec.fields if field.dtype == "f16"}
+
+
+def _has_uneven_levels(spec: FormatSpec) -> bool:
+    """Whether levels reach farther below zero than above: half of the blocks then get a negative scale.
+
+    A nonzero mean, however small, grows with every matrix until the hidden states of all tokens are nearly
+    equal.
+    """
+    return spec.scale_dtype == "f16" and not spec.has_minimum and not spec.signed
 
 
 class RandomBlocks:
@@ -48,12 +47,12 @@ class RandomBlocks:
     """
 
     def __init__(self, name: str, spread: float, random: np.random.Generator) -> None:
-        self.format: BlockFormat = block_format(name)
+        self.format: FormatSpec = block_format(name)
         self._random = random
         self._patch: list[tuple[int, bytes]] = []
         if name in _FLOATS:
             self._exponent = round(np.log2(spread / 1.53))
-        elif name == "MXFP4":
+        elif self.format.scale_dtype == "e8m0":
             exponent = round(128 + np.log2(spread / self._measured([(0, b"\x80")])))
             self._patch = [(0, bytes([min(max(exponent, 0), 254)]))]
         else:
@@ -61,7 +60,7 @@ class RandomBlocks:
             self._patch = self._scaled(spread / self._measured(self._patch))
 
     def _scaled(self, step: float) -> list[tuple[int, bytes]]:
-        scales = _SCALES[self.format.name]
+        scales = _scale_offsets(self.format)
         return [(at, np.float16(step * value).tobytes()) for at, value in scales.items()]
 
     def _measured(self, patch: list[tuple[int, bytes]]) -> float:
@@ -73,7 +72,7 @@ class RandomBlocks:
         raw = np.frombuffer(self._random.bytes(blocks * size), np.uint8).reshape(blocks, size).copy()
         for offset, value in patch:
             raw[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
-        if self.format.name in _LOPSIDED:
+        if _has_uneven_levels(self.format):
             last = patch[0][0] + 1
             raw[:, last] |= np.frombuffer(self._random.bytes(blocks), np.uint8) & 0x80
         return raw

@@ -5,9 +5,7 @@ model.
 import hashlib
 import math
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, islice, product
 from pathlib import Path
@@ -17,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.random_blocks import FORMATS, Bytes, RandomBlocks
+from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
 from edgeinfer.benchmarking.shapes import Shape, find_shape
-from edgeinfer.errors import OutOfMemoryError, SettingError
-from edgeinfer.registry.registry import find_model
+from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
-from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
 from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
 
@@ -62,36 +59,6 @@ def random_file(shape: str, kind: str, progress: Progress | None = None, folder:
     return path
 
 
-def written_shape(text: str, folder: Path) -> Path:
-    """The random file of "shape:layers:type" in a folder, created if it doesn't exist.
-
-    Raises `SettingError`: another text.
-    """
-    name, layers, kind = (*text.split(":"), "", "")[:3]
-    if not layers.isdigit() or not kind:
-        raise SettingError(f"--models: saw {text!r}, wanted shape:layers:type")
-    path = folder / f"{name}-{layers}-layers-{kind}.gguf"
-    if not path.exists():
-        write_random_file(path, replace(find_shape(name), layers=int(layers)), kind)
-    return path
-
-
-def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
-    """`written_shape` of each; without `folder`, in a temporary folder and deleted before the next one."""
-    for text in texts:
-        with tempfile.TemporaryDirectory() as temporary:
-            yield written_shape(text, folder or Path(temporary))
-
-
-def found_or_written(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
-    """As `written_shapes`; a text without colons is a name or path. Raises `UnknownModelError` too."""
-    for text in texts:
-        if ":" in text:
-            yield from written_shapes([text], folder)
-        else:
-            yield find_model(text).path
-
-
 def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | None = None) -> None:
     """Write a file of that shape, streamed and atomically; equal for equal arguments."""
     formats = matrix_formats(shape, kind)
@@ -121,11 +88,10 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     """Name -> format of every matrix, as the quantizer selects them.
 
     For a shape without experts, a mix for MoE models uses its base format for all matrices except the head.
-    Raises `FormatError` for an unknown mix, `SettingError` for one with formats that random blocks don't
-    support.
+    Raises `FormatError` for an unknown mix.
     """
     mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
-    facts = ModelFacts(
+    facts = SourceModel(
         shape.architecture,
         shape.layers,
         shape.heads // shape.kv_heads,
@@ -136,13 +102,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     wishes = None
     if mix.experts_only and not shape.experts:
         wishes = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
-    formats = {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
-    missing = sorted(set(formats.values()) - set(FORMATS))
-    if missing:
-        raise SettingError(
-            f"type {kind}: no random blocks of {', '.join(missing)}; there are {', '.join(FORMATS)}"
-        )
-    return formats
+    return {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
 
 
 class _ByteCount:

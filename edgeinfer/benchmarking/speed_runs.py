@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from edgeinfer.benchmarking.contestants import BenchTarget, LlamaCppTarget, NativeTarget, bytes_per_token
+from edgeinfer.benchmarking.bench_targets import BenchTarget, LlamaCppTarget, NativeTarget, bytes_per_token
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, repeat
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context
@@ -205,10 +205,10 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
         found: list[tuple[Workload, list[Timings], float]] = []
         try:
             with _loaded(model, settings, threads) as loaded:
-                contestants: list[BenchTarget] = [NativeTarget(loaded.engine), peer]
+                targets: list[BenchTarget] = [NativeTarget(loaded.engine), peer]
                 for group in _by_depth(settings.workloads):
                     timings = interleave(
-                        contestants,
+                        targets,
                         group,
                         settings.rounds,
                         settings.piece,

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from edgeinfer.chat_templates.reasoning import REASONING_MARKS
-from edgeinfer.tokenizer.special_splitting import SpecialSplitter, SpecialToken
+from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
 
 _INDEX_DIGITS = 6
 _KEYWORD = re.compile(r"[\w-]+")

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from edgeinfer.chat_templates.tool_calls import Tool
 from edgeinfer.errors import SettingError
 
 Thinking = Literal["on", "off", "low", "medium", "high"]
+Tool = Mapping[str, Any]
+"""A function in OpenAI's format."""
 EFFORTS = ("low", "medium", "high")
 SWITCHES = ("enable_thinking", "thinking")
 """Variables with which templates turn reasoning on or off (Qwen3, GLM, SmolLM3; DeepSeek, Granite)."""

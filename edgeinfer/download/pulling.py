@@ -15,7 +15,7 @@ from edgeinfer.download.quant_choice import QuantOption, choose_quant
 from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, check_room, fetch
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
-from edgeinfer.loading.load_options import EngineName
+from edgeinfer.options.load_options import EngineName
 from edgeinfer.planning.fit import known_machine
 from edgeinfer.registry.entries import RegistryEntry, read_catalogue
 from edgeinfer.registry.found_models import OtherFolders

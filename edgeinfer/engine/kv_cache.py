@@ -1,47 +1,21 @@
-"""The KV cache: keys and values of the processed tokens, and the ids of these tokens."""
+"""The ids of the tokens that the backend's KV cache holds."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.specification import DecoderSpecification
-
-STRETCHES = (256, 16, 1)
+SLICES = (256, 16, 1)
 """Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
 
 
 class KVCache:
-    """A cache for `context` tokens; `ids` are the tokens that it holds.
+    """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds."""
 
-    `layers` are the keys and values in main memory; a backend with the cache on its device reports their
-    `device_bytes`.
-    """
-
-    def __init__(self, context: int, layers: Sequence[LayerCache] = (), device_bytes: int = 0) -> None:
+    def __init__(self, context: int, nbytes: int = 0) -> None:
         self.context = context
-        self.layers = list(layers)
+        self.nbytes = nbytes
         self.ids: list[int] = []
-        self.forgotten: list[tuple[int, int]] = []
+        self.evicted: list[tuple[int, int]] = []
         """(index in the whole text, token) of each evicted token before the end, rising."""
-        self._device_bytes = device_bytes
-
-    @classmethod
-    def allocate(
-        cls, specification: DecoderSpecification, context: int, kind: CacheType = "f16"
-    ) -> "KVCache":
-        """Allocate a cache in main memory."""
-        return cls(
-            context, [LayerCache.allocate(layer.attention, context, kind) for layer in specification.layers]
-        )
-
-    @staticmethod
-    def nbytes_for(specification: DecoderSpecification, context: int, kind: CacheType) -> int:
-        """Bytes of main memory for a cache of this size."""
-        return sum(LayerCache.nbytes_for(layer.attention, context, kind) for layer in specification.layers)
-
-    @property
-    def nbytes(self) -> int:
-        return self._device_bytes + sum(layer.nbytes for layer in self.layers)
 
     @property
     def free(self) -> int:
@@ -55,31 +29,31 @@ class KVCache:
     @property
     def text(self) -> list[int]:
         """`ids` with all evicted tokens reinserted."""
-        gaps, held = dict(self.forgotten), iter(self.ids)
+        gaps, held = dict(self.evicted), iter(self.ids)
         return [gaps[at] if at in gaps else next(held) for at in range(len(self.ids) + len(gaps))]
 
     @property
-    def slid_at(self) -> int | None:
+    def first_evicted(self) -> int | None:
         """The number of first tokens that were processed before any eviction; None: no eviction."""
-        return self.forgotten[0][0] if self.forgotten else None
+        return self.evicted[0][0] if self.evicted else None
 
-    def held_of(self, length: int) -> int:
+    def cached_of(self, length: int) -> int:
         """Number of cached tokens among the first `length` tokens of the text."""
-        return length - bisect_left(self.forgotten, (length, -1))
+        return length - bisect_left(self.evicted, (length, -1))
 
     def rewind(self, length: int) -> None:
         """Truncate to the first `length` tokens; nothing is copied."""
         del self.ids[length:]
         # A gap is kept while the cache holds a token after it.
-        while self.forgotten and self.forgotten[-1][0] >= length + len(self.forgotten) - 1:
-            del self.forgotten[-1]
+        while self.evicted and self.evicted[-1][0] >= length + len(self.evicted) - 1:
+            del self.evicted[-1]
 
-    def forget(self, gone: Sequence[int]) -> None:
-        """Record the eviction of the tokens at `gone` (rising indices in `ids`)."""
-        gaps, dropped = {place for place, _ in self.forgotten}, set(gone)
-        places = [place for place in range(len(self.ids) + len(gaps)) if place not in gaps]
-        self.forgotten += [(places[at], self.ids[at]) for at in gone]
-        self.forgotten.sort()
+    def evict(self, indices: Sequence[int]) -> None:
+        """Record the eviction of the tokens at `indices` (rising indices in `ids`)."""
+        gaps, dropped = {position for position, _ in self.evicted}, set(indices)
+        positions = [position for position in range(len(self.ids) + len(gaps)) if position not in gaps]
+        self.evicted += [(positions[at], self.ids[at]) for at in indices]
+        self.evicted.sort()
         self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
 
 
@@ -89,7 +63,7 @@ def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     if held[:most] == wanted[:most]:
         return most
     # One comparison per slice: this runs in every forward with a draft.
-    for stretch in STRETCHES:
-        while count + stretch <= most and held[count : count + stretch] == wanted[count : count + stretch]:
-            count += stretch
+    for size in SLICES:
+        while count + size <= most and held[count : count + size] == wanted[count : count + size]:
+            count += size
     return count

@@ -14,26 +14,10 @@ from edgeinfer.engine.protocols import Progress, TokenSampler
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.attention_scores import attention_votes
-from edgeinfer_kernels.backend import (
-    AskingBackend,
-    Backend,
-    CachingBackend,
-    DividingBackend,
-    EvictingBackend,
-    LayeredBackend,
-    PackingBackend,
-    Places,
-    Rows,
-    SteppingBackend,
-)
-from edgeinfer_kernels.context_shift import forget
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftingBackend, DraftRequest
-from edgeinfer_kernels.specification import DecoderSpecification
+from edgeinfer_kernels.backend import Backend, BatchPositions, HiddenStates
+from edgeinfer_kernels.decoder import DecoderSpec
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_quant_formats.errors import FormatError
-
-FORKABLE_BACKENDS = ("cpu", "reference")
-"""Backends without a device; a device driver doesn't work in forked processes."""
 
 
 class NativeEngine:
@@ -43,9 +27,9 @@ class NativeEngine:
 
     def __init__(
         self,
-        specification: DecoderSpecification,
+        specification: DecoderSpec,
         backend: Backend[Any],
-        cache: KVCache,
+        context: int,
         batch: int,
         bytes_per_token: int = 0,
         largest_context: int = 0,
@@ -53,23 +37,16 @@ class NativeEngine:
     ) -> None:
         self.specification = specification
         self.backend = backend
-        self.cache = cache
+        self.cache = KVCache(context, backend.state_nbytes)
         self.batch = batch
         self.bytes_per_token = bytes_per_token
-        self.largest_context = max(largest_context, cache.context)
+        self.largest_context = max(largest_context, context)
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""
-        self._process = None if backend.name in FORKABLE_BACKENDS else os.getpid()
+        self._process = None if backend.capabilities.is_fork_safe else os.getpid()
         """The only process that may use the backend; None: forked children may."""
-        self._logits_behind = backend.logits_behind if isinstance(backend, SteppingBackend) else None
-        # Checked once: an isinstance on a protocol takes microseconds, as much as all non-kernel work of a
-        # token.
-        self._guesser = backend if isinstance(backend, DraftingBackend) else None
-        self._forgetter = backend if isinstance(backend, EvictingBackend) else None
-        self.most_given = self._guesser.most_given if self._guesser else 0
-        """Maximum tokens that `guesses` processes before it drafts; 0: drafting isn't supported."""
-        self._most_stepped = min(batch, backend.most_stepped) if isinstance(backend, SteppingBackend) else 0
+        self.capabilities = backend.capabilities
 
     @property
     def context(self) -> int:
@@ -84,30 +61,35 @@ class NativeEngine:
         return self.specification.vocabulary_size
 
     @property
+    def max_draft_prompt(self) -> int:
+        """Maximum tokens that `draft` processes before it drafts; 0: drafting isn't supported."""
+        return self.capabilities.max_draft_prompt
+
+    @property
     def expert_pairs(self) -> tuple[int, int]:
         """Total token-expert assignments in layers with split experts, and how many of them the CPU
         computed.
         """
-        return self.backend.pairs if isinstance(self.backend, DividingBackend) else (0, 0)
+        return self.backend.expert_counts
 
-    def _forward(self, ids: Sequence[int]) -> Rows:
+    def _forward(self, ids: Sequence[int]) -> HiddenStates:
         """One step: returns the hidden states after the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
         with DEVICE_FAILURES:
-            x: Rows = self.backend.embed(ids)
-            self.backend.all_layers(x, start)
+            x: HiddenStates = self.backend.embed(ids)
+            self.backend.forward(x, start)
         self.cache.append(ids)
         return x
 
-    def _logits(self, x: Rows) -> npt.NDArray[np.float32]:
+    def _logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
             return self.backend.logits(x)
 
-    def _normed(self, x: Rows) -> npt.NDArray[np.float32]:
+    def _normed(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
-            return self.backend.normed(x)
+            return self.backend.final_norm(x)
 
-    def _steps(self, ids: Sequence[int]) -> Iterator[Rows]:
+    def _steps(self, ids: Sequence[int]) -> Iterator[HiddenStates]:
         self._check(ids)
         for first in range(0, len(ids), self.batch):
             yield self._forward(ids[first : first + self.batch])
@@ -140,7 +122,7 @@ class NativeEngine:
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Process `ids`; return the logits (vocabulary,) after the last of them."""
-        if len(ids) == 1 and self._logits_behind:
+        if len(ids) == 1 and self.capabilities.max_step_tokens:
             logits = self._step(ids)
             if progress:
                 progress(1, 1)
@@ -156,30 +138,28 @@ class NativeEngine:
 
     def _step(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process a few tokens in one step; returns the logits after each."""
-        assert self._logits_behind is not None
         self._check(ids)
         with DEVICE_FAILURES:
-            logits = self._logits_behind(ids, len(self.cache.ids))
+            logits = self.backend.step_logits(ids, len(self.cache.ids))
         self.cache.append(ids)
         return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
-        if len(ids) <= self._most_stepped:
+        if len(ids) <= self.capabilities.max_step_tokens:
             return self._step(ids)
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
-        """Process `ids`, then draft and continue, as `DraftingBackend.guesses`; updates the cache."""
+    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+        """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(wanted.least))
-        assert self._guesser is not None
         with DEVICE_FAILURES:
-            found = self._guesser.guesses(ids, len(self.cache.ids), wanted)
+            found = self.backend.draft(ids, len(self.cache.ids), wanted)
         self.cache.append([*ids, *found.ids][: found.read])
         return found
 
-    def read_at(self, ids: Sequence[int], places: Places) -> npt.NDArray[np.float32]:
+    def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
         """Process tokens of several sequences that share the cache in one step; logits (len(ids),
         vocabulary).
 
@@ -187,24 +167,20 @@ class NativeEngine:
         """
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
-        assert isinstance(self.backend, PackingBackend)
         with DEVICE_FAILURES:
             x = self.backend.embed(ids)
-            self.backend.all_layers_at(x, places)
+            self.backend.forward_batch(x, positions)
         return self._logits(x)
 
-    def read_by_some_layers(
-        self, token: int, position: int, layers: Sequence[int]
-    ) -> npt.NDArray[np.float32]:
+    def logits_of_layers(self, token: int, position: int, layers: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (vocabulary,) of one token that runs through the given layers only; the cache's ids don't
         change.
 
         Keys and values are written at `position`, which must be after the cached tokens.
         """
-        assert isinstance(self.backend, LayeredBackend)
         with DEVICE_FAILURES:
             x = self.backend.embed([token])
-            self.backend.some_layers(x, position, layers)
+            self.backend.forward_layers(x, position, layers)
         logits: npt.NDArray[np.float32] = self._logits(x)[0]
         return logits
 
@@ -216,14 +192,8 @@ class NativeEngine:
         """Keys and values of all cached tokens. Arrays in main memory are views; write them before the next
         step.
         """
-        end = len(self.cache.ids)
-        arrays: list[npt.NDArray[np.generic]] = []
-        for layer in self.cache.layers:
-            arrays += layer.first(end)
-        if isinstance(self.backend, CachingBackend):
-            with DEVICE_FAILURES:
-                arrays += self.backend.cached(end)
-        return Snapshot(list(self.cache.ids), arrays)
+        with DEVICE_FAILURES:
+            return Snapshot(list(self.cache.ids), self.backend.snapshot(len(self.cache.ids)))
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
         """Replace the cache content by the first `length` tokens of a snapshot.
@@ -233,25 +203,15 @@ class NativeEngine:
         """
         if length > min(self.context, len(snapshot.ids)):
             raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
-        here = [view for layer in self.cache.layers for view in layer.first(length)]
-        given = snapshot.arrays
-        cut = [array[:, : view.shape[1]] for view, array in zip(here, given, strict=False)]
-        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in here]:
-            raise ValueError("the snapshot is of another cache")
         self.cache.rewind(0)
-        for view, array in zip(here, cut, strict=True):
-            view[...] = array
-        if isinstance(self.backend, CachingBackend):
-            with DEVICE_FAILURES:
-                self.backend.put_cached(given[len(here) :], length)
-        elif len(given) > len(here):
-            raise ValueError("the snapshot is of another cache")
+        with DEVICE_FAILURES:
+            self.backend.restore(snapshot.arrays, length)
         self.cache.append(snapshot.ids[:length])
 
     @property
-    def can_vote(self) -> bool:
+    def has_attention_scores(self) -> bool:
         """Whether attention scores are available."""
-        return isinstance(self.backend, AskingBackend)
+        return self.capabilities.has_attention_scores
 
     @property
     def text(self) -> list[int]:
@@ -259,35 +219,29 @@ class NativeEngine:
         return self.cache.text
 
     @property
-    def slid_at(self) -> int | None:
+    def first_evicted(self) -> int | None:
         """The number of first tokens that were processed before any eviction; None: no eviction."""
-        return self.cache.slid_at
+        return self.cache.first_evicted
 
-    def held_of(self, length: int) -> int:
+    def cached_of(self, length: int) -> int:
         """Number of cached tokens among the first `length` tokens of `text`."""
-        return self.cache.held_of(length)
+        return self.cache.cached_of(length)
 
-    def forget(self, gone: Sequence[int]) -> None:
-        """Evict the tokens at `gone` (rising indices in `ids`); later ones move up."""
-        places, end = np.asarray(gone, np.int64), len(self.cache.ids)
-        if self._forgetter is not None:
-            with DEVICE_FAILURES:
-                self._forgetter.forget(places, end)
-        else:
-            for layer, facts in zip(self.cache.layers, self.specification.layers, strict=True):
-                forget(layer, facts.attention, places, end)
-        self.cache.forget(gone)
+    def evict(self, indices: Sequence[int]) -> None:
+        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up."""
+        with DEVICE_FAILURES:
+            self.backend.evict(np.asarray(indices, np.int64), len(self.cache.ids))
+        self.cache.evict(indices)
 
-    def votes(self, count: int) -> npt.NDArray[np.float64]:
+    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
         """(cached tokens,): attention scores of each from the last `count` tokens, which are
         processed again.
         """
-        assert isinstance(self.backend, AskingBackend)
         ids = self.cache.ids
         start = max(0, len(ids) - min(count, self.batch))
-        return attention_votes(self.backend, self.cache.layers, self.backend.embed(ids[start:]), start)
+        return self.backend.attention_scores(self.backend.embed(ids[start:]), start)
 
-    def choice(self, sampler: Sampler) -> TokenSampler | None:
+    def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The backend as the token sampler of a stream, if it supports that."""
         return DeviceSampler.offered(self.backend, self.cache, sampler)
 

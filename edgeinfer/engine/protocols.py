@@ -82,7 +82,7 @@ class Engine(Protocol):
         """Truncate the cache to the first `length` tokens."""
         ...
 
-    def choice(self, sampler: Sampler) -> TokenSampler | None:
+    def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The device sampler for this stream; None: the host samples."""
         ...
 
@@ -101,12 +101,12 @@ class DraftingEngine(Protocol):
     """An engine that can run a draft loop by itself."""
 
     @property
-    def most_given(self) -> int:
-        """Maximum tokens that `guesses` processes before it drafts; 0: drafting isn't supported."""
+    def max_draft_prompt(self) -> int:
+        """Maximum tokens that `draft` processes before it drafts; 0: drafting isn't supported."""
         ...
 
-    def guesses(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
-        """Process `ids`, then draft and continue, as `DraftingBackend.guesses`; updates the cache."""
+    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+        """Process `ids`, then draft and continue, as the backend's draft loop; updates the cache."""
         ...
 
 

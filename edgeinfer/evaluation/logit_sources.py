@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.evaluation.log_probabilities import Logits
+from edgeinfer.evaluation.scores import Logits
 from edgeinfer.evaluation.windows import Window
 from edgeinfer.llama_cpp.context import BATCH, LlamaCppContext
 

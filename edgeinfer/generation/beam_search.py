@@ -8,20 +8,21 @@ import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.detokenizer import Detokenizer
-from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, branches_of
+from edgeinfer.generation.prefill import read_prompt
+from edgeinfer.generation.request import Request
+from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, cached_sequences
 from edgeinfer.generation.timer import GenerationTimer
-from edgeinfer.generation.token_stream import Request, read_prompt
 from edgeinfer.results import FinishReason, Generation, Token
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler
 
 Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class _Beam:
-    """A partial completion; `branch` of the cache holds all of its ids except the last."""
+    """A partial completion; `sequence` of the cache holds all of its ids except the last."""
 
-    branch: int
+    sequence: int
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     reason: FinishReason = "length"
@@ -49,82 +50,89 @@ class BeamSearch:
         self._tokenizer = tokenizer
         self._request = request
         self._beams = beams
-        self._sampler = Sampler(_undrawn(request.sampling), engine.vocabulary_size, tokenizer.token_bytes)
-        self._clock = GenerationTimer()
-        self._passes = self._read = 0
-        self._answers: list[_Beam] = []
-        self._branches: set[int] = set()
-        self._most = request.most_tokens(engine.context)
+        self._sampler = Sampler(
+            replace(request.sampling, temperature=1.0, seed=None),
+            engine.vocabulary_size,
+            tokenizer.token_bytes,
+            stages=["adjust"],
+        )
+        self._timer = GenerationTimer()
+        self._forwards = self._tokens = 0
+        self._completions: list[_Beam] = []
+        self._sequences: set[int] = set()
+        self._max_tokens = request.most_tokens(engine.context)
 
     def run(self) -> list[Generation]:
         """The best completions, at most `beams`, most probable first."""
-        logits = read_prompt(self._engine, self._request, self._clock)
-        self._search(logits, branches_of(self._engine))
-        ranked = sorted(self._answers, key=lambda beam: beam.mean, reverse=True)
+        logits = read_prompt(self._engine, self._request, self._timer)
+        self._search(logits, cached_sequences(self._engine))
+        ranked = sorted(self._completions, key=lambda beam: beam.mean, reverse=True)
         return [self._generation(beam) for beam in ranked[: self._beams]]
 
-    def _search(self, logits: Logits, branches: Sequences) -> None:
-        alive, rows = [_Beam(branches.fork())], [logits]
-        self._branches = {alive[0].branch}
-        for length in range(1, self._most + 1):
-            alive = self._extended(alive, rows)
-            self._clock.decoded(len(alive))
-            if not alive or self._decided(alive):
+    def _search(self, logits: Logits, cached: Sequences) -> None:
+        live, rows = [_Beam(cached.fork())], [logits]
+        self._sequences = {live[0].sequence}
+        for length in range(1, self._max_tokens + 1):
+            live = self._extended(live, rows)
+            self._timer.decoded(len(live))
+            if not live or self._decided(live):
                 return
-            if length == self._most:
+            if length == self._max_tokens:
                 break
-            self._clock.resume()
+            self._timer.resume()
             try:
-                alive, rows = self._advance(alive, branches)
+                live, rows = self._advance(live, cached)
             except CacheFullError:
                 break
         reason = self._request.full_reason(self._engine.context)
-        self._answers += [replace(beam, reason=reason) for beam in alive]
+        self._completions += [replace(beam, reason=reason) for beam in live]
 
-    def _extended(self, alive: Sequence[_Beam], rows: Sequence[Logits]) -> list[_Beam]:
+    def _extended(self, live: Sequence[_Beam], rows: Sequence[Logits]) -> list[_Beam]:
         """The best sequences extended by one token; those that end are added to the completions."""
         longer: list[_Beam] = []
-        for beam, logits in zip(alive, rows, strict=True):
-            ids, chances = self._sampler.distribution(logits, [*self._request.prompt_ids, *beam.ids])
-            best = np.argsort(-chances, kind="stable")[: 2 * self._beams]
-            for place in best:
-                step = float(np.log(chances[place]))
+        for beam, logits in zip(live, rows, strict=True):
+            ids, probs = self._sampler.distribution(logits, [*self._request.prompt_ids, *beam.ids])
+            best = np.argsort(-probs, kind="stable")[: 2 * self._beams]
+            for index in best:
+                step = float(np.log(probs[index]))
                 longer.append(
-                    replace(beam, ids=(*beam.ids, int(ids[place])), logprobs=(*beam.logprobs, step))
+                    replace(beam, ids=(*beam.ids, int(ids[index])), logprobs=(*beam.logprobs, step))
                 )
         longer.sort(key=lambda beam: beam.total, reverse=True)
         kept: list[_Beam] = []
         for rank, beam in enumerate(longer[: 2 * self._beams]):
             if beam.ids[-1] in self._tokenizer.end_ids:
                 if rank < self._beams:
-                    self._answers.append(replace(beam, ids=beam.ids[:-1], reason="stop"))
+                    self._completions.append(replace(beam, ids=beam.ids[:-1], reason="stop"))
             elif len(kept) < self._beams:
                 kept.append(beam)
         return kept
 
-    def _decided(self, alive: Sequence[_Beam]) -> bool:
-        if len(self._answers) < self._beams:
+    def _decided(self, live: Sequence[_Beam]) -> bool:
+        if len(self._completions) < self._beams:
             return False
-        worst = sorted((beam.mean for beam in self._answers), reverse=True)[self._beams - 1]
-        return max(beam.mean for beam in alive) <= worst
+        worst = sorted((beam.mean for beam in self._completions), reverse=True)[self._beams - 1]
+        return max(beam.mean for beam in live) <= worst
 
-    def _advance(self, alive: Sequence[_Beam], branches: Sequences) -> tuple[list[_Beam], list[Logits]]:
-        """Process the last token of every beam, each in a separate branch.
+    def _advance(self, live: Sequence[_Beam], cached: Sequences) -> tuple[list[_Beam], list[Logits]]:
+        """Process the last token of every beam, each in a separate sequence.
 
-        Of several beams from one branch, the first continues in it; a branch without beams is dropped.
+        Of several beams from one sequence, the first continues in it; a sequence without beams is dropped.
         """
-        for branch in self._branches - {beam.branch for beam in alive}:
-            branches.drop(branch)
-        taken: set[int] = set()
-        own: list[_Beam] = []
-        for beam in alive:
-            own.append(replace(beam, branch=branches.fork(beam.branch)) if beam.branch in taken else beam)
-            taken.add(beam.branch)
-        self._branches = {beam.branch for beam in own}
-        rows = branches.read([(beam.branch, beam.ids[-1]) for beam in own])
-        self._passes += -(-len(own) // branches.together)
-        self._read += len(own)
-        return own, list(rows)
+        for sequence in self._sequences - {beam.sequence for beam in live}:
+            cached.drop(sequence)
+        used: set[int] = set()
+        extended: list[_Beam] = []
+        for beam in live:
+            extended.append(
+                replace(beam, sequence=cached.fork(beam.sequence)) if beam.sequence in used else beam
+            )
+            used.add(beam.sequence)
+        self._sequences = {beam.sequence for beam in extended}
+        rows = cached.read([(beam.sequence, beam.ids[-1]) for beam in extended])
+        self._forwards += -(-len(extended) // cached.together)
+        self._tokens += len(extended)
+        return extended, list(rows)
 
     def _generation(self, beam: _Beam) -> Generation:
         text = Detokenizer(self._tokenizer, ())
@@ -132,9 +140,9 @@ class BeamSearch:
         for token_id, logprob in zip(beam.ids, beam.logprobs, strict=False):
             tokens += text.push(Token(token_id, "", logprob=logprob))
         tokens += text.finish()
-        speed = self._clock.speed(len(beam.ids), self._engine.bytes_per_token)
-        if self._passes:
-            speed = speed.side_by_side(self._read / self._passes)
+        speed = self._timer.speed(len(beam.ids), self._engine.bytes_per_token)
+        if self._forwards:
+            speed = speed.side_by_side(self._tokens / self._forwards)
         return Generation(
             text="".join(token.text for token in tokens),
             ids=list(beam.ids),
@@ -144,18 +152,3 @@ class BeamSearch:
             tokens=tokens,
             mean_logprob=beam.mean,
         )
-
-
-def _undrawn(settings: SamplerSettings) -> SamplerSettings:
-    """The settings that change logits, without truncation and sampling."""
-    return replace(
-        settings,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        typical_p=1.0,
-        xtc_probability=0.0,
-        mirostat=0,
-        seed=None,
-    )

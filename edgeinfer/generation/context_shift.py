@@ -6,9 +6,9 @@ Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Si
 Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,12 @@ from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
 from edgeinfer.shown import shown
 
-OnFull = Literal["stop", "slide", "heavy-hitters"]
 SINKS = 4
 """Minimum number of first tokens that are kept."""
 MIN_CONTEXT = 64
 STEP = 16
 """The number of evicted tokens is a multiple of this."""
-VOTERS = 32
+SCORING_TOKENS = 32
 """Number of last tokens whose attention scores are summed."""
 
 
@@ -33,8 +32,8 @@ class ShiftingEngine(Engine, Protocol):
     """An engine that can evict tokens from the middle of its cache."""
 
     @property
-    def can_vote(self) -> bool:
-        """Whether `votes` is supported."""
+    def has_attention_scores(self) -> bool:
+        """Whether `attention_scores` is supported."""
         ...
 
     @property
@@ -43,19 +42,19 @@ class ShiftingEngine(Engine, Protocol):
         ...
 
     @property
-    def slid_at(self) -> int | None:
+    def first_evicted(self) -> int | None:
         """The number of first tokens that were processed before any eviction; None: no eviction."""
         ...
 
-    def held_of(self, length: int) -> int:
+    def cached_of(self, length: int) -> int:
         """Number of cached tokens among the first `length` tokens of `text`."""
         ...
 
-    def forget(self, gone: Sequence[int]) -> None:
-        """Evict the tokens at `gone` (rising indices in `ids`); later ones move up."""
+    def evict(self, indices: Sequence[int]) -> None:
+        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up."""
         ...
 
-    def votes(self, count: int) -> npt.NDArray[np.float64]:
+    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
         """(cached tokens,): attention scores of each from the last `count` tokens, which are
         processed again.
         """
@@ -73,31 +72,29 @@ class ContextShift:
     context: int
 
     @classmethod
-    def wanted(cls, on_full: str, keep: int, engine: Engine) -> "ContextShift | None":
-        """The policy named `on_full`; None: generation stops when the context is full.
+    def wanted(cls, context_overflow: str, keep: int, engine: Engine) -> "ContextShift | None":
+        """The policy named `context_overflow`; None: generation stops when the context is full.
 
         Raises:
-            SettingError: it is unknown, or not supported here.
+            SettingError: it is not supported here.
         """
-        if not isinstance(on_full, str) or on_full not in POLICIES:
-            raise SettingError(f"on_full: saw {shown(on_full)}, wanted {_either(POLICIES)}")
-        policy = POLICIES[on_full]
+        policy = POLICIES[context_overflow]
         if policy is None:
             return None
         if not isinstance(engine, ShiftingEngine):
             raise SettingError(
-                f"on_full: saw {shown(on_full)}, which llama.cpp's cache doesn't do here; leave the engine "
-                "out, or take 'stop'"
+                f"context_overflow: saw {shown(context_overflow)}, which llama.cpp's cache doesn't do here; "
+                "leave the engine out, or take 'stop'"
             )
-        if policy is HeavyHitters and not engine.can_vote:
+        if policy is HeavyHitters and not engine.has_attention_scores:
             raise SettingError(
-                "on_full: heavy hitters are found where the CPU computes all layers (--device cpu); "
-                "or take 'slide'"
+                "context_overflow: h2o needs attention scores of the CPU for all layers (--device cpu); "
+                "or take 'shift'"
             )
         if engine.context < MIN_CONTEXT or keep > engine.context // 2:
             raise SettingError(
-                f"on_full: {keep} first tokens stay (the system message, {SINKS} at least), and the context "
-                f"holds {engine.context}; wanted a context of at least {max(MIN_CONTEXT, 2 * keep)}"
+                f"context_overflow: {keep} first tokens stay (the system prompt, {SINKS} at least), and the "
+                f"context holds {engine.context}; wanted a context of at least {max(MIN_CONTEXT, 2 * keep)}"
             )
         return policy(keep, engine.context)
 
@@ -120,10 +117,10 @@ class ContextShift:
         that is still too long loses its middle.
         """
         assert isinstance(engine, ShiftingEngine)
-        held = engine.held_of(shared_prefix(engine.text, ids))
+        held = engine.cached_of(shared_prefix(engine.text, ids))
         engine.rewind(held)
-        if engine.slid_at is not None and len(engine.text) - held > self.left_out(len(ids)):
-            held = engine.slid_at
+        if engine.first_evicted is not None and len(engine.text) - held > self.left_out(len(ids)):
+            held = engine.first_evicted
             engine.rewind(held)
         rest = ids[len(engine.text) :]
         excess = self.left_out(held + len(rest))
@@ -131,53 +128,48 @@ class ContextShift:
             engine.rewind(min(held, self.keep))
             return self.rest(ids, self.left_out(len(ids)))
         if excess:
-            engine.forget(self.least_wanted(engine, excess))
+            engine.evict(self.tokens_to_evict(engine, excess))
         return [*engine.ids, *rest]
 
     def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
         """A history that has reached the context limit, shortened by one step."""
         if not (isinstance(engine, ShiftingEngine) and engine.ids == history[:-1]):
             return self.rest(history, self.step)
-        engine.forget(self.least_wanted(engine, self.step))
+        engine.evict(self.tokens_to_evict(engine, self.step))
         return [*engine.ids, history[-1]]
 
-    def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
+    def tokens_to_evict(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
         """The indices of the `count` cached tokens to evict."""
         return range(self.keep, self.keep + count)
 
 
 class HeavyHitters(ContextShift):
     """Keep the first tokens, the last quarter of the context, and the tokens in between with the highest
-    attention scores from the last `VOTERS` tokens.
+    attention scores from the last `SCORING_TOKENS` tokens.
     """
 
-    def least_wanted(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
+    def tokens_to_evict(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
         """The tokens with the lowest scores; if there are too few in between, the oldest."""
         last = len(engine.ids) - self.context // 4
         if last - self.keep < count:
-            return super().least_wanted(engine, count)
-        votes = engine.votes(VOTERS)[self.keep : last]
-        return sorted((self.keep + np.argsort(votes, kind="stable")[:count]).tolist())
+            return super().tokens_to_evict(engine, count)
+        scores = engine.attention_scores(SCORING_TOKENS)[self.keep : last]
+        return sorted((self.keep + np.argsort(scores, kind="stable")[:count]).tolist())
 
 
 POLICIES: dict[str, type[ContextShift] | None] = {
     "stop": None,
-    "slide": ContextShift,
-    "heavy-hitters": HeavyHitters,
+    "shift": ContextShift,
+    "h2o": HeavyHitters,
 }
-"""Policies by the names of `OnFull`."""
+"""Policies by name."""
 
 
-def _either(names: Iterable[str]) -> str:
-    *first, last = map(repr, names)
-    return f"{', '.join(first)} or {last}"
-
-
-def shared_with(engine: Engine, ids: Sequence[int], slid: bool = False) -> int:
-    """Length of the cached prefix of a text. Counts only tokens processed before any eviction, unless `slid`:
-    tokens of the text were omitted from `ids`.
+def shared_with(engine: Engine, ids: Sequence[int], is_shifted: bool = False) -> int:
+    """Length of the cached prefix of a text. Counts only tokens processed before any eviction, unless
+    `is_shifted`: tokens of the text were omitted from `ids`.
     """
     shared = shared_prefix(engine.ids, ids)
-    if not slid and isinstance(engine, ShiftingEngine) and engine.slid_at is not None:
-        return min(shared, engine.slid_at)
+    if not is_shifted and isinstance(engine, ShiftingEngine) and engine.first_evicted is not None:
+        return min(shared, engine.first_evicted)
     return shared

@@ -1,23 +1,74 @@
-"""Builds a request from the caller's arguments: text, ids or messages, and settings by name."""
+"""The request for one completion, from the caller's arguments."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from edgeinfer.chat import Message
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
-from edgeinfer.generation.token_stream import Recall, Request
-from edgeinfer.plain_numbers import plain_number
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.options import RunOptions, SamplingParams
+from edgeinfer.results import FinishReason
 from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
-Prompt = str | Sequence[int] | Sequence[Message]
+if TYPE_CHECKING:
+    from edgeinfer.chat import Message
+
+Prompt = str | Sequence[int] | Sequence["Message"]
 """A text, token ids, or the messages of a chat."""
 
+Recall = Callable[[list[int], int], int]
+"""(ids, number of cached ones) -> number of cached ones now; larger if a prompt cache was restored."""
 
-def messages_of(prompt: Prompt) -> Sequence[Message] | None:
+
+@dataclass(frozen=True)
+class Request:
+    """The request for one completion. `max_tokens` None: until the model ends or the context is full."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: no logprobs; n: of each sampled token and of the n best."""
+    progress: Progress | None = None
+    dropped_turns: int = 0
+    constraint: Constraint | None = None
+    """The allowed tokens; used up by this completion."""
+    recall: Recall | None = None
+    context_shift: ContextShift | None = None
+    """The context shift policy; None: generation stops when the context is full."""
+
+    def __post_init__(self) -> None:
+        check_count("max_tokens", self.max_tokens)
+        check_count("logprobs", self.logprobs)
+        if self.progress is not None and not callable(self.progress):
+            raise SettingError(
+                f"progress: saw {shown(self.progress)}, wanted a function (done, total), or None"
+            )
+        for text in self.stop:
+            if not isinstance(text, str):
+                raise SettingError(f"stop: saw {shown(text)}, wanted a text, or a list of texts")
+
+    def most_tokens(self, context: int) -> int:
+        """Maximum number of tokens of the completion in a context of `context` tokens."""
+        room = sys.maxsize if self.context_shift else context - len(self.prompt_ids)
+        return room if self.max_tokens is None else min(room, self.max_tokens)
+
+    def full_reason(self, context: int) -> FinishReason:
+        """The finish reason of a completion with `most_tokens` tokens."""
+        return "length" if self.most_tokens(context) == self.max_tokens else "context"
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise `SettingError` unless `value` is an integer of at least 0, or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 0, or None")
+
+
+def messages_of(prompt: Prompt) -> "Sequence[Message] | None":
     """The prompt if it is a chat. Raises `SettingError` for invalid messages."""
     if isinstance(prompt, str | bytes | bytearray) or not isinstance(prompt, Sequence) or not prompt:
         return None
@@ -39,35 +90,24 @@ def _is_message(message: object) -> bool:
 
 def request_of(
     ids: list[int],
+    options: RunOptions,
+    sampling: SamplingParams,
     *,
-    max_tokens: int | None = None,
-    stop: str | Iterable[str] | None = None,
-    logprobs: int | None = None,
-    progress: Progress | None = None,
     dropped_turns: int = 0,
     constraint: Constraint | None = None,
     recall: Recall | None = None,
-    sliding: ContextShift | None = None,
-    **sampling: Any,
+    context_shift: ContextShift | None = None,
 ) -> Request:
-    """The request for one completion; `sampling`: the fields of `SamplerSettings`. Raises `SettingError`."""
+    """The request for one completion."""
     return Request(
         prompt_ids=ids,
-        sampling=SamplerSettings.from_fields(sampling),
-        max_tokens=plain_number(max_tokens),
-        stop=_stops(stop),
-        logprobs=plain_number(logprobs),
-        progress=progress,
+        sampling=sampling,
+        max_tokens=options.max_tokens,
+        stop=options.stop,
+        logprobs=options.logprobs,
+        progress=options.progress,
         dropped_turns=dropped_turns,
         constraint=constraint,
         recall=recall,
-        sliding=sliding,
+        context_shift=context_shift,
     )
-
-
-def _stops(stop: object) -> tuple[str, ...]:
-    if stop is None or isinstance(stop, str):
-        return () if stop is None else (stop,)
-    if not isinstance(stop, Iterable):
-        raise SettingError(f"stop: saw {shown(stop)}, wanted a text, or a list of texts")
-    return tuple(stop)

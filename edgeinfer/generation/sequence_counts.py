@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.beam_search import BeamSearch
-from edgeinfer.generation.sequences import SequenceGroup, best_answers
-from edgeinfer.generation.token_stream import Request
+from edgeinfer.generation.request import Request
+from edgeinfer.generation.sequences import SequenceGroup, best_completions
 from edgeinfer.plain_numbers import plain_number
 from edgeinfer.results import Generation
 from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
-MAX_ANSWERS = 256
+MAX_COMPLETIONS = 256
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,19 @@ class SequenceCounts:
             value = plain_number(getattr(self, name))
             object.__setattr__(self, name, value)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (whole and 1 <= value <= MAX_ANSWERS):
-                wanted = f"a whole number from 1 to {MAX_ANSWERS}"
+            if value is not None and not (whole and 1 <= value <= MAX_COMPLETIONS):
+                wanted = f"a whole number from 1 to {MAX_COMPLETIONS}"
                 raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}")
         if self.best_of is not None and self.beams is not None:
-            raise SettingError("best_of and beams: answers are drawn or searched; leave one of them out")
+            raise SettingError(
+                "best_of and beams: sampling and beam search exclude each other; leave one out"
+            )
         for name in ("best_of", "beams"):
             most = getattr(self, name)
             if most is not None and most < (self.n or 1):
                 raise SettingError(f"{name}: saw {most}, wanted at least the {self.n} answers of n")
 
-    def answers(
+    def completions(
         self,
         engine: Engine,
         tokenizer: TextTokenizer,
@@ -58,5 +60,7 @@ class SequenceCounts:
             return BeamSearch(engine, tokenizer, request, self.beams).run()[:wanted]
         if self.best_of is None:
             return SequenceGroup(engine, tokenizer, request, wanted, constraint).run()
-        told = replace(request, logprobs=request.logprobs or 0)
-        return best_answers(SequenceGroup(engine, tokenizer, told, self.best_of, constraint).run(), wanted)
+        with_logprobs = replace(request, logprobs=request.logprobs or 0)
+        return best_completions(
+            SequenceGroup(engine, tokenizer, with_logprobs, self.best_of, constraint).run(), wanted
+        )

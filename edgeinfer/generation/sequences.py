@@ -2,34 +2,71 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.detokenizer import Detokenizer
+from edgeinfer.generation.loop import GenerationLoop
+from edgeinfer.generation.prefill import read_prompt
+from edgeinfer.generation.request import Request
 from edgeinfer.generation.sampled_token import SampledToken
-from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, branches_of
+from edgeinfer.generation.sequence import GenerationSequence
+from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, cached_sequences
 from edgeinfer.generation.timer import GenerationTimer
-from edgeinfer.generation.token_stream import Request, described, read_prompt
-from edgeinfer.results import FinishReason, Generation, Token
-from edgeinfer.sampling import Sampler
+from edgeinfer.results import Generation, Token
 from edgeinfer.structured.constraint import Constraint
 
 
-@dataclass
-class _Answer:
-    """One completion in progress; `read`: the number of its ids in its branch of the cache."""
+class BatchDecode:
+    """One forward for all sequences that the cache can hold; those that started last wait."""
 
-    sampler: Sampler
-    text: Detokenizer
-    ids: list[int]
-    read: int
-    branch: int | None = None
-    said: list[Token] = field(default_factory=list)
-    shown: list[Token] = field(default_factory=list)
-    reason: FinishReason | None = None
+    def __init__(self, cached: Sequences, prompt_tokens: int) -> None:
+        self._cached = cached
+        self._prompt_tokens = prompt_tokens
+        self._held: dict[GenerationSequence, tuple[int, int]] = {}
+        """The number of a decoded sequence in the cache, and how many of its ids were processed."""
+        self._most = cached.together
+        self.forwards = self.tokens = 0
+
+    def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
+        """One token of each sequence that the cache can hold."""
+        self._drop([sequence for sequence in self._held if sequence.reason is not None])
+        waiting = deque(sequence for sequence in sequences if sequence not in self._held)
+        found: list[npt.NDArray[np.float32]] | None = None
+        while found is None:
+            while waiting and len(self._held) < self._most:
+                self._held[waiting.popleft()] = self._cached.fork(), self._prompt_tokens
+            try:
+                found = self._forward()
+            except CacheFullError:
+                last = list(self._held)[-1]
+                self._drop([last])
+                self._most = max(1, len(self._held))
+                if not self._held:  # it alone fills the context
+                    last.reason = "context"
+                    return [[] for _ in sequences]
+        sampled = {s: s.sample(logits) for s, logits in zip(self._held, found, strict=True)}
+        self.forwards += 1
+        self.tokens += len(sampled)
+        return [[sampled[s]] if s in sampled else [] for s in sequences]
+
+    def _drop(self, sequences: Sequence[GenerationSequence]) -> None:
+        for sequence in sequences:
+            self._cached.drop(self._held.pop(sequence)[0])
+            self._most = self._cached.together  # there is space again
+
+    def _forward(self) -> list[npt.NDArray[np.float32]]:
+        """Logits after each sequence; usually processes one token of each, more after a wait."""
+        tokens: list[tuple[int, int]] = []
+        last: list[int] = []
+        for sequence, (number, processed) in self._held.items():
+            tokens += [(number, token) for token in sequence.ids[processed:]]
+            last.append(len(tokens) - 1)
+        logits = self._cached.read(tokens)
+        self._held = {s: (number, len(s.ids)) for s, (number, _) in self._held.items()}
+        return [logits[row] for row in last]
 
 
 class SequenceGroup:
@@ -47,136 +84,61 @@ class SequenceGroup:
         constraint: Callable[[], Constraint | None],
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._request = request
-        self._clock = GenerationTimer()
-        self._passes = self._drawn = 0
+        self._timer = GenerationTimer()
+        self._forwards = self._tokens = 0
         seed = request.sampling.seed
-        self._answers = [
-            _Answer(
-                Sampler(
-                    replace(request.sampling, seed=None if seed is None else seed + index),
-                    engine.vocabulary_size,
-                    tokenizer.token_bytes,
-                    constraint(),
-                ),
-                Detokenizer(tokenizer, request.stop),
-                list(request.prompt_ids),
-                len(request.prompt_ids),
-            )
-            for index in range(count)
+        params = [
+            replace(request.sampling, seed=None if seed is None else seed + index) for index in range(count)
         ]
-        self._most = request.most_tokens(engine.context)
-        for answer in self._answers:
-            if isinstance(answer.sampler.constraint, Constraint):
-                answer.sampler.constraint.limit(self._most)
+        self._sequences = [
+            GenerationSequence(
+                replace(request, sampling=each, constraint=constraint()),
+                tokenizer,
+                engine.vocabulary_size,
+                engine.context,
+            )
+            for each in params
+        ]
 
     def run(self) -> list[Generation]:
         """All completions, in the order of their seeds."""
-        logits = read_prompt(self._engine, self._request, self._clock)
-        if self._most == 0:
-            reason = self._request.full_reason(self._engine.context)
-            return [self._generation(replace(answer, reason=reason)) for answer in self._answers]
-        for answer in self._answers:
-            self._draw(answer, logits)
-        self._clock.decoded(len(self._answers))
-        self._draw_all(branches_of(self._engine))
-        return [self._generation(answer) for answer in self._answers]
+        logits = read_prompt(self._engine, self._request, self._timer)
+        emitted: dict[GenerationSequence, list[Token]] = {sequence: [] for sequence in self._sequences}
+        live = [sequence for sequence in self._sequences if sequence.reason is None]
+        decode = BatchDecode(cached_sequences(self._engine), len(self._request.prompt_ids))
+        loop = GenerationLoop(live, decode, self._timer)
+        first = [[sequence.sample(logits)] for sequence in live]
+        self._timer.decoded(len(live))
+        for sequence, token in loop.append(first):
+            emitted[sequence].append(token)
+        while loop.live:
+            for sequence, token in loop.step():
+                emitted[sequence].append(token)
+        self._forwards, self._tokens = decode.forwards, decode.tokens
+        return [self._generation(sequence, tokens) for sequence, tokens in emitted.items()]
 
-    def _draw_all(self, branches: Sequences) -> None:
-        waiting = deque(answer for answer in self._answers if answer.reason is None)
-        active: list[_Answer] = []
-        most = branches.together
-        while active or waiting:
-            while waiting and len(active) < most:
-                active.append(waiting.popleft())
-                active[-1].branch = branches.fork()
-                active[-1].read = len(self._request.prompt_ids)
-            self._clock.resume()
-            try:
-                rows = self._read(branches, active)
-            except CacheFullError:
-                self._put_off(branches, active, waiting)
-                most = max(1, len(active))
-                continue
-            for answer, logits in zip(active, rows, strict=True):
-                self._draw(answer, logits)
-            self._clock.decoded(len(active))
-            self._passes += 1
-            self._drawn += len(active)
-            for answer in [answer for answer in active if answer.reason is not None]:
-                assert answer.branch is not None
-                branches.drop(answer.branch)
-                active.remove(answer)
-                most = branches.together  # there is space again
-
-    def _read(self, branches: Sequences, active: Sequence[_Answer]) -> list[npt.NDArray[np.float32]]:
-        """Logits after each completion; usually processes one token of each, more after a wait."""
-        tokens: list[tuple[int, int]] = []
-        last: list[int] = []
-        for answer in active:
-            assert answer.branch is not None
-            tokens += [(answer.branch, token) for token in answer.ids[answer.read :]]
-            last.append(len(tokens) - 1)
-        logits = branches.read(tokens)
-        for answer in active:
-            answer.read = len(answer.ids)
-        return [logits[row] for row in last]
-
-    @staticmethod
-    def _put_off(branches: Sequences, active: list[_Answer], waiting: deque[_Answer]) -> None:
-        """Pause the completion started last until another one ends; if it is the only one, it ends."""
-        answer = active.pop()
-        assert answer.branch is not None
-        branches.drop(answer.branch)
-        answer.branch = None
-        if active:
-            waiting.appendleft(answer)
-        else:
-            answer.reason = "context"
-
-    def _draw(self, answer: _Answer, logits: npt.NDArray[np.float32]) -> None:
-        """Sample the next token of a completion, and check whether it is the last."""
-        chosen = answer.sampler.sample(logits, answer.ids)
-        answer.sampler.accept(chosen)
-        constraint = answer.sampler.constraint
-        closed = isinstance(constraint, Constraint) and constraint.closed_early
-        complete = self._request.full_reason(self._engine.context) if closed else "stop"
-        if chosen in self._tokenizer.end_ids:
-            answer.reason = complete
-        else:
-            answer.ids.append(chosen)
-            token = described(SampledToken(chosen, logits), self._request.logprobs)
-            answer.said.append(token)
-            answer.shown += answer.text.push(token)
-            if answer.text.stopped:
-                answer.reason = "stop"
-            elif isinstance(constraint, Constraint) and constraint.finished:
-                answer.reason = complete
-            elif len(answer.said) == self._most:
-                answer.reason = self._request.full_reason(self._engine.context)
-        if answer.reason is not None:
-            answer.shown += answer.text.finish()
-
-    def _generation(self, answer: _Answer) -> Generation:
-        speed = self._clock.speed(len(answer.said), self._engine.bytes_per_token)
-        if self._passes:
-            speed = speed.side_by_side(self._drawn / self._passes)
-        chances = [token.logprob for token in answer.said if token.logprob is not None]
-        assert answer.reason is not None
+    def _generation(self, sequence: GenerationSequence, tokens: list[Token]) -> Generation:
+        speed = self._timer.speed(len(sequence.sampled), self._engine.bytes_per_token)
+        if self._forwards:
+            speed = speed.side_by_side(self._tokens / self._forwards)
+        logprobs = [token.logprob for token in sequence.sampled if token.logprob is not None]
+        assert sequence.reason is not None
         return Generation(
-            text="".join(token.text for token in answer.shown),
-            ids=[token.id for token in answer.shown],
-            finish_reason=answer.reason,
+            text="".join(token.text for token in tokens),
+            ids=[token.id for token in tokens],
+            finish_reason=sequence.reason,
             speed=speed,
             prompt_ids=self._request.prompt_ids,
-            tokens=answer.shown,
-            mean_logprob=sum(chances) / len(chances) if chances else None,
+            tokens=tokens,
+            mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         )
 
 
-def best_answers(answers: Sequence[Generation], count: int) -> list[Generation]:
+def best_completions(completions: Sequence[Generation], count: int) -> list[Generation]:
     """The `count` completions with the highest mean log-probability per token, best first."""
     worst = -np.inf
-    ranked = sorted(answers, key=lambda a: worst if a.mean_logprob is None else a.mean_logprob, reverse=True)
+    ranked = sorted(
+        completions, key=lambda g: worst if g.mean_logprob is None else g.mean_logprob, reverse=True
+    )
     return ranked[:count]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
-from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 
 Logits = npt.NDArray[np.float32]
 
@@ -27,16 +27,16 @@ class Sequences(Protocol):
     together: int
     """Sequences per forward; 1: a batch costs as much as processing them one after the other."""
 
-    def fork(self, branch: int | None = None) -> int:
+    def fork(self, sequence: int | None = None) -> int:
         """A copy of a sequence; None: of the engine's initial content."""
         ...
 
-    def drop(self, branch: int) -> None:
+    def drop(self, sequence: int) -> None:
         """Remove a sequence."""
         ...
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each; returns logits (len(tokens), vocabulary) after each.
+        """Append (sequence, token) each; returns logits (len(tokens), vocabulary) after each.
 
         Raises:
             CacheFullError: nothing was processed; the cache has no space for all of these.
@@ -44,16 +44,15 @@ class Sequences(Protocol):
         ...
 
 
-def branches_of(engine: Engine) -> Sequences:
+def cached_sequences(engine: Engine) -> Sequences:
     """Sequences after the engine's cache content: paged if its backend supports it, else alternating."""
-    paged = isinstance(engine, NativeEngine) and engine.cache.layers
-    if paged and isinstance(engine, NativeEngine) and isinstance(engine.backend, PackingBackend):
+    if isinstance(engine, NativeEngine) and engine.capabilities.max_batch_tokens:
         return PagedSequences(engine)
     return AlternatingSequences(engine)
 
 
 @dataclass
-class _Text:
+class _PagedText:
     """The cache pages of a sequence; the last page may be partly filled."""
 
     pages: list[int]
@@ -69,43 +68,41 @@ class PagedSequences:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
-        backend = engine.backend
-        assert isinstance(backend, PackingBackend)
-        self.together = backend.most_placed
+        self.together = engine.capabilities.max_batch_tokens
         length = len(engine.ids)
         own = -(-length // PAGE)
         self._holders = dict.fromkeys(range(own), 1)
-        self._begun = own - 1 if length % PAGE else None
+        self._partial = own - 1 if length % PAGE else None
         self._free = list(range(-(-engine.context // PAGE) - 1, own - 1, -1))
-        self._stem = _Text(list(range(own)), length)
-        self._texts: dict[int, _Text] = {}
+        self._prefix = _PagedText(list(range(own)), length)
+        self._sequences: dict[int, _PagedText] = {}
         self._next = 0
 
     @property
     def free_pages(self) -> int:
         return len(self._free)
 
-    def fork(self, branch: int | None = None) -> int:
+    def fork(self, sequence: int | None = None) -> int:
         """A copy of a sequence; None: of the engine's initial content."""
-        source = self._stem if branch is None else self._texts[branch]
+        source = self._prefix if sequence is None else self._sequences[sequence]
         for page in source.pages:
             self._holders[page] += 1
         self._next += 1
-        self._texts[self._next] = _Text(list(source.pages), source.length)
+        self._sequences[self._next] = _PagedText(list(source.pages), source.length)
         return self._next
 
-    def drop(self, branch: int) -> None:
+    def drop(self, sequence: int) -> None:
         """Remove a sequence; pages without other owners are freed."""
-        for page in self._texts.pop(branch).pages:
+        for page in self._sequences.pop(sequence).pages:
             self._release(page)
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each, several of one branch in order; returns logits after each.
+        """Append (sequence, token) each, several of one sequence in order; returns logits after each.
 
         Raises:
             CacheFullError: nothing was processed; the cache has no space for all of these.
         """
-        self._make_room([branch for branch, _ in tokens])
+        self._make_room([sequence for sequence, _ in tokens])
         found = [
             self._step(tokens[first : first + self.together])
             for first in range(0, len(tokens), self.together)
@@ -113,43 +110,42 @@ class PagedSequences:
         return np.concatenate(found)
 
     def _step(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        texts = [self._texts[branch] for branch, _ in tokens]
+        texts = [self._sequences[sequence] for sequence, _ in tokens]
         positions = np.zeros(len(tokens), np.int64)
         pages = np.zeros((len(tokens), max(len(text.pages) for text in texts)), np.int64)
         for row, text in enumerate(texts):
             positions[row] = text.length
             pages[row, : len(text.pages)] = text.pages
             text.length += 1
-        return self._engine.read_at([token for _, token in tokens], Places(positions, pages))
+        return self._engine.append_batch([token for _, token in tokens], BatchPositions(positions, pages))
 
-    def _make_room(self, branches: Sequence[int]) -> None:
+    def _make_room(self, sequences: Sequence[int]) -> None:
         """Reserve exclusive pages for the new tokens, or raise `CacheFullError` before any change."""
-        wanted = {branch: branches.count(branch) for branch in dict.fromkeys(branches)}
+        counts = {sequence: sequences.count(sequence) for sequence in dict.fromkeys(sequences)}
         needed = 0
-        for branch, count in wanted.items():
-            text = self._texts[branch]
+        for sequence, count in counts.items():
+            text = self._sequences[sequence]
             needed += -(-(text.length + count) // PAGE) - len(text.pages)
-            needed += self._shares_begun_page(text)
+            needed += self._shares_partial_page(text)
         if needed > len(self._free):
             raise CacheFullError
-        for branch, count in wanted.items():
-            text = self._texts[branch]
-            if self._shares_begun_page(text):
-                self._own_begun_page(text)
+        for sequence, count in counts.items():
+            text = self._sequences[sequence]
+            if self._shares_partial_page(text):
+                self._copy_partial_page(text)
             while len(text.pages) * PAGE < text.length + count:
                 text.pages.append(self._take())
 
-    def _shares_begun_page(self, text: _Text) -> bool:
+    def _shares_partial_page(self, text: _PagedText) -> bool:
         if text.length % PAGE == 0:
             return False
         page = text.pages[text.length // PAGE]
-        return self._holders[page] - (page == self._begun) > 1
+        return self._holders[page] - (page == self._partial) > 1
 
-    def _own_begun_page(self, text: _Text) -> None:
+    def _copy_partial_page(self, text: _PagedText) -> None:
         place = text.length // PAGE
         old, new = text.pages[place], self._take()
-        for layer in self._engine.cache.layers:
-            layer.copy(old * PAGE, new * PAGE, text.length % PAGE)
+        self._engine.backend.copy_positions(old * PAGE, new * PAGE, text.length % PAGE)
         self._release(old)
         text.pages[place] = new
 
@@ -174,30 +170,30 @@ class AlternatingSequences:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._stem = list(engine.ids)
-        self._texts: dict[int, list[int]] = {}
+        self._prefix = list(engine.ids)
+        self._sequences: dict[int, list[int]] = {}
         self._next = 0
 
-    def fork(self, branch: int | None = None) -> int:
+    def fork(self, sequence: int | None = None) -> int:
         """A copy of a sequence; None: of the engine's initial content."""
         self._next += 1
-        self._texts[self._next] = list(self._stem if branch is None else self._texts[branch])
+        self._sequences[self._next] = list(self._prefix if sequence is None else self._sequences[sequence])
         return self._next
 
-    def drop(self, branch: int) -> None:
+    def drop(self, sequence: int) -> None:
         """Remove a sequence."""
-        del self._texts[branch]
+        del self._sequences[sequence]
 
     def read(self, tokens: Sequence[tuple[int, int]]) -> Logits:
-        """Append (branch, token) each; returns logits (len(tokens), vocabulary) after each.
+        """Append (sequence, token) each; returns logits (len(tokens), vocabulary) after each.
 
         Raises:
             CacheFullError: a sequence is as long as the context.
         """
-        branches = [branch for branch, _ in tokens]
-        if any(len(self._texts[b]) + branches.count(b) > self._engine.context for b in set(branches)):
+        sequences = [sequence for sequence, _ in tokens]
+        if any(len(self._sequences[b]) + sequences.count(b) > self._engine.context for b in set(sequences)):
             raise CacheFullError
-        return np.stack([self._one(self._texts[branch], token) for branch, token in tokens])
+        return np.stack([self._one(self._sequences[sequence], token) for sequence, token in tokens])
 
     def _one(self, text: list[int], token: int) -> Logits:
         text.append(token)

@@ -48,7 +48,7 @@ class CheckedConnection(sqlite3.Connection):
 
     @contextmanager
     def clear_errors(self) -> Iterator[None]:
-        """Turn SQLite's errors about damage into a `DamagedStoreError`."""
+        """ChatMessage SQLite's errors about damage into a `DamagedStoreError`."""
         try:
             yield
         except sqlite3.DatabaseError as error:

@@ -10,32 +10,36 @@ from edgeinfer.history.records import StoredChat, StoredMessage
 SPEAKERS = {"user": "You", "assistant": "Model"}
 
 
-def as_markdown(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
+def as_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
     """The messages of one branch, each under a heading; reasoning is quoted. Incomplete messages are marked
     with their state.
     """
     lines = [f"# {chat.title or chat.label}", "", f"{chat.model}, {_day(chat.created)}", ""]
     if chat.system:
         lines += ["## System", "", chat.system, ""]
-    for turn in turns:
+    for message in messages:
         ending = (
-            "" if turn.state == "whole" else " (cut off)" if turn.state == "coming" else f" ({turn.state})"
+            ""
+            if message.state == "whole"
+            else " (cut off)"
+            if message.state == "coming"
+            else f" ({message.state})"
         )
-        lines += [f"## {SPEAKERS[turn.role]}{ending}", "", _told(turn), ""]
+        lines += [f"## {SPEAKERS[message.role]}{ending}", "", _told(message), ""]
     return "\n".join(lines)
 
 
-def _told(turn: StoredMessage) -> str:
+def _told(message: StoredMessage) -> str:
     """A message's text with the reasoning before it quoted."""
-    reply = parted(turn.text)
-    if turn.role != "assistant" or not reply.thought:
-        return turn.text.strip()
+    reply = parted(message.text)
+    if message.role != "assistant" or not reply.thought:
+        return message.text.strip()
     quoted = "\n".join(f"> {line}".rstrip() for line in reply.thought.splitlines())
     return f"{quoted}\n\n{reply.said.strip()}".strip()
 
 
-def as_json_lines(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
-    """One JSON object per line: the chat, then its messages (of all branches if `turns` contains them)."""
+def as_json_lines(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
+    """One JSON object per line: the chat, then its messages (of all branches if `messages` contains them)."""
     head = {
         "chat": chat.id,
         "name": chat.name,
@@ -43,18 +47,18 @@ def as_json_lines(chat: StoredChat, turns: Sequence[StoredMessage]) -> str:
         "system": chat.system,
         "created": _moment(chat.created),
     }
-    rows = [head, *map(_fields, turns)]
+    rows = [head, *map(_fields, messages)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _fields(turn: StoredMessage) -> dict[str, object]:
+def _fields(message: StoredMessage) -> dict[str, object]:
     return {
-        "id": turn.id,
-        "parent": turn.parent,
-        "role": turn.role,
-        "content": turn.text,
-        "state": turn.state,
-        "created": _moment(turn.created),
+        "id": message.id,
+        "parent": message.parent,
+        "role": message.role,
+        "content": message.text,
+        "state": message.state,
+        "created": _moment(message.created),
     }
 
 

@@ -3,10 +3,10 @@
 import sqlite3
 from collections.abc import Callable
 
+from edgeinfer.history.message_writer import MessageWriter
 from edgeinfer.history.records import State, StoredChat
 from edgeinfer.history.store import ChatStore, ChatStoreError
-from edgeinfer.history.tree import Turn
-from edgeinfer.history.turn_writer import MessageWriter
+from edgeinfer.history.tree import ChatMessage
 
 
 class Recorder:
@@ -30,17 +30,17 @@ class Recorder:
         """As `ChatStore.snapshot_owner`; None: the chat isn't in the store."""
         return None if self.stored is None else self._store.snapshot_owner(self.stored.id)
 
-    def record(self, turn: Turn) -> None:
+    def record(self, message: ChatMessage) -> None:
         """Record a complete message, and earlier ones that are missing."""
-        self._attempt(lambda: self._ensure(turn))
+        self._attempt(lambda: self._ensure(message))
 
-    def begin(self, answer: Turn) -> None:
+    def begin(self, answer: ChatMessage) -> None:
         """Start a streamed response; its missing predecessors are recorded first."""
 
         def begin() -> None:
             before = None if answer.parent is None else self._ensure(answer.parent)
-            self._writer = self._store.begin_turn(self._chat().id, before)
-            answer.stored = self._writer.turn
+            self._writer = self._store.begin_message(self._chat().id, before)
+            answer.stored = self._writer.message
 
         self._writer = None
         self._attempt(begin)
@@ -51,7 +51,7 @@ class Recorder:
             self._writer.add(text)
             self.trouble = self._writer.trouble
 
-    def finish(self, answer: Turn, state: State) -> None:
+    def finish(self, answer: ChatMessage, state: State) -> None:
         """End the response, whose complete text is in memory."""
         writer, self._writer = self._writer, None
         if writer is None:
@@ -61,11 +61,11 @@ class Recorder:
         if self.trouble:
             self._unfinished.append((writer, state))
 
-    def leave_at(self, turn: Turn) -> None:
-        """Set the chat's tip to the newest leaf below `turn`."""
-        if turn.stored is not None:
-            number = turn.stored
-            self._attempt(lambda: self._store.move_to(self._store.turn(number)))
+    def leave_at(self, message: ChatMessage) -> None:
+        """Set the chat's tip to the newest leaf below `message`."""
+        if message.stored is not None:
+            number = message.stored
+            self._attempt(lambda: self._store.move_to(self._store.message(number)))
 
     def set_system(self, text: str | None) -> None:
         """Set the system prompt; nothing is written before the chat is created."""
@@ -84,16 +84,16 @@ class Recorder:
             self.stored = self._begin()
         return self.stored
 
-    def _ensure(self, turn: Turn) -> int:
+    def _ensure(self, message: ChatMessage) -> int:
         """The id of a message, which is written if it isn't in the store."""
         missing = []
-        at: Turn | None = turn
+        at: ChatMessage | None = message
         while at is not None and at.stored is None:
             missing.append(at)
             at = at.parent
         before = None if at is None else at.stored
         for one in reversed(missing):
-            before = self._store.add_turn(self._chat().id, before, one.role, one.text, one.state).id
+            before = self._store.add_message(self._chat().id, before, one.role, one.text, one.state).id
             one.stored = before
         assert before is not None
         return before

@@ -1,11 +1,13 @@
 """Records of the chat store: chats, messages, search results."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from edgeinfer.history.titles import title_of
-
+TITLE_LENGTH = 60
+ATTACHMENT = re.compile(r"\n\n([^\n]+):\n(`{3,})[^\n`]*\n")
+"""Matches the start of an attached file's text: the file's name, then a fence."""
 Role = Literal["user", "assistant"]
 State = Literal["coming", "whole", "stopped", "failed"]
 """coming: in progress, or interrupted by a crash; stopped: by the user."""
@@ -25,7 +27,7 @@ class StoredChat:
     """Seconds since 1970, as `changed`."""
     changed: float
     tip: int | None
-    turns: int
+    messages: int
 
     @property
     def label(self) -> str:
@@ -51,16 +53,16 @@ class Found:
     """A message found by a search, with an excerpt."""
 
     chat: StoredChat
-    turn: StoredMessage
+    message: StoredMessage
     excerpt: str
 
 
 def stored_chat(row: Sequence[object]) -> StoredChat:
-    """A chat from a database row: id, name, first text, model, system, created, changed, tip, turns.
+    """A chat from a database row: id, name, first text, model, system, created, changed, tip, messages.
 
     Values of wrong types, possible in a damaged store, are converted to displayable ones.
     """
-    id_, name, said, model, system, created, changed, tip, turns = row
+    id_, name, said, model, system, created, changed, tip, messages = row
     return StoredChat(
         _whole(id_) or 0,
         None if name is None else _text(name),
@@ -70,11 +72,11 @@ def stored_chat(row: Sequence[object]) -> StoredChat:
         _seconds(created),
         _seconds(changed),
         _whole(tip),
-        _whole(turns) or 0,
+        _whole(messages) or 0,
     )
 
 
-def stored_turn(row: Sequence[object]) -> StoredMessage:
+def stored_message(row: Sequence[object]) -> StoredMessage:
     """A message from a database row: id, chat, parent, role, text, state, created; as `stored_chat`."""
     id_, chat, parent, role, text, state, created = row
     return StoredMessage(
@@ -86,6 +88,21 @@ def stored_turn(row: Sequence[object]) -> StoredMessage:
         state if state in get_args(State) else "failed",  # type: ignore[arg-type]
         _seconds(created),
     )
+
+
+def written_part(message: str) -> str:
+    """A message without the texts of files appended for `@path`."""
+    for found in ATTACHMENT.finditer(message):
+        before = message[: found.start()]
+        if re.search(rf'@(?:"[^"\n]*|\S*){re.escape(found[1])}', before):
+            return before
+    return message
+
+
+def title_of(message: str) -> str:
+    """The beginning of a message on one line of at most `TITLE_LENGTH` characters."""
+    line = " ".join(written_part(message).split())
+    return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 3] + "..."
 
 
 def _text(value: object) -> str:

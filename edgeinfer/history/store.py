@@ -12,8 +12,16 @@ from typing import Self
 
 from edgeinfer.history.damaged_store import ChatStoreError as ChatStoreError
 from edgeinfer.history.damaged_store import CheckedConnection, check_store, decoded, is_damage, move_aside
-from edgeinfer.history.records import Found, Role, State, StoredChat, StoredMessage, stored_chat, stored_turn
-from edgeinfer.history.turn_writer import MessageWriter, storable
+from edgeinfer.history.message_writer import MessageWriter, storable
+from edgeinfer.history.records import (
+    Found,
+    Role,
+    State,
+    StoredChat,
+    StoredMessage,
+    stored_chat,
+    stored_message,
+)
 from edgeinfer.snapshots.store import delete_snapshots
 from edgeinfer.user_folders import user_folder
 
@@ -47,7 +55,7 @@ FROM chats
 PIECES = "SELECT text FROM pieces WHERE turn = turns.id ORDER BY number"
 TEXT = f"text || coalesce((SELECT group_concat(text, '') FROM ({PIECES})), '')"
 """SQL for a message's whole text: the stored text plus the pieces that a crash left."""
-TURNS = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
+MESSAGES = f"SELECT id, chat, parent, role, {TEXT}, state, created FROM turns"
 
 
 class ChatStore:
@@ -84,25 +92,25 @@ class ChatStore:
         if self.path.exists():
             check_store(self.path, VERSION, TABLES)
         new = not self.path.exists()
-        self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, factory=CheckedConnection)
-        self._connection.path = str(self.path)
-        self._connection.text_factory = decoded
+        self.connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, factory=CheckedConnection)
+        self.connection.path = str(self.path)
+        self.connection.text_factory = decoded
         try:
             if new:
                 with suppress(OSError):  # chats are private
                     os.chmod(self.path, 0o600)
             self._prepare()
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
 
     def _prepare(self) -> None:
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._connection.execute("PRAGMA foreign_keys = ON")
-        self._connection.execute("PRAGMA secure_delete = ON")  # deleted data is overwritten
-        self._connection.create_function("folded", 1, _folded, deterministic=True)
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = NORMAL")
+        self.connection.execute("PRAGMA foreign_keys = ON")
+        self.connection.execute("PRAGMA secure_delete = ON")  # deleted data is overwritten
+        self.connection.create_function("folded", 1, _folded, deterministic=True)
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
         if version > VERSION:
             raise ChatStoreError(
                 f"{self.path}: written by a later edgeinfer (its version {version}, wanted {VERSION} at most)"
@@ -111,13 +119,13 @@ class ChatStore:
             self._make()
 
     def _make(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        self.connection.execute("BEGIN IMMEDIATE")
+        (version,) = self.connection.execute("PRAGMA user_version").fetchone()
         if version == 0:  # otherwise another program has created the schema
             for statement in filter(str.strip, SCHEMA.split(";")):
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA user_version = {VERSION}")
-        self._connection.commit()
+                self.connection.execute(statement)
+            self.connection.execute(f"PRAGMA user_version = {VERSION}")
+        self.connection.commit()
 
     def new_chat(self, model: str, system: str | None = None, name: str | None = None) -> StoredChat:
         """Create a chat.
@@ -129,8 +137,8 @@ class ChatStore:
             check_name(name)
         now = time.time()
         try:
-            with self._connection:
-                cursor = self._connection.execute(
+            with self.connection:
+                cursor = self.connection.execute(
                     "INSERT INTO chats (name, model, system, created, changed) VALUES (?, ?, ?, ?, ?)",
                     (name, model, system, now, now),
                 )
@@ -147,7 +155,7 @@ class ChatStore:
         by = "name = ?" if not label.isdecimal() else "chats.id = ?"
         found = self._chats(f"WHERE {by}", (label,))
         if not found:
-            raise ChatStoreError(f"{label}: no such chat; `edgeinfer chats` lists them")
+            raise ChatStoreError(f"{label}: no such chat; `edgeinfer history` lists them")
         return found[0]
 
     def has(self, name: str) -> bool:
@@ -158,7 +166,7 @@ class ChatStore:
         """Non-empty chats, most recently changed first."""
         return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
 
-    def add_turn(
+    def add_message(
         self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
     ) -> StoredMessage:
         """Add a complete message after `parent` (None: as the first) and move the chat's tip to it.
@@ -167,77 +175,79 @@ class ChatStore:
             ChatStoreError: the parent is of another chat.
             sqlite3.Error: it can't be written.
         """
-        return self.turn(self._insert(chat, parent, role, text, state))
+        return self.message(self._insert(chat, parent, role, text, state))
 
-    def begin_turn(self, chat: int, parent: int | None, role: Role = "assistant") -> MessageWriter:
-        """Start a streamed message; `Raises` as `add_turn`."""
-        return MessageWriter(self._connection, self._insert(chat, parent, role, "", "coming"))
+    def begin_message(self, chat: int, parent: int | None, role: Role = "assistant") -> MessageWriter:
+        """Start a streamed message; `Raises` as `add_message`."""
+        return MessageWriter(self.connection, self._insert(chat, parent, role, "", "coming"))
 
-    def turn(self, turn: int) -> StoredMessage:
+    def message(self, message: int) -> StoredMessage:
         """One message. Raises ChatStoreError if it doesn't exist."""
-        found = self._turns("WHERE id = ?", (turn,))
+        found = self._messages("WHERE id = ?", (message,))
         if not found:
-            raise ChatStoreError(f"turn {turn}: no such turn")
+            raise ChatStoreError(f"message {message}: no such message")
         return found[0]
 
     def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredMessage]:
         """The messages from the first one to `tip` (None: the chat's tip), in order."""
-        by_id = {turn.id: turn for turn in self._turns("WHERE chat = ?", (chat.id,))}
+        by_id = {message.id: message for message in self._messages("WHERE chat = ?", (chat.id,))}
         line = []
         at = chat.tip if tip is None else tip
         while at in by_id:
-            turn = by_id[at]
-            line.append(turn)
+            message = by_id[at]
+            line.append(message)
             # A parent has a smaller id; a damaged store could otherwise cause an endless loop.
-            at = turn.parent if turn.parent is not None and turn.parent < turn.id else None
+            at = message.parent if message.parent is not None and message.parent < message.id else None
         return line[::-1]
 
-    def turns(self, chat: StoredChat) -> list[StoredMessage]:
+    def messages(self, chat: StoredChat) -> list[StoredMessage]:
         """The messages of all branches in order of creation, so each after its parent."""
-        return self._turns("WHERE chat = ? ORDER BY id", (chat.id,))
+        return self._messages("WHERE chat = ? ORDER BY id", (chat.id,))
 
-    def alternatives(self, turn: StoredMessage) -> list[StoredMessage]:
-        """All messages with the same parent in order of creation, including `turn`."""
-        return self._turns("WHERE chat = ? AND parent IS ? ORDER BY id", (turn.chat, turn.parent))
+    def alternatives(self, message: StoredMessage) -> list[StoredMessage]:
+        """All messages with the same parent in order of creation, including `message`."""
+        return self._messages("WHERE chat = ? AND parent IS ? ORDER BY id", (message.chat, message.parent))
 
-    def move_to(self, turn: StoredMessage) -> StoredChat:
-        """Set the chat's tip to the newest leaf below `turn`."""
-        at = turn.id
-        while children := self._turns("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
+    def move_to(self, message: StoredMessage) -> StoredChat:
+        """Set the chat's tip to the newest leaf below `message`."""
+        at = message.id
+        while children := self._messages("WHERE parent = ? AND id > ? ORDER BY id DESC LIMIT 1", (at, at)):
             at = children[0].id
-        with self._connection:
-            self._connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, turn.chat))
-        return self.chat(str(turn.chat))
+        with self.connection:
+            self.connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, message.chat))
+        return self.chat(str(message.chat))
 
     def search(self, text: str, most: int = 50) -> list[Found]:
         """Messages that contain a text, ignoring case, newest first."""
-        turns = self._turns(
+        messages = self._messages(
             f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
             "ORDER BY id DESC LIMIT ?",
             (text, most),
         )
-        numbers = {turn.chat for turn in turns}
+        numbers = {message.chat for message in messages}
         chats = {chat.id: chat for number in numbers for chat in self._chats("WHERE chats.id = ?", (number,))}
         return [
-            Found(chats[turn.chat], turn, _excerpt(turn.text, text)) for turn in turns if turn.chat in chats
+            Found(chats[message.chat], message, _excerpt(message.text, text))
+            for message in messages
+            if message.chat in chats
         ]
 
     def set_system(self, chat: StoredChat, text: str | None) -> None:
         """Set the system prompt of a chat."""
-        with self._connection:
-            self._connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
+        with self.connection:
+            self.connection.execute("UPDATE chats SET system = ? WHERE id = ?", (text, chat.id))
 
     def set_model(self, chat: StoredChat, model: str) -> None:
         """Set the model of a chat."""
-        with self._connection:
-            self._connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
+        with self.connection:
+            self.connection.execute("UPDATE chats SET model = ? WHERE id = ?", (model, chat.id))
 
     def rename(self, chat: StoredChat, name: str) -> StoredChat:
         """Name a chat. Raises ChatStoreError if the name is taken or invalid (see `check_name`)."""
         check_name(name)
         try:
-            with self._connection:
-                self._connection.execute("UPDATE chats SET name = ? WHERE id = ?", (name, chat.id))
+            with self.connection:
+                self.connection.execute("UPDATE chats SET name = ? WHERE id = ?", (name, chat.id))
         except sqlite3.IntegrityError as error:
             raise ChatStoreError(f"{name}: there is a chat of that name already") from error
         return self.chat(str(chat.id))
@@ -251,16 +261,16 @@ class ChatStore:
 
         Raises `OSError`: a prompt cache file can't be deleted; the chat itself is deleted.
         """
-        with self._connection:
-            self._connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
-            self._connection.execute("UPDATE turns SET parent = NULL WHERE chat = ?", (chat.id,))
-            self._connection.execute("DELETE FROM chats WHERE id = ?", (chat.id,))
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self.connection:
+            self.connection.execute("UPDATE chats SET tip = NULL WHERE id = ?", (chat.id,))
+            self.connection.execute("UPDATE turns SET parent = NULL WHERE chat = ?", (chat.id,))
+            self.connection.execute("DELETE FROM chats WHERE id = ?", (chat.id,))
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         delete_snapshots(self.snapshot_owner(chat.id))
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -271,26 +281,26 @@ class ChatStore:
         self.close()
 
     def _insert(self, chat: int, parent: int | None, role: Role, text: str, state: State) -> int:
-        if parent is not None and self.turn(parent).chat != chat:
-            raise ChatStoreError(f"turn {parent}: of another chat")
+        if parent is not None and self.message(parent).chat != chat:
+            raise ChatStoreError(f"message {parent}: of another chat")
         now = time.time()
-        with self._connection:
-            cursor = self._connection.execute(
+        with self.connection:
+            cursor = self.connection.execute(
                 "INSERT INTO turns (chat, parent, role, text, state, created) VALUES (?, ?, ?, ?, ?, ?)",
                 (chat, parent, role, storable(text), state, now),
             )
-            self._connection.execute(
+            self.connection.execute(
                 "UPDATE chats SET tip = ?, changed = ? WHERE id = ?", (cursor.lastrowid, now, chat)
             )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
     def _chats(self, condition: str, values: Sequence[object]) -> list[StoredChat]:
-        rows = self._connection.rows(f"{CHATS} {condition}", values)
+        rows = self.connection.rows(f"{CHATS} {condition}", values)
         return [stored_chat(row) for row in rows]
 
-    def _turns(self, condition: str, values: Sequence[object]) -> list[StoredMessage]:
-        return [stored_turn(row) for row in self._connection.rows(f"{TURNS} {condition}", values)]
+    def _messages(self, condition: str, values: Sequence[object]) -> list[StoredMessage]:
+        return [stored_message(row) for row in self.connection.rows(f"{MESSAGES} {condition}", values)]
 
 
 def check_name(name: str) -> None:

@@ -7,14 +7,14 @@ from edgeinfer.history.records import Role, State, StoredMessage
 
 
 @dataclass(eq=False)
-class Turn:
+class ChatMessage:
     """One message. `stored`: its id in the store; None: not stored (yet)."""
 
     role: Role
     text: str
     state: State = "whole"
-    parent: "Turn | None" = None
-    children: "list[Turn]" = field(default_factory=list)
+    parent: "ChatMessage | None" = None
+    children: "list[ChatMessage]" = field(default_factory=list)
     stored: int | None = None
 
 
@@ -23,37 +23,37 @@ class ChatTree:
 
     def __init__(self, stored: Iterable[StoredMessage] = ()) -> None:
         """`stored`: messages of the store, each after its parent."""
-        self.beginnings: list[Turn] = []
-        self._by_number: dict[int, Turn] = {}
+        self.beginnings: list[ChatMessage] = []
+        self._by_number: dict[int, ChatMessage] = {}
         for one in stored:
             # A damaged store may contain missing parents: their messages become roots.
             parent = None if one.parent is None else self._by_number.get(one.parent)
-            turn = self.add(parent, one.role, one.text, one.state)
-            turn.stored = one.id
-            self._by_number[one.id] = turn
+            message = self.add(parent, one.role, one.text, one.state)
+            message.stored = one.id
+            self._by_number[one.id] = message
 
-    def add(self, parent: Turn | None, role: Role, text: str, state: State = "whole") -> Turn:
+    def add(self, parent: ChatMessage | None, role: Role, text: str, state: State = "whole") -> ChatMessage:
         """Add a message after `parent`; None: a new root."""
-        turn = Turn(role, text, state, parent)
-        (self.beginnings if parent is None else parent.children).append(turn)
-        return turn
+        message = ChatMessage(role, text, state, parent)
+        (self.beginnings if parent is None else parent.children).append(message)
+        return message
 
-    def with_number(self, stored: int | None) -> Turn | None:
+    def with_number(self, stored: int | None) -> ChatMessage | None:
         """The message with an id of the store, or None."""
         return None if stored is None else self._by_number.get(stored)
 
-    def alternatives(self, turn: Turn) -> Sequence[Turn]:
-        """The messages with the same parent, including `turn`, in order of creation."""
-        return self.beginnings if turn.parent is None else turn.parent.children
+    def alternatives(self, message: ChatMessage) -> Sequence[ChatMessage]:
+        """The messages with the same parent, including `message`, in order of creation."""
+        return self.beginnings if message.parent is None else message.parent.children
 
-    def beside(self, turn: Turn, step: int) -> Turn | None:
+    def beside(self, message: ChatMessage, step: int) -> ChatMessage | None:
         """The alternative `step` positions further; None if it doesn't exist."""
-        beside = self.alternatives(turn)
-        place = beside.index(turn) + step
+        beside = self.alternatives(message)
+        place = beside.index(message) + step
         return beside[place] if 0 <= place < len(beside) else None
 
 
-def line_to(tip: Turn | None) -> list[Turn]:
+def line_to(tip: ChatMessage | None) -> list[ChatMessage]:
     """The messages from the root to `tip`, in order."""
     line = []
     while tip is not None:
@@ -62,19 +62,19 @@ def line_to(tip: Turn | None) -> list[Turn]:
     return line[::-1]
 
 
-def newest_end(turn: Turn) -> Turn:
-    """The newest leaf below `turn`."""
-    while turn.children:
-        turn = turn.children[-1]
-    return turn
+def newest_end(message: ChatMessage) -> ChatMessage:
+    """The newest leaf below `message`."""
+    while message.children:
+        message = message.children[-1]
+    return message
 
 
-def answered(line: Iterable[Turn]) -> list[Turn]:
+def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
     """The messages that the model reads: user messages with a response, each followed by that response."""
-    pairs = ((turn.parent, turn) for turn in line if turn.role == "assistant" and turn.text)
-    return [turn for asked, answer in pairs if asked is not None for turn in (asked, answer)]
+    pairs = ((message.parent, message) for message in line if message.role == "assistant" and message.text)
+    return [message for asked, answer in pairs if asked is not None for message in (asked, answer)]
 
 
-def read_by_the_model(line: Iterable[Turn]) -> list[dict[str, str]]:
+def read_by_the_model(line: Iterable[ChatMessage]) -> list[dict[str, str]]:
     """The `answered` messages of a branch as chat messages."""
-    return [{"role": turn.role, "content": turn.text} for turn in answered(line)]
+    return [{"role": message.role, "content": message.text} for message in answered(line)]

@@ -13,13 +13,13 @@ from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
-from edgeinfer.loading.load_options import LoadOptions
 from edgeinfer.model import Model
+from edgeinfer.options import LoadOptions
 from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer.tokenizer.special_splitting import SpecialSplitter, SpecialToken
 from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, THOUGHT_MARKS
+from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
@@ -207,7 +207,7 @@ class LlamaCppEngine:
         """As the protocol specifies."""
         raise ValueError("llama.cpp's cache takes no snapshot")
 
-    def choice(self, sampler: Sampler) -> None:
+    def device_sampler(self, sampler: Sampler) -> None:
         """None: logits are copied to the host, and sampling happens there."""
 
     def rewind(self, length: int) -> None:

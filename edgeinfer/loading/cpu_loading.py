@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
@@ -15,6 +14,7 @@ from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -75,18 +75,18 @@ def _loaded(
 ) -> LoadedEngine:
     wishes, weights, plan = source.wishes, source.weights, planned.memory
     layers = sparse.layers if plan.wishes.sparse else {}
-    in_file = left_in_file(plan, weights) if wishes.repack else weights.matrices()
+    in_file = left_in_file(plan, source.specification, weights) if wishes.repack else weights.matrices()
     notes = [note for note in (kernels.note, *planned.notes) if note]
     if sparse.note and not plan.wishes.disk:
         notes.append(sparse.note)
     if plan.wishes.disk:
         notes.append(prepare_reading(source.file, in_file, plan))
-    cache = KVCache.allocate(source.specification, source.context, wishes.kv)
+    state = DecoderState.allocate(source.specification, source.context, wishes.kv)
     placing = LoadProgress(source, plan.file_weight_bytes)
     backend = CpuBackend(
         source.specification,
         weights,
-        cache.layers,
+        state,
         kernels,
         batch=CPU_BATCH,
         threads=machine.processor.threads,
@@ -100,7 +100,7 @@ def _loaded(
     engine = NativeEngine(
         source.specification,
         backend,
-        cache,
+        source.context,
         CPU_BATCH,
         plan.weight_bytes_per_token,
         planned.fitting,

@@ -10,6 +10,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import embedding_rows
 from edgeinfer.registry.registry import find_draft
+from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
@@ -53,7 +54,7 @@ class DraftFile:
 
 
 def open_draft(
-    wanted: str | None, registered: Path | None, target: GGUFFile
+    wanted: str | Drafter | None, registered: Path | None, target: GGUFFile
 ) -> tuple[DraftFile | None, tuple[str, ...]]:
     """The draft model for `target`: `wanted`, or with "auto" the one `registered` for it. If its vocabulary
     differs, returns a warning, and prompt lookup is used instead.
@@ -62,7 +63,7 @@ def open_draft(
         As `DraftFile.open`, for a draft that was requested by name.
     """
     named = registered if wanted == "auto" else wanted
-    if named in NO_MODELS:
+    if named in NO_MODELS or isinstance(named, Drafter):
         return None, ()
     assert named is not None
     try:

@@ -9,13 +9,11 @@ from edgeinfer.loading.cpu_loading import load_draft_on_cpu
 from edgeinfer.loading.draft_file import DraftFile
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.chained_drafter import ChainedDrafter
 from edgeinfer.speculation.draft_model import DraftModel
-from edgeinfer.speculation.drafts import Drafter
+from edgeinfer.speculation.drafter import ChainedDrafter, Drafter
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.tokenizer import Tokenizer
-from edgeinfer_kernels.backend import LayeredBackend
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ def load_drafter(
         OSError: a lookup file can't be read.
     """
     wishes = source.wishes
-    if wishes.draft is None:
-        return LoadedDrafter(None)
-    lookup = PromptLookup([_read_reference(path, target) for path in wishes.references])
+    if wishes.draft is None or isinstance(wishes.draft, Drafter):
+        return LoadedDrafter(wishes.draft)
+    lookup = PromptLookup([_read_lookup_file(path, target) for path in wishes.lookup_files])
     model: Drafter
     notes: tuple[str, ...] = ()
     if wishes.draft == "self":
@@ -51,7 +49,7 @@ def load_drafter(
         model = _draft_model(draft, source, target, beside)
         if not draft.required:
             notes = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(ChainedDrafter([lookup, model]) if wishes.references else model, notes)
+    return LoadedDrafter(ChainedDrafter([lookup, model]) if wishes.lookup_files else model, notes)
 
 
 def _cost(nbytes: int) -> str:
@@ -59,12 +57,12 @@ def _cost(nbytes: int) -> str:
 
 
 def _layer_skipping(engine: NativeEngine) -> LayerSkipping:
-    if not isinstance(engine.backend, LayeredBackend):
+    if not engine.capabilities.skips_layers:
         raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")
     return LayerSkipping(engine, kept_layers(len(engine.specification.layers)))
 
 
-def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
+def _read_lookup_file(path: Path, tokenizer: Tokenizer) -> list[int]:
     """The ids of a text file.
 
     Raises:
@@ -75,7 +73,7 @@ def _read_reference(path: Path, tokenizer: Tokenizer) -> list[int]:
         return tokenizer.encode(path.expanduser().read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise SettingError(
-            f"references: byte {error.start} of {path} isn't UTF-8, wanted a text file"
+            f"lookup_files: byte {error.start} of {path} isn't UTF-8, wanted a text file"
         ) from error
 
 
@@ -94,7 +92,7 @@ def _draft_model(
         target.vocabulary_size,
         loaded.plan().own_gpu_bytes if loaded.gpu else loaded.plan().bytes_on("cpu"),
         draft.file.close,
-        leaves=wishes.draft_leaves,
+        siblings=wishes.draft_tree_width,
         name=draft.name,
     )
 

@@ -74,9 +74,9 @@ def _keep_learnt(
 ) -> None:
     """Store the statistics of the kinds of completions that occurred."""
     found = dict[str, float]()
-    for kind, pace in speculator.paces.items():
-        if pace.learnt not in (DraftController().learnt, begun.get(kind)):
-            found |= {_of_kind(of, kind, name): value for name, value in asdict(pace.learnt).items()}
+    for kind, controller in speculator.controllers.items():
+        if controller.stats not in (DraftController().stats, begun.get(kind)):
+            found |= {_of_kind(of, kind, name): value for name, value in asdict(controller.stats).items()}
     # On a full disk the next process starts with the same values as this one.
     with suppress(OSError):
         if found:

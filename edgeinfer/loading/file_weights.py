@@ -2,32 +2,29 @@
 
 from collections.abc import Iterable
 
-from edgeinfer_kernels.layer_split import Block
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, Matrix
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_quant_formats import GGUFFile
 
 
-def blocks_in_file(plan: MemoryPlan) -> list[Block]:
-    """The blocks of layers whose weights, or whose CPU shard, the plan keeps on disk."""
+def blocks_in_file(plan: MemoryPlan, spec: DecoderSpec) -> list[BlockIndex]:
+    """The blocks whose weights, or whose CPU part, the plan keeps on disk."""
     found = []
-    for index, layer in enumerate(plan.layers):
-        found += [Block("attention", index)] if layer.attention == "disk" else []
-        found += [Block("feed_forward", index)] if layer.rest == "disk" else []
+    for index in spec.indices():
+        placed = plan.layers[index.layer]
+        is_divisible = spec.residual(index).block.is_divisible
+        if (placed.rest if is_divisible else placed.attention) == "disk":
+            found.append(index)
     return found
 
 
-def left_in_file(plan: MemoryPlan, weights: DecoderWeights) -> list[Matrix]:
+def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -> list[Matrix]:
     """The whole matrices of which the plan keeps any part on disk."""
     found: list[Matrix] = []
-    for kind, index in blocks_in_file(plan):
-        layer = weights.layers[index]
-        if kind == "attention":
-            found += layer.attention.matrices()
-        else:
-            second = layer.feed_forward
-            found += second.stacks() if isinstance(second, ExpertWeights) else second.matrices()
+    for index in blocks_in_file(plan, spec):
+        found += weights.residual(index).block.unit_matrices()
     return [*found, weights.output] if plan.head == "disk" else found
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan, plan_devices
@@ -50,10 +49,8 @@ def load_on_gpu(source: ModelSource, gpu: Gpu, planned: DevicePlan) -> LoadedEng
     except DeviceMemoryError as error:
         raise GpuUnavailableError(f"{source.name}: {error}; other programs took it since") from error
     made_ready(backend, gpu, source, plan.weight_bytes_per_token)
-    cache_bytes = sum(item.bytes for item in plan.items if item.item.endswith("keys and values"))
-    cache = KVCache(source.context, device_bytes=cache_bytes)
     engine = NativeEngine(
-        source.specification, backend, cache, CHUNK, plan.weight_bytes_per_token, planned.fitting
+        source.specification, backend, source.context, CHUNK, plan.weight_bytes_per_token, planned.fitting
     )
     return LoadedEngine(
         engine,

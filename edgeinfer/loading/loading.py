@@ -1,13 +1,10 @@
 """Model loading: find the file, select the device, load an engine."""
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
 from edgeinfer.embedding import pooling_of
-from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import (
     EdgeInferError,
     KernelError,
@@ -19,84 +16,35 @@ from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.engine_loading import load_engine
-from edgeinfer.loading.load_options import EngineName, LoadOptions, Sparse
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model import Model
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import embedding_rows
-from edgeinfer.plain_numbers import plain_number
+from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.shown import shown
-from edgeinfer.sizes import parse_bytes
-from edgeinfer.snapshots.fingerprint import file_fingerprint
-from edgeinfer.snapshots.store import SnapshotStore, snapshots_folder
+from edgeinfer.snapshots.store import SnapshotStore, file_fingerprint, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError, source_digest
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.machine.measure import remembered_figures
 from edgeinfer_quant_formats import GGUFFile
 
 
-def load(
-    model: str | Path | None = None,
-    *,
-    context: int | None = None,
-    device: str = "auto",
-    vram: int | str | None = None,
-    ram: int | str | None = None,
-    threads: int | None = None,
-    repack: bool = True,
-    sparse: Sparse = "auto",
-    instruction_set: str | None = None,
-    draft: str | Path | None = "auto",
-    draft_leaves: int = 0,
-    references: str | Path | Iterable[str | Path] = (),
-    kv: CacheType = "f16",
-    engine: EngineName = "edgeinfer",
-    chat_template: str | None = None,
-    thinking: Thinking | None = None,
-    template_args: Mapping[str, Any] | None = None,
-    assume_pre_tokenizer: str | None = None,
-    snapshots: bool = False,
-    progress: Progress | None = None,
-    build_progress: Progress | None = None,
-) -> Model:
+def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Model:
     """Load a model: a name in the model registry, a path to a .gguf file, or None for the built-in one.
 
-    - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
-    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
-    - `threads`: None: the count that reads memory fastest, measured once.
-    - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
-      third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
-      memory-mapped, with a warning.
-    - `sparse`, for models with a ReLU, on the CPU: "exact" reads only the weights of active neurons while
-      steps are short, which changes at most the rounding. "auto" does so if the whole model is on the CPU and
-      the profile from `edgeinfer profile` predicts a gain. "predicted" also predicts which neurons are
-      active; "off" disables it.
-    - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
-      (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
-      same vocabulary, or None.
-    - `draft_leaves`: number of tree siblings that a draft model adds to its draft, on the CPU.
-    - `references`: lookup files, text that the completion is likely to repeat, such as code to edit. Prompt
-      lookup searches them first.
-    - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
-    - `chat_template`: Jinja text that replaces the file's.
-    - `thinking`, `template_args`: defaults for all completions, as for `Model.stream`; without them those of
-      models.toml.
-    - `assume_pre_tokenizer`: use this one if the file's is unknown.
-    - `snapshots`: restore prompt prefixes that `Model.keep_snapshot` saved to disk.
-    - `progress` is called with bytes loaded, `build_progress` with kernels compiled (first use only).
+    `options`: the fields of `edgeinfer.options.LoadOptions`, which describes them.
 
     Raises:
         UnknownModelError: no such name or file; NotPulledError: a name whose files aren't downloaded yet.
         UnsupportedModelError: edgeinfer doesn't support the file; the text has a workaround.
         OutOfMemoryError: it doesn't fit; the text has both numbers and a context that would.
-        SettingError: a setting out of its range.
+        SettingError: an option out of its range.
         ChatTemplateError: `chat_template`, or the file's choice of one, is invalid.
         KernelError: this machine can't build or run the kernels.
         FormatError: a damaged file.
@@ -104,27 +52,7 @@ def load(
     """
     if not isinstance(model, str | Path | None):
         raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
-    wishes = LoadOptions(
-        context=plain_number(context),
-        device=device,
-        vram=parse_bytes("vram", plain_number(vram)),
-        ram=parse_bytes("ram", plain_number(ram)),
-        threads=plain_number(threads),
-        repack=repack,
-        sparse=sparse,
-        instruction_set=instruction_set,
-        draft=str(draft) if isinstance(draft, Path) else draft,
-        draft_leaves=draft_leaves,
-        references=_paths(references),
-        kv=kv,
-        engine=engine,
-        chat_template=chat_template,
-        template_options=TemplateOptions(thinking, template_args or {}),
-        assume_pre_tokenizer=assume_pre_tokenizer,
-        snapshots=snapshots,
-        progress=progress,
-        build_progress=build_progress,
-    )
+    wishes = LoadOptions.from_keywords(options)
     explain_bus_errors()
     found = find_model(model)
     found.note_use()
@@ -141,14 +69,6 @@ def load(
         if for_people is None:
             raise
         raise for_people from error
-
-
-def _paths(given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
-    listed = (given,) if isinstance(given, str | Path) else given
-    try:
-        return tuple(map(Path, listed))
-    except TypeError:
-        raise SettingError(f"references: saw {shown(given)}, wanted paths of text files") from None
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
@@ -223,7 +143,7 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
         model.speculator.begin(model.speculator.measure(), {})
         return
     wishes, drafter = source.wishes, model.speculator.drafter
-    of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_leaves)
+    of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_tree_width)
     how = (loaded.team.threads, wishes.kv, wishes.repack, wishes.sparse)
     kernels = source_digest(choose(wishes.instruction_set))
     figures = remembered_figures(user_folder("cache"))

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.loading.load_options import LoadOptions
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
+from edgeinfer.options import LoadOptions
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights, Matrix
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import Place
 from edgeinfer_quant_formats import GGUFFile
@@ -35,7 +35,7 @@ class ModelSource:
         return self.wishes.context or min(self.config.trained_context, DEFAULT_CONTEXT)
 
     @cached_property
-    def specification(self) -> DecoderSpecification:
+    def specification(self) -> DecoderSpec:
         return self.config.specification(rope_factors(self.file, self.config, self.context))
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.gpu_loading import draft_gpu_bytes, made_ready
@@ -21,9 +20,9 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerSplit, host_batch
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
+from edgeinfer_kernels.stages import LayerSplit, host_batch
 from edgeinfer_offload.machine.this_machine import meets_in_graph
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
@@ -66,21 +65,22 @@ class _Sides:
         placing = LoadProgress(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
         sparse = self.sparse
-        mailbox = ExchangeBuffer(device, CHUNK, facts.width, most_used(facts))
+        mailbox = ExchangeBuffer(device, CHUNK, facts.hidden_size, most_used(facts))
         above = self._on_device(mailbox, placing)
-        caches = self._host_caches()
+        here = [index for index in facts.indices() if not self._splits[index.layer].on_gpu]
+        state = DecoderState.allocate(facts, source.context, source.wishes.kv, here)
         try:
             host = CpuShard(
                 facts,
                 source.weights,
-                self._divisions,
-                caches,
+                self._splits,
+                state,
                 self.kernels,
                 mailbox.addresses,
                 batch=CHUNK,
                 threads=plan.machine.processor.threads,
                 computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
-                in_file=blocks_in_file(plan),
+                in_file=blocks_in_file(plan, facts),
                 sparse=sparse.layers,
                 on_placed=placing,
             )
@@ -94,11 +94,10 @@ class _Sides:
         if changing:
             used, slots = most_used(facts), [layer.gpu_experts for layer in changing]
             stay = above.refill_experts(ExpertCachePolicy(changing[0].experts, used, slots))
-        cached = KVCache(source.context, list(caches.values()), self._device_cache_bytes())
         engine = NativeEngine(
             facts,
             SplitBackend(host, above),
-            cached,
+            source.context,
             CHUNK,
             plan.weight_bytes_per_token,
             source.context,
@@ -108,7 +107,7 @@ class _Sides:
         if sparse.note:
             notes.append(sparse.note)
         if plan.wishes.disk:
-            notes.append(prepare_reading(source.file, left_in_file(plan, source.weights), plan))
+            notes.append(prepare_reading(source.file, left_in_file(plan, facts, source.weights), plan))
         if stay:
             notes.append(f"experts stay where they are: {stay}")
         if refused:
@@ -127,19 +126,8 @@ class _Sides:
         )
 
     @property
-    def _divisions(self) -> tuple[LayerSplit, ...]:
-        return tuple(layer.division for layer in self.plan.layers)
-
-    def _host_caches(self) -> dict[int, LayerCache]:
-        """The caches of the layers whose attention is on the CPU, by layer."""
-        source = self.source
-        return {
-            index: LayerCache.allocate(layer.attention, source.context, source.wishes.kv)
-            for index, (layer, division) in enumerate(
-                zip(source.specification.layers, self._divisions, strict=True)
-            )
-            if not division.attention
-        }
+    def _splits(self) -> tuple[LayerSplit, ...]:
+        return tuple(layer.split for layer in self.plan.layers)
 
     def _on_device(self, mailbox: ExchangeBuffer, placing: LoadProgress) -> CudaBackend:
         source = self.source
@@ -150,20 +138,13 @@ class _Sides:
             cuda_device(self.gpu.index),
             DeviceOptions(
                 kv=source.wishes.kv,
-                divisions=self._divisions,
+                splits=self._splits,
                 stream_min_tokens=self.plan.prediction.stream_min_tokens,
             ),
             on_placed=placing,
             mailbox=mailbox,
         )
         return made_ready(backend, self.gpu, source, self.plan.weight_bytes_per_token)
-
-    def _device_cache_bytes(self) -> int:
-        return sum(
-            item.bytes
-            for item in self.plan.items
-            if item.device == "gpu" and item.item.endswith("keys and values")
-        )
 
 
 def placed_note(plan: MemoryPlan) -> str:

@@ -5,7 +5,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeinfer_kernels.specification import Activation, Gating
+from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.blocks.moe import Gating
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,21 @@ class Architecture:
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
-    early_router: bool = False
+    pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "exaone4": Architecture(
+        rope_neox=True,
+        pre_norm=False,
+        post_norm=True,
+        qk_norm="head",
+        window_pattern=4,
+        rope_in_windows_only=True,
+    ),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
         rope_neox=True,
@@ -89,7 +98,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         sinks=True,
         feed_forward_norm="post_attention_norm",
         experts="always",
-        gating="softmax_of_chosen",
+        gating="softmax_of_selected",
         expert_weights_normalized=False,
     ),
     "granite": Architecture(),
@@ -115,6 +124,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),
     "smallthinker": Architecture(
         rope_neox=True,
         activation="relu",
@@ -123,7 +133,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_in_windows_only=True,
         experts="always",
         gating=None,
-        early_router=True,
+        pre_attention_router=True,
     ),
     "smollm3": Architecture(rope_skipped_every=4),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),

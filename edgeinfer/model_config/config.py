@@ -11,16 +11,12 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
 from edgeinfer.model_config.experts_config import GATINGS, MAX_EXPERTS, ExpertsConfig
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
-from edgeinfer_kernels.specification import (
-    AttentionSpecification,
-    DecoderSpecification,
-    ExpertsSpecification,
-    FeedForwardSpecification,
-    Gating,
-    LayerSpecification,
-    NormSpecification,
-    RopeSpecification,
-)
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
 from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -48,7 +44,7 @@ class ModelConfig:
     head_dim: int
     rope_dim: int
     shapes: tuple[LayerShape, ...]
-    norm: NormSpecification
+    norm: NormSpec
     rope_base: float
     window_rope_base: float
     rope_scaling: RopeScaling
@@ -74,7 +70,7 @@ class ModelConfig:
         """The layer's experts; None: its feed-forward is dense."""
         return self.experts if self.experts and layer >= self.experts.dense_layers else None
 
-    def _rope(self, layer: int, factors: Factors | None) -> RopeSpecification | None:
+    def _rope(self, layer: int, factors: Factors | None) -> RopeSpec | None:
         every = self.facts.rope_skipped_every
         if every and (layer + 1) % every == 0:
             return None
@@ -87,12 +83,12 @@ class ModelConfig:
                 scaling, factors = RopeScaling(), None
         return rope_specification(self.rope_dim, base, self.facts.rope_neox, scaling, factors)
 
-    def specification(self, factors: Factors | None = None) -> DecoderSpecification:
+    def specification(self, factors: Factors | None = None) -> DecoderSpec:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
         `model_weights.rope_factors`).
         """
-        return DecoderSpecification(
-            width=self.width,
+        return DecoderSpec(
+            hidden_size=self.width,
             vocabulary_size=self.vocabulary_size,
             layers=tuple(self._layer(i, factors) for i in range(len(self.shapes))),
             norm=self.norm,
@@ -101,36 +97,48 @@ class ModelConfig:
             logit_soft_cap=self.logit_soft_cap,
         )
 
-    def _layer(self, index: int, factors: Factors | None) -> LayerSpecification:
-        attention = AttentionSpecification(
+    def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
+        facts, channel = self.facts, self._feed_forward(index)
+        attention = AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
             head_dim=self.head_dim,
             scale=self.query_scale,
             norm=self.norm,
             rope=self._rope(index, factors),
-            qk_norm=self.facts.qk_norm,
+            qk_norm=facts.qk_norm,
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
-            residual_scale=self.residual_scale,
-            sinks=self.facts.sinks,
+            sinks=facts.sinks,
         )
-        return LayerSpecification(attention, self._feed_forward(index))
+        names = (
+            ("attn_norm" if facts.pre_norm else "", "post_attention_norm" if facts.post_norm else ""),
+            (facts.feed_forward_norm if facts.pre_norm else "", "post_ffw_norm" if facts.post_norm else ""),
+        )
+        blocks: tuple[BlockSpec, ...] = (attention, channel)
+        return LayerSpec(
+            tuple(
+                ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
+                for block, (norm, post_norm) in zip(blocks, names, strict=True)
+            )
+        )
 
-    def _feed_forward(self, index: int) -> FeedForwardSpecification | ExpertsSpecification:
+    def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         if experts is None:
-            return FeedForwardSpecification(self.facts.activation, self.norm, self.residual_scale)
-        return ExpertsSpecification(
+            neurons = self.shapes[index].feed_forward
+            return FeedForwardSpec(self.facts.activation, neurons, self.facts.gated)
+        return MoeSpec(
             activation=self.facts.activation,
-            norm=self.norm,
-            count=experts.count,
-            used=experts.used,
+            experts=experts.count,
+            experts_per_token=experts.used,
+            neurons=experts.feed_forward,
             gating=experts.gating,
             normalized=experts.normalized,
             scale=experts.scale,
-            early=self.facts.early_router,
-            residual_scale=self.residual_scale,
+            pre_attention_router=self.facts.pre_attention_router,
+            shared_neurons=experts.shared,
+            shared_gate=self.facts.shared_expert == "gated",
         )
 
 
@@ -198,9 +206,9 @@ class _Reader:
                 )
         return shapes
 
-    def norm(self) -> NormSpecification:
+    def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.facts.norm == "rms" else "layer_norm_epsilon"
-        return NormSpecification(self.facts.norm, self.number(f"attention.{key}", 1e-5, above=0))
+        return NormSpec(self.facts.norm, self.number(f"attention.{key}", 1e-5, above=0))
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from edgeinfer_kernels.specification import Gating
+from edgeinfer_kernels.blocks.moe import Gating
 
 MAX_EXPERTS = 1024
-GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_chosen"}
+GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_selected"}
 """The meaning of expert_gating_func values."""
 
 

@@ -1,41 +1,27 @@
 """Model sizes from a file's metadata and tensor index; no weights are read.
 
-Supports grouped-query attention with a dense feed-forward or with experts, for any architecture with these
-tensor names, including architectures that edgeinfer doesn't run.
+An architecture that edgeinfer doesn't run is described by its tensors, if it is built of grouped-query
+attention with a dense feed-forward or with experts under the usual names.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows
-from edgeinfer_kernels.sizes.model_sizes import (
-    ExpertSizes,
-    FeedForwardSizes,
-    LayerSizes,
-    MatrixSize,
-    ModelSizes,
-    stacked_bias,
-)
-from edgeinfer_kernels.specification import ExpertsSpecification
-from edgeinfer_quant_formats import GGUFFile, TensorInfo
+from edgeinfer.model_config.config import MAX_LAYERS, ModelConfig
+from edgeinfer.model_config.weights import FileTensors, embedding_rows, read_decoder, read_weights
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
 
-_ATTENTION_VECTORS = (
-    "attn_output.bias",
-    "attn_norm.weight",
-    "attn_norm.bias",
-    "post_attention_norm.weight",
-    "attn_q_norm.weight",
-    "attn_k_norm.weight",
-    "attn_sinks.weight",
-)
-_FEED_FORWARD_VECTORS = ("ffn_down.bias", "ffn_norm.weight", "ffn_norm.bias", "post_ffw_norm.weight")
-_EXPERT_BIASES = ("ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias")
-MAX_LAYERS = 4096
+_NORM = NormSpec("rms", 1e-5)
 
 
 def file_sizes(file: GGUFFile, config: ModelConfig | None) -> ModelSizes:
@@ -44,166 +30,120 @@ def file_sizes(file: GGUFFile, config: ModelConfig | None) -> ModelSizes:
     Raises:
         UnsupportedModelError: no language model, or one with other components.
     """
-    return _Reader(file, config).sizes()
+    if config is not None:
+        return ModelSizes.of(config.specification(), read_weights(file, config, shapes_only=True))
+    reader = _GenericReader(file)
+    spec = reader.spec()
+    return ModelSizes.of(spec, read_decoder(reader, spec))
 
 
-class _Reader:
-    def __init__(self, file: GGUFFile, config: ModelConfig | None) -> None:
-        self._tensors = file.tensors
-        self._metadata: Mapping[str, Any] = file.metadata
+class _GenericReader(FileTensors):
+    """The specification of a model of any architecture, as far as its sizes need it."""
+
+    def __init__(self, file: GGUFFile) -> None:
         self._architecture = printable(file.metadata.get("general.architecture", "(none)"))
-        self._vocabulary = embedding_rows(file)
-        self._specification = config.specification() if config else None
-        self._tables: dict[Any, int] = {}
+        super().__init__(file, self._architecture, shapes_only=True)
 
-    def sizes(self) -> ModelSizes:
-        embedding = self._matrix("token_embd.weight")
-        tied = "output.weight" not in self._tensors
+    def missing(self, name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{name} is missing: {self._architecture} isn't built of attention and feed-forwards that a plan "
+            "knows"
+        )
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix | None:
+        """As `FileTensors.matrix`; gate and up of experts may be one tensor."""
+        found = super().matrix(name, shape)
+        fused = name.replace("ffn_up_exps", "ffn_gate_up_exps").replace("ffn_gate_exps", "ffn_gate_up_exps")
+        if found is None and len(shape) == 3 and fused in self.file.tensors:
+            count, rows, columns = shape
+            both = super().matrix(fused, (count, 2 * rows, columns))
+            assert both is not None
+            return Matrix(fused, both.format, rows, columns, both.raw[: count * rows], count)
+        return found
+
+    def spec(self) -> DecoderSpec:
         count = self._count("block_count")
         if not 1 <= count <= MAX_LAYERS:
             raise self._wrong("block_count", count, f"1 to {MAX_LAYERS}")
-        return ModelSizes(
-            width=embedding.columns,
-            vocabulary=self._vocabulary,
-            layers=tuple(self._layer(index) for index in range(count)),
-            head=embedding if tied else self._matrix("output.weight"),
-            embedding=None if tied else embedding,
-            vectors=self._lengths("", ("output_norm.weight", "output_norm.bias")),
-        )
+        vocabulary = embedding_rows(self.file)
+        width = self.file.tensors["token_embd.weight"].shape[1]
+        layers = tuple(self._layer(index, width) for index in range(count))
+        return DecoderSpec(width, vocabulary, layers, _NORM)
 
     def _wrong(self, key: str, seen: object, wanted: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{self._architecture}.{key}: {printable(str(seen))}, wanted {wanted}")
 
     def _count(self, key: str, layer: int = 0, default: int | None = None) -> int:
         """An integer, or the layer's entry of an array."""
-        value = self._metadata.get(f"{self._architecture}.{key}", default)
+        value: Any = self.file.metadata.get(f"{self._architecture}.{key}", default)
         if isinstance(value, np.ndarray) and layer < len(value):
             value = value[layer].item()
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self._wrong(key, "missing" if value is None else value, "a whole number")
         return value
 
-    def _info(self, name: str) -> TensorInfo:
-        info = self._tensors.get(name)
-        if info is None:
-            raise UnsupportedModelError(
-                f"{name} is missing: {self._architecture} isn't built of attention and feed-forwards that a "
-                "plan knows"
+    def _shape(self, layer: int, name: str) -> tuple[int, ...] | None:
+        info = self.file.tensors.get(f"blk.{layer}.{name}")
+        return None if info is None else info.shape
+
+    def _layer(self, layer: int, width: int) -> LayerSpec:
+        attention = self._attention(layer, width)
+        is_moe = self._shape(layer, "ffn_gate_inp.weight") is not None
+        second = self._moe(layer) if is_moe else self._feed_forward(layer)
+        return LayerSpec(
+            (
+                self._residual(layer, attention, "attn_norm", "post_attention_norm"),
+                self._residual(layer, second, "ffn_norm", "post_ffw_norm"),
             )
-        return info
-
-    def _matrix(self, name: str) -> MatrixSize:
-        info = self._info(name)
-        if len(info.shape) != 2:
-            raise UnsupportedModelError(f"{name}: shape {info.shape}, wanted rows and columns")
-        return MatrixSize(name, info.format.name, *info.shape)
-
-    def _lengths(self, prefix: str, names: Sequence[str]) -> tuple[int, ...]:
-        """Lengths of the existing vectors."""
-        found = [self._tensors.get(prefix + name) for name in names]
-        return tuple(int(np.prod(info.shape)) for info in found if info)
-
-    def _layer(self, index: int) -> LayerSizes:
-        prefix = f"blk.{index}."
-        heads, kv_heads, head_dim, window, table = self._attention_facts(index)
-        rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        q, k, v = self._projections(prefix, rows)
-        biased = any(f"{prefix}attn_{part}.bias" in self._tensors for part in ("q", "k", "v", "qkv"))
-        mixture = f"{prefix}ffn_gate_inp.weight" in self._tensors
-        vectors = self._lengths(prefix, _ATTENTION_VECTORS)
-        if mixture:
-            vectors += self._lengths(prefix, _FEED_FORWARD_VECTORS)
-        return LayerSizes(
-            heads,
-            kv_heads,
-            head_dim,
-            q,
-            k,
-            v,
-            self._matrix(f"{prefix}attn_output.weight"),
-            (*(stacked_bias(rows) if biased else ()), *vectors),
-            window,
-            table,
-            None if mixture else self._feed_forward(prefix),
-            self._experts(prefix, index) if mixture else None,
         )
 
-    def _attention_facts(self, index: int) -> tuple[int, int, int, int, int]:
-        """Heads, key-value heads, head dimension, window, and index of the RoPE table."""
-        if self._specification:
-            facts = self._specification.layers[index].attention
-            table = self._tables.setdefault((facts.rope, facts.head_dim), len(self._tables))
-            return facts.heads, facts.kv_heads, facts.head_dim, facts.window, table
-        heads = self._count("attention.head_count", index)
+    def _residual(self, layer: int, block: BlockSpec, norm: str, post_norm: str) -> ResidualBlock[BlockSpec]:
+        before, after = (name if self._shape(layer, f"{name}.weight") else "" for name in (norm, post_norm))
+        return ResidualBlock(block, _NORM, before, after)
+
+    def _attention(self, layer: int, width: int) -> AttentionSpec:
+        heads = self._count("attention.head_count", layer)
         if not heads:
             raise self._wrong("attention.head_count", heads, "heads in every layer")
-        kv_heads = self._count("attention.head_count_kv", index, heads) or heads
-        width = self._info("token_embd.weight").shape[1]
-        return heads, kv_heads, self._count("attention.key_length", index, width // heads), 0, 0
-
-    def _projections(self, prefix: str, rows: Sequence[int]) -> list[MatrixSize]:
-        """q, k and v: three tensors, or row ranges of one."""
-        name = f"{prefix}attn_qkv.weight"
-        if name not in self._tensors:
-            return [self._matrix(f"{prefix}attn_{part}.weight") for part in "qkv"]
-        fused = self._matrix(name)
-        return [MatrixSize(name, fused.format, count, fused.columns) for count in rows]
-
-    def _feed_forward(self, prefix: str, ending: str = "") -> FeedForwardSizes:
-        """A dense feed-forward; with the ending "_shexp", the shared expert."""
-        up, down = (self._matrix(f"{prefix}ffn_{part}{ending}.weight") for part in ("up", "down"))
-        gate = f"{prefix}ffn_gate{ending}.weight"
-        found: MatrixSize | None = None
-        if gate in self._tensors:
-            found = self._matrix(gate)
-        elif up.rows == 2 * down.columns:  # gate and up are one tensor
-            up = found = MatrixSize(up.name, up.format, down.columns, up.columns)
-        return FeedForwardSizes(
-            up,
-            down,
-            found,
-            () if ending else self._lengths(prefix, _FEED_FORWARD_VECTORS),
-            any(f"{prefix}ffn_{part}{ending}.bias" in self._tensors for part in ("gate", "up")),
-            not ending and f"{prefix}post_ffw_norm.weight" in self._tensors,
+        kv_heads = self._count("attention.head_count_kv", layer, heads) or heads
+        head_dim = self._count("attention.key_length", layer, width // heads)
+        q_norm = self._shape(layer, "attn_q_norm.weight")
+        return AttentionSpec(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=1.0,
+            norm=_NORM,
+            rope=None,
+            qk_norm="none" if q_norm is None else "head" if q_norm == (head_dim,) else "row",
+            sinks=self._shape(layer, "attn_sinks.weight") is not None,
         )
 
-    def _experts(self, prefix: str, index: int) -> ExpertSizes:
-        fused = f"{prefix}ffn_gate_up_exps.weight"
-        parts = {part: self._stack(f"{prefix}ffn_{part}_exps.weight") for part in ("gate", "up", "down")}
-        if fused in self._tensors:
-            both = self._stack(fused)
-            assert both is not None
-            half = MatrixSize(fused, both.format, both.rows // 2, both.columns)
-            parts["gate"] = parts["up"] = half
-        up, down = parts["up"], parts["down"]
-        if up is None or down is None:
-            raise UnsupportedModelError(
-                f"{prefix}ffn_up_exps.weight is missing: wanted experts in one tensor"
-            )
+    def _feed_forward(self, layer: int) -> FeedForwardSpec:
+        down, up = self._shape(layer, "ffn_down.weight"), self._shape(layer, "ffn_up.weight")
+        if down is None or up is None:
+            raise self.missing(f"blk.{layer}.ffn_{'down' if down is None else 'up'}.weight")
+        gated = self._shape(layer, "ffn_gate.weight") is not None or up[0] == 2 * down[-1]
+        return FeedForwardSpec("silu", down[-1], gated)
+
+    def _moe(self, layer: int) -> MoeSpec:
+        name = f"blk.{layer}.ffn_down_exps.weight"
+        down = self._shape(layer, "ffn_down_exps.weight")
+        if down is None:
+            raise self.missing(name)
+        if len(down) != 3:
+            raise UnsupportedModelError(f"{name}: shape {down}, wanted experts, rows and columns")
         count, used = self._count("expert_count"), self._count("expert_used_count")
-        if not 1 <= used <= count or self._info(down.name).shape[0] != count:
-            raise self._wrong("expert_count", count, f"that of {down.name}, of which {used} are used")
-        biases = self._lengths(prefix, _EXPERT_BIASES)
-        return ExpertSizes(
-            count,
-            used,
-            FeedForwardSizes(up, down, parts["gate"], tuple(length // count for length in biases)),
-            self._matrix(f"{prefix}ffn_gate_inp.weight"),
-            self._feed_forward(prefix, "_shexp") if f"{prefix}ffn_up_shexp.weight" in self._tensors else None,
-            self._routes_early(index),
-            f"{prefix}ffn_gate_inp.bias" in self._tensors,
-            f"{prefix}ffn_gate_inp_shexp.weight" in self._tensors,
+        if not 1 <= used <= count or down[0] != count:
+            raise self._wrong("expert_count", count, f"that of {name}, of which {used} are used")
+        shared = self._shape(layer, "ffn_up_shexp.weight")
+        return MoeSpec(
+            activation="silu",
+            experts=count,
+            experts_per_token=used,
+            neurons=down[2],
+            gating="softmax",
+            normalized=True,
+            shared_neurons=shared[0] if shared else 0,
+            shared_gate=self._shape(layer, "ffn_gate_inp_shexp.weight") is not None,
         )
-
-    def _routes_early(self, index: int) -> bool:
-        facts = self._specification.layers[index].feed_forward if self._specification else None
-        return isinstance(facts, ExpertsSpecification) and facts.early
-
-    def _stack(self, name: str) -> MatrixSize | None:
-        """The size of one of the experts' matrices in a tensor; None: there is no such tensor."""
-        info = self._tensors.get(name)
-        if info is None:
-            return None
-        if len(info.shape) != 3:
-            raise UnsupportedModelError(f"{name}: shape {info.shape}, wanted experts, rows and columns")
-        return MatrixSize(name, info.format.name, *info.shape[1:])

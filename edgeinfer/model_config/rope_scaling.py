@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer_kernels.specification import RopeSpecification
+from edgeinfer_kernels.blocks.rope import RopeSpec
 
 MAX_FREQUENCY, MAX_MAGNITUDE = 1e6, 1e3
 Factors = npt.NDArray[np.float32]
@@ -57,7 +57,7 @@ def yarn_magnitude(scaling: RopeScaling) -> float:
 
 def rope_specification(
     dimensions: int, base: float, halves: bool, scaling: RopeScaling, factors: Factors | None
-) -> RopeSpecification:
+) -> RopeSpec:
     """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled.
 
     Raises `UnsupportedModelError`: the file's values exceed `MAX_FREQUENCY` or `MAX_MAGNITUDE`.
@@ -70,7 +70,7 @@ def rope_specification(
     is_usable = np.isfinite(frequencies).all() and (np.abs(frequencies) <= MAX_FREQUENCY).all()
     if not is_usable or not 0 < magnitude <= MAX_MAGNITUDE:
         raise _out_of_range(base, scaling)
-    return RopeSpecification(tuple(frequencies.tolist()), halves, magnitude)
+    return RopeSpec(tuple(frequencies.tolist()), halves, magnitude)
 
 
 def _out_of_range(base: float, scaling: RopeScaling) -> UnsupportedModelError:

@@ -15,7 +15,7 @@ def known_routing(
 
     Raises OSError: the model or its profile can't be read.
     """
-    if not any(layer.experts for layer in sizes.layers):
+    if not any(layer.routed for layer in sizes.layers):
         return None, ()
     try:
         profile = find_profile(path, user_folder("data"))

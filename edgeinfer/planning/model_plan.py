@@ -7,12 +7,12 @@ from typing import Any
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import open_draft
-from edgeinfer.loading.load_options import LoadOptions, Sparse, is_device
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
 from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.options.load_options import LoadOptions, Sparse, is_device
 from edgeinfer.planning.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
 from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.known_routing import known_routing
@@ -20,7 +20,6 @@ from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_choice import choose_sparse
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
-from edgeinfer.sizes import parse_bytes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
@@ -72,17 +71,18 @@ def plan_model(
         SettingError: a setting out of its range, or an invalid description.
         OutOfMemoryError: no placement fits the budgets; the text has the missing bytes.
     """
-    wished = str(draft) if isinstance(draft, Path) else draft
-    wishes = LoadOptions(
-        context=context,
-        device=device if is_device(device) else "auto",
-        vram=parse_bytes("vram", vram),
-        ram=parse_bytes("ram", ram),
-        threads=threads,
-        repack=repack,
-        sparse=sparse,
-        draft=wished,
-        kv=kv,
+    wishes = LoadOptions.from_keywords(
+        {
+            "context": context,
+            "device": device if is_device(device) else "auto",
+            "vram": vram,
+            "ram": ram,
+            "threads": threads,
+            "repack": repack,
+            "sparse": sparse,
+            "draft": draft,
+            "kv": kv,
+        }
     )
     found = find_model(model)
     with open_model(found.path, found.name) as file:

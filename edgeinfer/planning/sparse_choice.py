@@ -9,6 +9,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.profiling.predictor_training import Trained, read_predictor
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
@@ -19,8 +20,6 @@ from edgeinfer_kernels.cpu.sparse import (
     sparse_workspace_bytes,
     why_dense,
 )
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
-from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.planner.layer_costs import SCATTERED
 from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
@@ -52,10 +51,8 @@ def choose_sparse(source: ModelSource) -> SparseChoice:
     if not source.wishes.repack:
         raise SettingError(f"sparse: {wish!r} keeps layouts of its own; leave it out, or --no-repack")
     reasons = {
-        index: why_dense(facts.feed_forward, layer.feed_forward)
-        for index, (facts, layer) in enumerate(
-            zip(source.specification.layers, source.weights.layers, strict=True)
-        )
+        layer: why_dense(source.specification, source.weights, layer)
+        for layer in range(len(source.specification.layers))
     }
     able = [index for index, reason in reasons.items() if reason is None]
     if not able:
@@ -155,7 +152,7 @@ def _choice(
         activity = _activity(profile, layer)
         sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
-    shared, a_thread = sparse_workspace_bytes(source.specification, source.weights, predictors)
+    shared, a_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
     wish = SparseOptions(sizes, shared, a_thread)
     return SparseChoice(predictors, wish, _note(source, found, shares, profile is not None))
 

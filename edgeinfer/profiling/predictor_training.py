@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.weights import FeedForwardWeights, Matrix
 from edgeinfer_quant_formats import decode, encode
 
 Floats = npt.NDArray[np.float32]

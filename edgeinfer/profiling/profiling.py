@@ -26,9 +26,9 @@ from edgeinfer.profiling.recording import (
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
-from edgeinfer_kernels.specification import ExpertsSpecification
-from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.planner.concentration import Coverage, coverage
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, model_hash, save_profile
 
@@ -123,10 +123,10 @@ def _counted(
 ) -> tuple[ActivityProfile, list[Samples]]:
     """The counts of both halves; and x and activity of all layers, if `keep`."""
     specification = cpu_engine(model)[0].specification
-    facts = [layer.feed_forward for layer in specification.layers]
+    facts = [*specification.specs(FeedForwardSpec), *specification.specs(MoeSpec)]
     rules = sorted(set(map(rule_of, facts)))
     if keep and rules != [EXACT_RULE]:
-        kinds = {"a mixture" if isinstance(fact, ExpertsSpecification) else fact.activation for fact in facts}
+        kinds = {"a mixture" if isinstance(fact, MoeSpec) else fact.activation for fact in facts}
         raise SettingError(
             f"{model.name}: predictors name neurons that a ReLU lets through; its activation is "
             f"{', '.join(sorted(kinds))}"
@@ -147,7 +147,7 @@ def _counted(
         record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
     names = {}
     for layer, fact in enumerate(facts):
-        kind = "experts" if isinstance(fact, ExpertsSpecification) else "neurons"
+        kind = "experts" if isinstance(fact, MoeSpec) else "neurons"
         names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
     made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
     return made, [each.samples() for each in kept] if keep else []

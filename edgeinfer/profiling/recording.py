@@ -11,8 +11,9 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model import Model
 from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.specification import Activation, ExpertsSpecification, FeedForwardSpecification
 
 WINDOW = 512
 TOLD_TOKENS = 256
@@ -79,19 +80,18 @@ def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:
 def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: Report | None = None) -> None:
     """Process every window with an empty cache; `seen` is called for each layer of each step."""
     engine, backend = cpu_engine(model)
-    facts = [layer.feed_forward for layer in engine.specification.layers]
     for done, window in enumerate(windows):
         engine.rewind(0)
         for ids in _steps(window, engine.batch):
             start, x = len(engine.ids), backend.embed(ids)
-            for layer, fact in enumerate(facts):
-                backend.attention_block(layer, x, start)
-                backend.feed_forward_block(layer, x)
-                if isinstance(fact, ExpertsSpecification):
-                    seen(layer, None, used_experts(backend, layer, len(ids), fact.count))
-                    continue
-                normed, hidden = backend.feed_forward_rows(layer, len(ids))
-                seen(layer, normed, active_neurons(hidden, fact.activation))
+            for index in engine.specification.indices():
+                backend.run_block(index, x, start)
+                spec, layer = engine.specification.residual(index).block, index.layer
+                if isinstance(spec, MoeSpec):
+                    seen(layer, None, used_experts(backend, layer, len(ids), spec.experts))
+                elif isinstance(spec, FeedForwardSpec):
+                    normed, hidden = backend.feed_forward_rows(layer, len(ids))
+                    seen(layer, normed, active_neurons(hidden, spec.activation))
             engine.cache.append(ids)
         if report:
             report(done + 1, len(windows))
@@ -120,8 +120,8 @@ def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDAr
     return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))
 
 
-def rule_of(facts: FeedForwardSpecification | ExpertsSpecification) -> str:
+def rule_of(facts: FeedForwardSpec | MoeSpec) -> str:
     """A description of the activity rule."""
-    if isinstance(facts, ExpertsSpecification):
+    if isinstance(facts, MoeSpec):
         return ROUTED_RULE
     return EXACT_RULE if facts.activation in RELU_FAMILIES else MAGNITUDE_RULE

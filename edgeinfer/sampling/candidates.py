@@ -6,6 +6,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Positions = npt.NDArray[np.int64]
 
+COLDEST = 1e-30
+"""Minimum temperature by which a float32 can be divided; only the maximum and its equals survive it."""
 COLUMNS = 2048
 FEW_COLUMNS = 512
 """Column count for small vocabularies: with fewer columns their maxima are partitioned faster."""
@@ -48,3 +50,10 @@ def softmax(logits: Floats) -> npt.NDArray[np.float64]:
     weights = np.exp(logits - logits.max())
     total = weights.sum(dtype=np.float64)
     return np.asarray(weights / total, dtype=np.float64)
+
+
+def tempered_softmax(logits: Floats, temperature: float) -> npt.NDArray[np.float64]:
+    """Softmax (n,) of logits over temperature; the peak is subtracted first, so no temperature overflows."""
+    with np.errstate(over="ignore", under="ignore"):
+        weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
+    return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+from edgeinfer.options import SamplingParams
 from edgeinfer.sampling.penalties import last_tokens
-from edgeinfer.sampling.settings import SamplerSettings
 
 LARGEST_PENALTY = 1e30
 LARGEST_LOGARITHM = math.log(LARGEST_PENALTY)
@@ -88,7 +88,7 @@ def repeated_lengths(history: Sequence[int], limit: int) -> dict[int, int]:
 
 
 def dry_penalties(
-    history: Sequence[int], settings: SamplerSettings, breakers: SequenceBreakers
+    history: Sequence[int], settings: SamplingParams, breakers: SequenceBreakers
 ) -> dict[int, float]:
     """The DRY penalties: token id -> multiplier * base ** (repeated length - allowed length).
 

@@ -9,15 +9,15 @@ from edgeinfer.sampling.candidates import highest
 
 
 def logprobs(
-    logits: npt.NDArray[np.float32], chosen: int, top_n: int = 0
+    logits: npt.NDArray[np.float32], sampled: int, top_n: int = 0
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Natural log-probability of `chosen` and of the `top_n` best, from raw logits (V,).
+    """Natural log-probability of `sampled` and of the `top_n` best, from raw logits (V,).
 
-    Returns that of the chosen token, and pairs (id, log-probability), falling, lowest id first among equals.
+    Returns that of the sampled token, and pairs (id, log-probability), falling, lowest id first among equals.
     """
     peak = float(logits.max())
     # The peak is subtracted first: added to the logarithm, a large one would absorb it.
     total = math.log(float(np.exp(logits - peak).sum(dtype=np.float64)))
     best = highest(logits, top_n) if top_n > 0 else ()
     top = tuple((int(token_id), float(logits[token_id]) - peak - total) for token_id in best)
-    return float(logits[chosen]) - peak - total, top
+    return float(logits[sampled]) - peak - total, top

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.sampling.settings import SamplerSettings
+from edgeinfer.options import SamplingParams
 
 
 def last_tokens(history: Sequence[int], count: int) -> Sequence[int]:
@@ -16,7 +16,7 @@ def last_tokens(history: Sequence[int], count: int) -> Sequence[int]:
     return history[len(history) - count :]
 
 
-def penalties_are_on(settings: SamplerSettings) -> bool:
+def penalties_are_on(settings: SamplingParams) -> bool:
     """Whether any of the three changes a logit."""
     return settings.repeat_last_n != 0 and (
         settings.repeat_penalty != 1 or settings.presence_penalty != 0 or settings.frequency_penalty != 0
@@ -24,7 +24,7 @@ def penalties_are_on(settings: SamplerSettings) -> bool:
 
 
 def penalize_repetition(
-    logits: npt.NDArray[np.float32], history: Sequence[int], settings: SamplerSettings
+    logits: npt.NDArray[np.float32], history: Sequence[int], settings: SamplingParams
 ) -> None:
     """Lower the logits (V,) of recent tokens, in place.
 

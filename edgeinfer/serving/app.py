@@ -22,26 +22,26 @@ from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.model import Model
 from edgeinfer.serving import replies
 from edgeinfer.serving.access import LOCAL_HOSTS, Access
-from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_gone
+from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_disconnected
 from edgeinfer.serving.fields import RequestError
-from edgeinfer.serving.forms import ChatForm, Form, TextForm
-from edgeinfer.serving.queue import Turns
+from edgeinfer.serving.queue import RequestQueue
 from edgeinfer.serving.replies import failure
 from edgeinfer.serving.requests import (
     CompletionRequest,
     EmbeddingRequest,
     body_of,
-    chat_ask,
-    embedding_ask,
+    chat_request,
+    embedding_request,
     prompts_of,
-    text_ask,
+    text_request,
 )
+from edgeinfer.serving.response_formats import ChatResponses, ResponseFormat, TextResponses
 from edgeinfer.shown import shortened, shown
 
 CLIENT_LEFT = 499
 """HTTP status that is logged when a client disconnects."""
 MAX_WARNINGS = 20
-Asked = TypeVar("Asked")
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class ServerOptions:
             raise SettingError("key: wanted printable ASCII characters, at least one")
 
 
-def serving_app(model: Model, wishes: ServerOptions | None = None) -> Starlette:
+def serving_app(model: Model, options: ServerOptions | None = None) -> Starlette:
     """The ASGI application; the caller closes the model."""
-    return _Server(model, wishes or ServerOptions()).app()
+    return _Server(model, options or ServerOptions()).app()
 
 
 class _Server:
-    def __init__(self, model: Model, wishes: ServerOptions) -> None:
+    def __init__(self, model: Model, options: ServerOptions) -> None:
         self._model = model
-        self._key = wishes.key
-        self._hosts = list(wishes.hosts)
-        self._turns = Turns(wishes.max_waiting)
+        self._key = options.key
+        self._hosts = list(options.hosts)
+        self._queue = RequestQueue(options.max_waiting)
         self._workers = Workers()
-        self._began = int(time.time())
+        self._started = int(time.time())
 
     def app(self) -> Starlette:
         """The Starlette application. Web pages can't reach it by other names of this machine."""
@@ -84,7 +84,7 @@ class _Server:
         return Starlette(
             routes=routes,
             middleware=[Middleware(Access, hosts=self._hosts)],
-            exception_handlers={HTTPException: _nothing_there, Exception: _unforeseen},
+            exception_handlers={HTTPException: _not_found, Exception: _internal_error},
             lifespan=self._lifespan,
         )
 
@@ -119,13 +119,13 @@ class _Server:
             raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok", "waiting": self._turns.waiting})
+        return JSONResponse({"status": "ok", "waiting": self._queue.waiting})
 
     def _card(self) -> dict[str, Any]:
         return {
             "id": self._model.name,
             "object": "model",
-            "created": self._began,
+            "created": self._started,
             "owned_by": "edgeinfer",
             "context": self._model.context,
         }
@@ -147,122 +147,124 @@ class _Server:
             )
 
     async def _chat(self, request: Request) -> Response:
-        def ask_of(body: dict[str, Any]) -> CompletionRequest:
-            return chat_ask(body, self._model.thinking_levels)
+        def parse(body: dict[str, Any]) -> CompletionRequest:
+            return chat_request(body, self._model.thinking_levels)
 
-        return await self._completions(request, ask_of, ChatForm)
+        return await self._completions(request, parse, ChatResponses)
 
     async def _text(self, request: Request) -> Response:
-        return await self._completions(request, text_ask, TextForm)
+        return await self._completions(request, text_request, TextResponses)
 
     async def _completions(
         self,
         request: Request,
-        ask_of: Callable[[dict[str, Any]], CompletionRequest],
-        form_of: Callable[[Model, CompletionRequest], Form],
+        parse: Callable[[dict[str, Any]], CompletionRequest],
+        format_for: Callable[[Model, CompletionRequest], ResponseFormat],
     ) -> Response:
-        self._turns.admit()
+        self._queue.admit()
         response: Response | None = None
         try:
-            ask = await self._asked(request, ask_of)
-            self._check_model(ask.model)
-            form = form_of(self._model, ask)
-            if ask.streamed:
-                response = await self._streamed(request, form)
+            parsed = await self._parsed(request, parse)
+            self._check_model(parsed.model)
+            responses = format_for(self._model, parsed)
+            if parsed.streamed:
+                response = await self._streamed(request, responses)
             else:
-                response = await unless_gone(request, self._whole(form))
+                response = await unless_disconnected(request, self._whole(responses))
             return response or Response(status_code=CLIENT_LEFT)
         finally:
             if not isinstance(response, EventStream):
-                self._turns.leave()
+                self._queue.leave()
 
-    async def _asked(self, request: Request, ask_of: Callable[[dict[str, Any]], Asked]) -> Asked:
+    async def _parsed(self, request: Request, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
         """Parse a request on another thread."""
         raw = await read_body(request, largest_body(self._model.context))
-        return await self._workers.run(lambda: ask_of(body_of(raw)))
+        return await self._workers.run(lambda: parse(body_of(raw)))
 
-    async def _begun(self, form: Form, prompt: Any) -> AsyncTokenStream:
+    async def _start(self, responses: ResponseFormat, prompt: Any) -> AsyncTokenStream:
         """Start a completion; tokenization and grammar compilation run on another thread."""
-        return await self._workers.run(lambda: self._model.stream_async(prompt, **form.settings))
+        return await self._workers.run(lambda: self._model.stream_async(prompt, **responses.settings))
 
-    async def _whole(self, form: Form) -> Response:
+    async def _whole(self, responses: ResponseFormat) -> Response:
         """All completions in one object."""
-        prompts = prompts_of(form.ask)
-        begun = await self._begun(form, prompts[0][1])  # report its errors before waiting in the queue
+        prompts = prompts_of(responses.parsed)
+        started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
         answers = []
-        async with self._turns.turn():
+        async with self._queue.slot():
             for index, prompt in prompts:
-                stream = begun if index == 0 else await self._begun(form, prompt)
+                stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
                     async for _ in stream:
                         pass
                 answers.append(stream.result)
         return JSONResponse(
             {
-                **form.head(streamed=False),
-                "choices": [form.choice(index, answer) for index, answer in enumerate(answers)],
+                **responses.head(streamed=False),
+                "choices": [responses.choice(index, answer) for index, answer in enumerate(answers)],
                 "usage": replies.usage(answers),
                 "timings": replies.timings(answers[-1]),
-                **_warnings(form.ask.warnings),
+                **_warnings(responses.parsed.warnings),
             }
         )
 
-    async def _streamed(self, request: Request, form: Form) -> Response | None:
+    async def _streamed(self, request: Request, responses: ResponseFormat) -> Response | None:
         """Wait for the first token: until then a failure has its own HTTP status."""
-        events = self._events(form)
+        events = self._events(responses)
         try:
-            first = await unless_gone(request, anext(events))
+            first = await unless_disconnected(request, anext(events))
         except BaseException:
             await events.aclose()
             raise
         if first is None:
             await events.aclose()
             return None
-        return EventStream(first, events, self._turns.leave)
+        return EventStream(first, events, self._queue.leave)
 
-    async def _events(self, form: Form) -> AsyncGenerator[bytes, None]:
+    async def _events(self, responses: ResponseFormat) -> AsyncGenerator[bytes, None]:
         """Server-sent events of every completion; a client that disconnects ends generation."""
-        head, answers = form.head(streamed=True), []
-        extra = _warnings(form.ask.warnings)
-        prompts = prompts_of(form.ask)
-        begun = await self._begun(form, prompts[0][1])
-        async with self._turns.turn():
+        head, answers = responses.head(streamed=True), []
+        extra = _warnings(responses.parsed.warnings)
+        prompts = prompts_of(responses.parsed)
+        started = await self._start(responses, prompts[0][1])
+        async with self._queue.slot():
             for index, prompt in prompts:
-                stream = begun if index == 0 else await self._begun(form, prompt)
+                stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
                     opened = False
                     async for token in stream:
-                        first = [] if opened else form.first_pieces(index, stream.result)
+                        first = [] if opened else responses.first_chunks(index, stream.result)
                         opened = True
-                        for piece in [*first, *form.pieces(index, token)]:
-                            yield replies.event({**head, "choices": [piece], **extra})
+                        for chunk in [*first, *responses.chunks(index, token)]:
+                            yield replies.event({**head, "choices": [chunk], **extra})
                             extra = {}
                 answers.append(stream.result)
-                for piece in form.last_pieces(index, stream.result):
-                    yield replies.event({**head, "choices": [piece], **extra})
+                for chunk in responses.last_chunks(index, stream.result):
+                    yield replies.event({**head, "choices": [chunk], **extra})
                     extra = {}
-        if form.ask.usage_at_end:
+        if responses.parsed.usage_at_end:
             yield replies.event({**head, "choices": [], "usage": replies.usage(answers)})
         yield replies.event("[DONE]")
 
     async def _embed(self, request: Request) -> Response:
-        self._turns.admit()
+        self._queue.admit()
         try:
-            ask = await self._asked(request, embedding_ask)
-            self._check_model(ask.model)
-            found = await unless_gone(request, self._embedded(ask))
+            parsed = await self._parsed(request, embedding_request)
+            self._check_model(parsed.model)
+            found = await unless_disconnected(request, self._embedded(parsed))
             return found or Response(status_code=CLIENT_LEFT)
         finally:
-            self._turns.leave()
+            self._queue.leave()
 
-    async def _embedded(self, ask: EmbeddingRequest) -> Response:
+    async def _embedded(self, parsed: EmbeddingRequest) -> Response:
         """The embeddings; a disconnected client is detected between two texts."""
-        async with self._turns.turn():
-            found = [await self._workers.run(partial(self._model.text_vectors, [text])) for text in ask.texts]
+        async with self._queue.slot():
+            found = [
+                await self._workers.run(partial(self._model.text_vectors, [text])) for text in parsed.texts
+            ]
         vectors = np.concatenate([each.vectors for each in found])
         tokens = sum(each.tokens for each in found)
-        reply = replies.embeddings(self._model.name, vectors, tokens, ask.as_base64)
-        return JSONResponse({**reply, **_warnings(ask.warnings)})
+        reply = replies.embeddings(self._model.name, vectors, tokens, parsed.as_base64)
+        return JSONResponse({**reply, **_warnings(parsed.warnings)})
 
 
 class EventStream(StreamingResponse):
@@ -299,13 +301,13 @@ def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
     return {"warnings": list(warnings[:MAX_WARNINGS])} if warnings else {}
 
 
-async def _nothing_there(request: Request, error: Exception) -> Response:
+async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
     place = f"{request.method} {shortened(request.url.path)}"
     return failure(f"{place}: {error.detail}", error.status_code)
 
 
-async def _unforeseen(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     """An internal error; the traceback is logged."""
     return failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)

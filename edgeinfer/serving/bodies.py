@@ -57,7 +57,7 @@ class Workers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def unless_gone(request: Request, answer: Awaitable[Found]) -> Found | None:
+async def unless_disconnected(request: Request, answer: Awaitable[Found]) -> Found | None:
     """Await the response; None if the client disconnects, which cancels it."""
     working = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(_left(request))

@@ -2,15 +2,17 @@
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from typing import Any
 
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.options import RunOptions, SamplingParams
+from edgeinfer.options.option_field import options_of
 from edgeinfer.shown import shortened, shown
 
 MAX_FIELDS = 100
 
-SAMPLING = (*(one.name for one in fields(SamplerSettings)), "stop", "grammar")
+SAMPLING = tuple(
+    name for kind in (SamplingParams, RunOptions) for name, info in options_of(kind).items() if info.server
+)
 """Fields with the library's names, including additions of llama.cpp and Ollama."""
 _COMPLETION = ("model", "stream", "stream_options", "n", "max_tokens", "logprobs", *SAMPLING)
 CHAT = frozenset(

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from edgeinfer.serving.fields import RequestError
 
 
-class Turns:
+class RequestQueue:
     """The queue of the model; at most `max_waiting` requests wait in it."""
 
     def __init__(self, max_waiting: int) -> None:
@@ -34,7 +34,7 @@ class Turns:
         self._admitted -= 1
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         """Wait for the model; for admitted requests."""
         async with self._free:
             self._answered += 1

@@ -22,7 +22,7 @@ from edgeinfer.serving.messages import checked_messages
 from edgeinfer.serving.reasoning import template_settings
 from edgeinfer.shown import shown
 
-MAX_ANSWERS = 16
+MAX_CHOICES = 16
 MAX_PROMPTS = 64
 MAX_COMPLETIONS = 64
 """Maximum completions of one request: prompts times `n`."""
@@ -80,7 +80,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"saw {name}, which JSON doesn't have")
 
 
-def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> CompletionRequest:
+def chat_request(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> CompletionRequest:
     """POST /v1/chat/completions. `levels`: reasoning levels of the model's chat template."""
     warnings = check_fields(body, fields.CHAT)
     messages, more = checked_messages(body.get("messages"))
@@ -101,7 +101,7 @@ def chat_ask(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Comple
     )
 
 
-def text_ask(body: Mapping[str, Any]) -> CompletionRequest:
+def text_request(body: Mapping[str, Any]) -> CompletionRequest:
     """POST /v1/completions."""
     warnings = check_fields(body, fields.TEXT)
     prompts = _prompts(body.get("prompt", ""))
@@ -130,7 +130,7 @@ def _prompts(prompt: Any) -> tuple[Any, ...]:
     return prompts
 
 
-def embedding_ask(body: Mapping[str, Any]) -> EmbeddingRequest:
+def embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """POST /v1/embeddings."""
     warnings = check_fields(body, fields.EMBEDDING)
     given = body.get("input")
@@ -158,7 +158,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
         check_inner_fields(options, "stream_options", ("include_usage",))
     return {
         "model": checked_text(body, "model"),
-        "count": checked_count(body, "n", 1, 1, MAX_ANSWERS),
+        "count": checked_count(body, "n", 1, 1, MAX_CHOICES),
         "streamed": streamed,
         "usage_at_end": checked_bool(options or {}, "include_usage", "stream_options."),
     }
@@ -231,6 +231,6 @@ def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     return () if choice == "none" else tuple(tools)
 
 
-def prompts_of(ask: CompletionRequest) -> Sequence[tuple[int, Any]]:
+def prompts_of(parsed: CompletionRequest) -> Sequence[tuple[int, Any]]:
     """Index and prompt of each completion: `count` completions of the first prompt, then of the next."""
-    return list(enumerate(prompt for prompt in ask.prompts for _ in range(ask.count)))
+    return list(enumerate(prompt for prompt in parsed.prompts for _ in range(parsed.count)))

@@ -35,8 +35,8 @@ class EngineSnapshots:
         """Save the KV cache for `owner`; returns whether it is on disk. After a context shift nothing is
         saved, because the keys and values differ from those of the remaining text.
         """
-        slid = isinstance(self._engine, ShiftingEngine) and self._engine.slid_at is not None
-        if slid or len(self._engine.ids) < WORTH_TOKENS:
+        is_shifted = isinstance(self._engine, ShiftingEngine) and self._engine.first_evicted is not None
+        if is_shifted or len(self._engine.ids) < WORTH_TOKENS:
             return False
         snapshot = self._engine.snapshot()
         return snapshot is not None and self._store.keep(snapshot, owner)

@@ -28,6 +28,9 @@ Result = TypeVar("Result")
 LIMIT_BYTES = 4 << 30
 """Maximum bytes of all snapshots of all models."""
 SUFFIX = ".kv"
+HEAD_BYTES = 1 << 20
+SAMPLES = 64
+SAMPLE_BYTES = 4096
 
 
 class SnapshotStore:
@@ -156,3 +159,20 @@ def _checked(path: Path) -> bool:
 
 def _digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()[:16]
+
+
+def file_fingerprint(path: Path, *facts: object) -> str:
+    """32 hexadecimal digits: equal for equal files and equal `facts` (other inputs of keys and values).
+
+    The first megabyte and 64 pages spread over the file are read: another quantization or training of the
+    same model differs in nearly all of them. Raises `OSError`.
+    """
+    digest = hashlib.sha256(repr(facts).encode())
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(size.to_bytes(8, "little"))
+        digest.update(file.read(HEAD_BYTES))
+        for sample in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

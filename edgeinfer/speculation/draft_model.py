@@ -7,13 +7,14 @@ import numpy.typing as npt
 
 from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import DraftingEngine, Engine
-from edgeinfer.sampling.penalties import penalties_are_on
+from edgeinfer.sampling import SamplingParams
+from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.sampler import Distribution
-from edgeinfer.sampling.settings import SamplerSettings
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
-from edgeinfer.speculation.drafts import Draft
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
+from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer_kernels import draft_loop
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftSampling
 
 
 class DraftModel(AutoregressiveDrafter):
@@ -29,18 +30,20 @@ class DraftModel(AutoregressiveDrafter):
         vocabulary_size: int,
         nbytes: int,
         on_close: Callable[[], None] | None = None,
-        leaves: int = 0,
+        siblings: int = 0,
         name: str = "draft model",
     ) -> None:
         self.name = name
-        super().__init__(engine.vocabulary_size, vocabulary_size, leaves)
+        super().__init__(engine.vocabulary_size, vocabulary_size, siblings)
         self._engine = engine
-        self._guessing = engine if isinstance(engine, DraftingEngine) else None
-        self._most_given = self._guessing.most_given if self._guessing else 0
-        self._choices = min(engine.vocabulary_size, vocabulary_size)
-        self._asked: SamplerSettings | None = None
-        self._manner: DraftSampling | None = None
-        """The draft sampling parameters for the latest settings."""
+        self._max_prompt = 0
+        """Maximum tokens that the engine's draft loop processes before it drafts; 0: it has none."""
+        if isinstance(engine, DraftingEngine):
+            self._drafting_engine, self._max_prompt = engine, engine.max_draft_prompt
+        self._max_token = min(engine.vocabulary_size, vocabulary_size)
+        self._params_of_loop: SamplingParams | None = None
+        self._loop_sampling: DraftSampling | None = None
+        """The draft loop's sampling parameters for the latest parameters."""
         self._random = np.random.default_rng()
         self._on_close = on_close
         self._nbytes = nbytes
@@ -49,31 +52,37 @@ class DraftModel(AutoregressiveDrafter):
     def nbytes(self) -> int:
         return self._nbytes
 
-    def propose(
-        self,
-        history: Sequence[int],
-        settings: SamplerSettings,
-        least: Sequence[float],
-        further: Sequence[float] = (),
-    ) -> Draft:
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`."""
-        if settings is not self._asked:
-            self._asked, self._manner = settings, manner_of(settings)
-        manner = self._manner
-        if self._guessing is None or not self._most_given or manner is None or self.leaves:
-            return super().propose(history, settings, least, further)
-        if not least or len(history) + MAX_DRAFTED > self._engine.context:
-            return Draft(())
-        drawn = settings.temperature > 0 and settings.seed is None
-        numbers = self._random.random(len(least), np.float32).tolist() if drawn else ()
+        params = request.params
+        if params is not self._params_of_loop:
+            self._params_of_loop, self._loop_sampling = params, draft_sampling(params)
+        sampling = self._loop_sampling
+        if not self._max_prompt or sampling is None or self.siblings:
+            return super().propose(history, request)
+        if not request.max_tokens or len(history) + MAX_DRAFTED > self._engine.context:
+            return Draft()
+        is_sampled = params.temperature > 0 and params.seed is None
+        uniforms = self._random.random(request.max_tokens, np.float32).tolist() if is_sampled else ()
         missed = self._missed(history)
-        if len(missed) > self._most_given:
+        if len(missed) > self._max_prompt:
             self._engine.append(missed[:-1])
             missed = missed[-1:]
-        wanted = DraftRequest(least, further, self._choices, manner, numbers)
-        found = self._guessing.guesses(missed, wanted)
-        distributions = _distributions(found) if drawn else None
-        return Draft(tuple(found.ids), distributions, chances=tuple(found.chances))
+        found = self._drafting_engine.draft(missed, self._loop_request(request, sampling, uniforms))
+        distributions = _distributions(found) if is_sampled else None
+        return Draft(tuple(found.ids), distributions, probs=tuple(found.chances))
+
+    def _loop_request(
+        self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]
+    ) -> draft_loop.DraftRequest:
+        count = request.max_tokens
+        return draft_loop.DraftRequest(
+            [request.min_prob] * count,
+            [request.min_prob_to_continue] * count,
+            self._max_token,
+            sampling,
+            uniforms,
+        )
 
     def _missed(self, history: Sequence[int]) -> list[int]:
         """The tokens of `history` that the engine hasn't cached, always including the last;
@@ -83,13 +92,13 @@ class DraftModel(AutoregressiveDrafter):
         self._engine.rewind(shared)
         return list(history[shared:])
 
-    def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
+    def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits after `history`; the cache keeps the common prefix."""
         if len(history) + MAX_DRAFTED > self._engine.context:
             return None
         return self._engine.append(self._missed(history))
 
-    def _following(self, token: int) -> npt.NDArray[np.float32]:
+    def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
         return self._engine.append([token])
 
     def close(self) -> None:
@@ -98,15 +107,13 @@ class DraftModel(AutoregressiveDrafter):
             self._on_close()
 
 
-def manner_of(settings: SamplerSettings) -> DraftSampling | None:
-    """The draft loop's sampling parameters for these settings; None: these need the full sampler."""
-    if penalties_are_on(settings) or settings.dry_multiplier > 0 or settings.logit_bias:
+def draft_sampling(params: SamplingParams) -> DraftSampling | None:
+    """The draft loop's sampling parameters; None: an active step of the sampler chain isn't in the loop."""
+    if not all(step.in_draft_loop for step in active_steps(params)):
         return None
-    if settings.temperature == 0:
+    if params.temperature == 0:
         return DraftSampling()
-    if settings.typical_p < 1 or settings.xtc_probability > 0 or settings.mirostat:
-        return None
-    return DraftSampling(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return DraftSampling(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def _distributions(found: DraftedTokens) -> tuple[Distribution, ...]:

@@ -38,15 +38,15 @@ class LayerSkipping(AutoregressiveDrafter):
         self._layers = tuple(layers)
         self._position = 0
 
-    def _behind(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
+    def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits after the last token of `history`; the engine has cached the others."""
         self._position = len(history) - 1
         if self._engine.ids != list(history[:-1]):
             return None
-        return self._following(history[-1])
+        return self._logits_after_next(history[-1])
 
-    def _following(self, token: int) -> npt.NDArray[np.float32]:
-        logits = self._engine.read_by_some_layers(token, self._position, self._layers)
+    def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
+        logits = self._engine.logits_of_layers(token, self._position, self._layers)
         self._position += 1
         return logits
 

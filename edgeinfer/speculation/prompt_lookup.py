@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.sampling.settings import SamplerSettings
-from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.drafter import Draft, DraftRequest
 from edgeinfer.speculation.lookup_index import LookupIndex
 
 LONGEST, SHORTEST = 4, 2
 """Lengths of the n-gram at the end of the text that is searched for, in this order."""
-FIRST_CHANCES = {2: 0.2, 3: 0.4, 4: 0.7}
+FIRST_PROBS = {2: 0.2, 3: 0.4, 4: 0.7}
 """Initial probability that the token after an n-gram of this length follows again."""
 MEMORY = 0.95
 """Weight of the previous estimate when one more draft token has been verified."""
 
 
 class PromptLookup:
-    """An index of all n-grams of SHORTEST to LONGEST tokens in the text; `references`: lookup files.
+    """An index of all n-grams of SHORTEST to LONGEST tokens in the text; `lookup_files`: lookup files.
 
     The longest n-gram is used, in the text before the lookup files, and there at its latest occurrence.
     Source: Saxena 2023, "Prompt lookup decoding".
@@ -23,26 +22,20 @@ class PromptLookup:
 
     name = "lookup"
 
-    def __init__(self, references: Sequence[Sequence[int]] = ()) -> None:
-        texts = [text for text in references if len(text) > SHORTEST]
-        self._references = LookupIndex(texts, range(SHORTEST, LONGEST + 1)) if texts else None
+    def __init__(self, lookup_files: Sequence[Sequence[int]] = ()) -> None:
+        texts = [text for text in lookup_files if len(text) > SHORTEST]
+        self._lookup_index = LookupIndex(texts, range(SHORTEST, LONGEST + 1)) if texts else None
         self._ends = _Ends()
         self._text: list[int] = []
         self._source: Sequence[int] | None = None
-        self._chances = dict(FIRST_CHANCES)
-        self._guessed: tuple[int, int, tuple[int, ...]] | None = None
+        self._probs = dict(FIRST_PROBS)
+        self._latest: tuple[int, int, tuple[int, ...]] | None = None
 
     @property
     def nbytes(self) -> int:
-        return self._references.nbytes if self._references else 0
+        return self._lookup_index.nbytes if self._lookup_index else 0
 
-    def propose(
-        self,
-        history: Sequence[int],
-        settings: SamplerSettings,
-        least: Sequence[float],
-        further: Sequence[float] = (),
-    ) -> Draft:
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """The tokens that followed the last occurrence of the longest n-gram at the end of `history`.
 
         The acceptance probability is learned for each n-gram length.
@@ -50,11 +43,11 @@ class PromptLookup:
         self._index(history)
         self._learn(history)
         for length in range(min(LONGEST, len(history)), SHORTEST - 1, -1):
-            found = self._following(history, length, max(LONGEST, len(least)))
+            found = self._following(history, length, max(LONGEST, request.max_tokens))
             if found:
-                self._guessed = length, len(history), found
-                return Draft(found[: self._worthwhile(length, least)])
-        return Draft(())
+                self._latest = length, len(history), found
+                return Draft(found[: self._worthwhile(length, request)])
+        return Draft()
 
     def _following(self, history: Sequence[int], length: int, most: int) -> tuple[int, ...]:
         """The tokens that followed the last `length` tokens, at most `most`; empty if there is no
@@ -63,26 +56,26 @@ class PromptLookup:
         end = self._ends.before(tuple(history[-length:]), len(history))
         if end is not None:
             return tuple(history[end : end + most])
-        return self._references.following(history, length, most) if self._references else ()
+        return self._lookup_index.following(history, length, most) if self._lookup_index else ()
 
-    def _worthwhile(self, length: int, least: Sequence[float]) -> int:
+    def _worthwhile(self, length: int, request: DraftRequest) -> int:
         """Number of tokens after an n-gram of this length that are likely enough to be reached."""
         reached = 1.0
-        for count, needed in enumerate(least):
-            reached *= self._chances[length]
-            if reached < needed:
+        for count in range(request.max_tokens):
+            reached *= self._probs[length]
+            if reached < request.min_prob:
                 return count
-        return len(least)
+        return request.max_tokens
 
     def _learn(self, history: Sequence[int]) -> None:
         """Compare the last draft with the accepted tokens."""
-        if self._guessed is None:
+        if self._latest is None:
             return
-        length, start, ids = self._guessed
-        self._guessed = None
-        for guess, came in zip(ids, history[start : start + len(ids)], strict=False):
-            self._chances[length] = MEMORY * self._chances[length] + (1 - MEMORY) * float(guess == came)
-            if guess != came:
+        length, start, ids = self._latest
+        self._latest = None
+        for drafted, actual in zip(ids, history[start : start + len(ids)], strict=False):
+            self._probs[length] = MEMORY * self._probs[length] + (1 - MEMORY) * float(drafted == actual)
+            if drafted != actual:
                 break
 
     def _index(self, history: Sequence[int]) -> None:
@@ -92,7 +85,7 @@ class PromptLookup:
         grown = history is self._source and len(history) >= seen
         if not grown and list(history[:seen]) != self._text:
             self._ends, self._text, seen = _Ends(), [], 0
-            self._guessed = None
+            self._latest = None
         self._source = history
         self._ends.grow(history, seen)
         self._text += history[seen:]

@@ -5,15 +5,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeinfer.engine.protocols import Engine
+from edgeinfer.errors import SettingError
 from edgeinfer.generation.sampled_token import SampledToken
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
-from edgeinfer.speculation.drafts import Draft, Drafter
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.tree_pass import TreePass
-from edgeinfer.speculation.verification import leaf_taken, verify
+from edgeinfer.speculation.verification import accepted_sibling, verify
 
-KINDS = ("greedy", "seeded", "drawn")
+KINDS = ("greedy", "seeded", "sampled")
 """Kinds of completions: with sampling a forward costs more, and acceptance is lower."""
 MEASURED_ROWS = (1, MAX_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
 """Row counts of the forwards that are timed when a model is first loaded, each after a warm-up. Unmeasured
@@ -28,8 +29,8 @@ class DraftCount:
     """Draft counters of one completion."""
 
     drafted: int = 0
-    stood: int = 0
-    passes: int = 0
+    accepted: int = 0
+    forwards: int = 0
     """Number of forwards with drafts."""
     tokens: int = 0
     """Number of tokens from these forwards."""
@@ -37,18 +38,18 @@ class DraftCount:
     @property
     def accepted_share(self) -> float | None:
         """Share of draft tokens that were accepted; None: there were none."""
-        return self.stood / self.drafted if self.drafted else None
+        return self.accepted / self.drafted if self.drafted else None
 
-    def all_stood(self, drafted: int, passes: int) -> None:
-        """Add `passes` forwards that gave `drafted` accepted draft tokens, and one token more."""
-        self.drafted += drafted
-        self.stood += drafted
-        self.passes += passes
-        self.tokens += drafted + 1
+    def add_forced(self, tokens: int, forwards: int) -> None:
+        """Add `forwards` that gave `tokens` accepted draft tokens, and one token more."""
+        self.drafted += tokens
+        self.accepted += tokens
+        self.forwards += forwards
+        self.tokens += tokens + 1
 
-    def tokens_per_pass(self, decoded: int) -> float:
+    def tokens_per_forward(self, decoded: int) -> float:
         """Mean tokens per forward of a completion of `decoded` tokens; forwards without a draft give one."""
-        return decoded / max(1, decoded - self.tokens + self.passes)
+        return decoded / max(1, decoded - self.tokens + self.forwards)
 
 
 class Speculator:
@@ -57,16 +58,16 @@ class Speculator:
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
         self.drafter = drafter
-        self.paces = {kind: DraftController() for kind in KINDS}
+        self.controllers = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] | None = None
-        self._looked: tuple[int, float] | None = None
+        self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
 
-    def pace_of(self, settings: SamplerSettings) -> DraftController:
-        """The draft controller for these settings."""
-        if settings.temperature == 0:
-            return self.paces["greedy"]
-        return self.paces["drawn" if settings.seed is None else "seeded"]
+    def controller_of(self, params: SamplingParams) -> DraftController:
+        """The draft controller for these sampling parameters."""
+        if params.temperature == 0:
+            return self.controllers["greedy"]
+        return self.controllers["sampled" if params.seed is None else "seeded"]
 
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
@@ -74,35 +75,35 @@ class Speculator:
         for rows in MEASURED_ROWS:
             if spent > MEASURING_SECONDS:
                 break
-            passes = self._passes(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
-            found[rows] = min(passes[1:])
-            spent += found[rows] + sum(passes[1:])
+            forwards = self._forwards(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
+            found[rows] = min(forwards[1:])
+            spent += found[rows] + sum(forwards[1:])
         short, long = (self._quickest_draft(length) for length in (1, MAX_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
             return MeasuredCosts(found, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
         return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
 
-    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
+    def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:
         """Set the initial costs, and the stored statistics of some kinds of completions."""
-        for kind, pace in self.paces.items():
-            pace.costs.measured(costs)
-            if kind in learnt:
-                pace.begin(learnt[kind])
+        for kind, controller in self.controllers.items():
+            controller.costs.begin(costs)
+            if kind in stats:
+                controller.begin(stats[kind])
 
     def _quickest_draft(self, length: int) -> tuple[int, float] | None:
         """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
         None: nothing was drafted.
         """
-        settings, least, found = SamplerSettings(temperature=0), [0.0] * length, list[tuple[float, int]]()
+        request, found = DraftRequest(length, SamplingParams(temperature=0)), list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
-            draft = self.drafter.propose([0] * MAX_DRAFTED, settings, least)
+            draft = self.drafter.propose([0] * MAX_DRAFTED, request)
             found.append((time.perf_counter() - begin, len(draft.ids)))
         seconds, tokens = min(found)
         return (tokens, seconds) if tokens else None
 
-    def _passes(self, rows: int, seconds: float) -> list[float]:
+    def _forwards(self, rows: int, seconds: float) -> list[float]:
         """Seconds of several forwards: at least two, at most ten, and no further one after `seconds`, not
         counting the first. The first compiles or captures what is missing, so that no completion waits for
         it.
@@ -115,30 +116,48 @@ class Speculator:
             found.append(time.perf_counter() - start)
         return found
 
-    def draft(self, history: Sequence[int], sampler: Sampler, room: int) -> Draft:
-        """Draft tokens after `history` that are predicted to pay, at most `room`."""
-        begin, pace = time.perf_counter(), self.pace_of(sampler.settings)
-        self._looked = None
-        length = pace.length(min(room, self._engine.context - len(history) - 1))
+    def draft(self, history: Sequence[int], sampler: Sampler, most: int) -> Draft:
+        """Draft tokens after `history` that are predicted to pay, at most `most`.
+
+        Raises:
+            SettingError: the drafter proposed a token that isn't in the vocabulary.
+        """
+        begin, controller = time.perf_counter(), self.controller_of(sampler.settings)
+        self._drafting = None
+        length = controller.length(min(most, self._engine.context - len(history) - 1))
         if not length:
-            return Draft(())
-        least, further = pace.least_chances(length), pace.further_chances(length)
-        draft = self.drafter.propose(history, sampler.settings, least, further)
+            return Draft()
+        request = DraftRequest(length, sampler.settings, *controller.min_probs(length))
+        draft = self.drafter.propose(history, request)
+        self._check(draft, length)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
-        guesses, seconds = max(1, len(draft.ids)), time.perf_counter() - begin
-        self._looked = guesses, min(seconds, pace.costs.of_draft_at_most(guesses, len(history)) or seconds)
+        tokens, seconds = max(1, len(draft.ids)), time.perf_counter() - begin
+        limit = controller.costs.max_draft(tokens, len(history)) or seconds
+        self._drafting = tokens, min(seconds, limit)
         return draft
 
-    def plain(self, sampler: Sampler, seconds: float) -> None:
-        """Record the seconds of a forward without a draft."""
-        pace = self.pace_of(sampler.settings)
-        if self._looked is None:
-            pace.passed(seconds)
-        else:
-            pace.stepped(1, 1, *self._looked, seconds)
+    def _check(self, draft: Draft, length: int) -> None:
+        size = self._engine.vocabulary_size
+        if len(draft.ids) > length:
+            raise SettingError(
+                f"draft: {self.drafter.name} proposed {len(draft.ids)} tokens, wanted {length} at most"
+            )
+        if draft.ids and not 0 <= min(draft.ids) <= max(draft.ids) < size:
+            wrong = next(token for token in draft.ids if not 0 <= token < size)
+            raise SettingError(
+                f"draft: {self.drafter.name} proposed token id {wrong}, wanted 0 to {size - 1}"
+            )
 
-    def read(
+    def record_baseline(self, sampler: Sampler, seconds: float) -> None:
+        """Record the seconds of a forward without a draft."""
+        controller = self.controller_of(sampler.settings)
+        if self._drafting is None:
+            controller.record_baseline(seconds)
+        else:
+            controller.record_step(1, 1, *self._drafting, seconds)
+
+    def verify(
         self,
         draft: Draft,
         history: Sequence[int],
@@ -153,23 +172,22 @@ class Speculator:
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
         if tree is None:
-            draft = draft._replace(others=()) if draft.others else draft
+            draft = draft._replace(siblings=()) if draft.siblings else draft
             logits = self._engine.append_all([history[-1], *draft.ids])
         else:
             logits = tree.read(history[-1])
         found = verify(draft, logits, history, sampler, end_ids)
         if tree is not None:
-            tree.keep(leaf_taken(draft, found))
+            tree.keep(accepted_sibling(draft, found))
         self._engine.rewind(len(history) + len(found) - 1)
-        guesses = len(draft.ids) + len(draft.leaves)
-        seconds, pace = time.perf_counter() - begin, self.pace_of(sampler.settings)
-        pace.stepped(len(found), 1 + guesses, *(self._looked or (0, 0.0)), seconds)
-        stood = sum(token.drafted for token in found)
-        pace.judged(len(draft.ids), stood)
-        pace.heard(draft.chances, stood)
-        count.drafted += guesses
-        count.stood += stood
-        count.passes += 1
+        drafted = len(draft.ids) + len(draft.sibling_tokens)
+        seconds, controller = time.perf_counter() - begin, self.controller_of(sampler.settings)
+        controller.record_step(len(found), 1 + drafted, *(self._drafting or (0, 0.0)), seconds)
+        accepted = sum(token.drafted for token in found)
+        controller.record_accepted(len(draft.ids), accepted, draft.probs)
+        count.drafted += drafted
+        count.accepted += accepted
+        count.forwards += 1
         count.tokens += len(found)
         return found
 

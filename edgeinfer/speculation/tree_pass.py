@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.speculation.drafts import Draft
-from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
+from edgeinfer.speculation.drafter import Draft
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 
 
 @dataclass(frozen=True)
@@ -30,56 +30,54 @@ class TreePass:
     @classmethod
     def of(cls, engine: Engine, draft: Draft) -> "TreePass | None":
         """None: the draft has no siblings, or the engine can't process or store them."""
-        leaves = len(draft.leaves)
-        if not leaves or not isinstance(engine, NativeEngine) or not engine.cache.layers:
-            return None
-        if not isinstance(engine.backend, PackingBackend):
+        siblings = len(draft.sibling_tokens)
+        if not siblings or not isinstance(engine, NativeEngine):
             return None
         start = len(engine.ids)
         first_page = -(-(start + 1 + len(draft.ids)) // PAGE)
-        fits = first_page + leaves <= -(-engine.context // PAGE)
-        few = 1 + len(draft.ids) + leaves <= engine.backend.most_placed
+        fits = first_page + siblings <= -(-engine.context // PAGE)
+        few = 1 + len(draft.ids) + siblings <= engine.capabilities.max_batch_tokens
         return cls(engine, draft, start, first_page) if fits and few else None
 
     def read(self, last: int) -> npt.NDArray[np.float32]:
-        """Logits (1 + len(draft.ids) + leaves, vocabulary) after `last`, the trunk, and the siblings."""
-        ids, leaves = self.draft.ids, self.draft.leaves
-        for leaf, (place, _) in enumerate(leaves):
-            begin = self._position(place) // PAGE * PAGE
-            for layer in self.engine.cache.layers if begin < self.start else ():
-                layer.copy(begin, self._page(leaf) * PAGE, self.start - begin)
-        branch = [self.start + row for row in range(1 + len(ids))]
-        positions = [*branch, *(self._position(place) for place, _ in leaves)]
+        """Logits (1 + len(draft.ids) + siblings, vocabulary) after `last`, the trunk, and the siblings."""
+        ids, siblings = self.draft.ids, self.draft.sibling_tokens
+        for sibling, (index, _) in enumerate(siblings):
+            begin = self._position(index) // PAGE * PAGE
+            if begin < self.start:
+                self.engine.backend.copy_positions(begin, self._page(sibling) * PAGE, self.start - begin)
+        trunk = [self.start + row for row in range(1 + len(ids))]
+        positions = [*trunk, *(self._position(index) for index, _ in siblings)]
         pages = np.tile(np.arange(max(positions) // PAGE + 1), (len(positions), 1))
-        for leaf, (place, _) in enumerate(leaves):
-            pages[1 + len(ids) + leaf, self._position(place) // PAGE] = self._page(leaf)
-        copies = (*(self._copies(position) for position in branch), *(() for _ in leaves))
-        logits = self.engine.read_at(
-            [last, *ids, *(token for _, token in leaves)], Places(np.array(positions), pages, copies)
+        for sibling, (index, _) in enumerate(siblings):
+            pages[1 + len(ids) + sibling, self._position(index) // PAGE] = self._page(sibling)
+        copies = (*(self._copies(position) for position in trunk), *(() for _ in siblings))
+        logits = self.engine.append_batch(
+            [last, *ids, *(token for _, token in siblings)],
+            BatchPositions(np.array(positions), pages, copies),
         )
         self.engine.cache.append([last, *ids])
         return logits
 
-    def keep(self, leaf: int | None) -> None:
+    def keep(self, sibling: int | None) -> None:
         """Replace the trunk's token at a sibling's position by the sibling; None: keep the trunk."""
-        if leaf is None:
+        if sibling is None:
             return
-        place, token = self.draft.leaves[leaf]
-        position = self._position(place)
-        for layer in self.engine.cache.layers:
-            layer.copy(self._page(leaf) * PAGE + position % PAGE, position, 1)
+        index, token = self.draft.sibling_tokens[sibling]
+        position = self._position(index)
+        self.engine.backend.copy_positions(self._page(sibling) * PAGE + position % PAGE, position, 1)
         self.engine.cache.ids[position] = token
 
-    def _position(self, place: int) -> int:
-        return self.start + 1 + place
+    def _position(self, index: int) -> int:
+        return self.start + 1 + index
 
-    def _page(self, leaf: int) -> int:
-        return self.first_page + leaf
+    def _page(self, sibling: int) -> int:
+        return self.first_page + sibling
 
     def _copies(self, position: int) -> tuple[int, ...]:
         """Additional targets for the trunk's key and value at a position: pages of later siblings."""
         return tuple(
-            self._page(leaf) * PAGE + position % PAGE
-            for leaf, (place, _) in enumerate(self.draft.leaves)
-            if position < self._position(place) and position // PAGE == self._position(place) // PAGE
+            self._page(sibling) * PAGE + position % PAGE
+            for sibling, (index, _) in enumerate(self.draft.sibling_tokens)
+            if position < self._position(index) and position // PAGE == self._position(index) // PAGE
         )

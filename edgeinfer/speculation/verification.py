@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgeinfer.generation.sampled_token import SampledToken
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.sampler import Distribution
-from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.drafter import Draft
 
 
 def verify(
@@ -26,88 +26,88 @@ def verify(
 ) -> list[SampledToken]:
     """The tokens after `history`: the accepted draft tokens, and one more unless one of them is an end token.
 
-    `logits` (1 + len(draft.ids) + len(draft.leaves), vocabulary) float32: after the history, after each draft
-    token, and after each sibling. The sampler has accepted all returned tokens.
+    `logits` (1 + len(draft.ids) + siblings, vocabulary) float32: after the history, after each draft token,
+    and after each sibling. The sampler has accepted all returned tokens.
     """
-    leaves = draft.leaves
-    best = None if leaves else sampler.best_of_each(logits)
+    siblings = draft.sibling_tokens
+    best = None if siblings else sampler.best_of_each(logits)
     if best is not None:
-        return _as_far_as_best(draft.ids, best, logits, end_ids)
-    said = list(history)
+        return _greedy_prefix(draft.ids, best, logits, end_ids)
+    text = list(history)
     found: list[SampledToken] = []
     for index in range(len(draft.ids) + 1):
-        guess = draft.ids[index] if index < len(draft.ids) else None
-        if guess is None or draft.distributions is None:
-            chosen = sampler.sample(logits[index], said)
+        drafted = draft.ids[index] if index < len(draft.ids) else None
+        if drafted is None or draft.distributions is None:
+            sampled = sampler.sample(logits[index], text)
         else:
-            wanted = sampler.distribution(logits[index], said)
-            chosen = _kept_or_drawn(guess, draft.distributions[index], wanted, sampler)
-        sampler.accept(chosen)
-        said.append(chosen)
-        leaf = (index, chosen) in leaves
-        found.append(SampledToken(chosen, logits[index], leaf or chosen == guess))
-        if leaf and chosen not in end_ids:
-            behind = logits[1 + len(draft.ids) + leaves.index((index, chosen))]
-            following = sampler.sample(behind, said)
+            target = sampler.distribution(logits[index], text)
+            sampled = _accepted_or_resampled(drafted, draft.distributions[index], target, sampler)
+        sampler.accept(sampled)
+        text.append(sampled)
+        is_sibling = (index, sampled) in siblings
+        found.append(SampledToken(sampled, logits[index], is_sibling or sampled == drafted))
+        if is_sibling and sampled not in end_ids:
+            row = logits[1 + len(draft.ids) + siblings.index((index, sampled))]
+            following = sampler.sample(row, text)
             sampler.accept(following)
-            found.append(SampledToken(following, behind))
-        if chosen != guess or chosen in end_ids:
+            found.append(SampledToken(following, row))
+        if sampled != drafted or sampled in end_ids:
             break
     return found
 
 
-def _as_far_as_best(
-    guesses: Sequence[int],
+def _greedy_prefix(
+    draft_ids: Sequence[int],
     best: Sequence[int],
     logits: npt.NDArray[np.float32],
     end_ids: Collection[int],
 ) -> list[SampledToken]:
-    """The best tokens after the history and after each draft token, up to the first that differs
-    from the draft.
+    """The best tokens after the history and after each draft token, up to the first that differs from the
+    draft.
     """
     found: list[SampledToken] = []
-    for index, chosen in enumerate(best):
-        guessed = index < len(guesses) and chosen == guesses[index]
-        found.append(SampledToken(chosen, logits[index], guessed))
-        if not guessed or chosen in end_ids:
+    for index, token in enumerate(best):
+        is_drafted = index < len(draft_ids) and token == draft_ids[index]
+        found.append(SampledToken(token, logits[index], is_drafted))
+        if not is_drafted or token in end_ids:
             break
     return found
 
 
-def leaf_taken(draft: Draft, found: Sequence[SampledToken]) -> int | None:
+def accepted_sibling(draft: Draft, found: Sequence[SampledToken]) -> int | None:
     """The index of the sibling that was accepted with a token after it; None: all tokens are on the trunk."""
-    place = len(found) - 2
-    if place < 0 or not found[place].drafted or place >= len(draft.ids):
+    index = len(found) - 2
+    if index < 0 or not found[index].drafted or index >= len(draft.ids):
         return None
-    taken = found[place].id
-    return None if taken == draft.ids[place] else draft.leaves.index((place, taken))
+    token = found[index].id
+    return None if token == draft.ids[index] else draft.sibling_tokens.index((index, token))
 
 
-def _standing_chance(guess: int, drawn_from: Distribution, wanted: Distribution) -> float:
-    """min(1, p/q): the acceptance probability of a token sampled from one distribution for another."""
-    p, q = _chance_of(guess, wanted), _chance_of(guess, drawn_from)
+def _acceptance(drafted: int, source: Distribution, target: Distribution) -> float:
+    """min(1, p/q): the acceptance probability of a token sampled from `source` for `target`."""
+    p, q = _prob_of(drafted, target), _prob_of(drafted, source)
     return min(1.0, p / q) if q > 0 else float(p > 0)
 
 
-def _kept_or_drawn(guess: int, drawn_from: Distribution, wanted: Distribution, sampler: Sampler) -> int:
-    """The draft token, or a sample from the positive part of `wanted` minus `drawn_from`."""
-    if sampler.uniform() < _standing_chance(guess, drawn_from, wanted):
-        return guess
-    ids, chances = wanted
-    over = np.maximum(chances - _chances_of(ids, drawn_from), 0.0)
-    if not over.any():  # p equals q except for rounding, and the uniform was at the boundary
-        over = chances
-    return int(ids[sampler.draw(over / over.sum())])
+def _accepted_or_resampled(drafted: int, source: Distribution, target: Distribution, sampler: Sampler) -> int:
+    """The draft token, or a sample from the positive part of `target` minus `source`."""
+    if sampler.uniform() < _acceptance(drafted, source, target):
+        return drafted
+    ids, probs = target
+    excess = np.maximum(probs - _probs_of(ids, source), 0.0)
+    if not excess.any():  # p equals q except for rounding, and the uniform was at the boundary
+        excess = probs
+    return int(ids[sampler.sample_index(excess / excess.sum())])
 
 
-def _chance_of(token_id: int, distribution: Distribution) -> float:
-    ids, chances = distribution
-    place = int(ids.searchsorted(token_id))
-    return float(chances[place]) if place < len(ids) and ids[place] == token_id else 0.0
+def _prob_of(token_id: int, distribution: Distribution) -> float:
+    ids, probs = distribution
+    index = int(ids.searchsorted(token_id))
+    return float(probs[index]) if index < len(ids) and ids[index] == token_id else 0.0
 
 
-def _chances_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
+def _probs_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
     """The probabilities of some ids; 0 for impossible ones. A distribution's ids are rising."""
-    ids, chances = distribution
-    places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where(ids[places] == wanted, chances[places], 0.0)
+    ids, probs = distribution
+    indices = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[indices] == wanted, probs[indices], 0.0)

@@ -133,9 +133,9 @@ class Constraint:
             word = int(self._allowed_words()[token_id // WORD_BITS])
             return bool(word >> token_id % WORD_BITS & 1)
         # Where a text is forced, only its canonical tokens are allowed, not other tokenizations.
-        certain = self.forced()
-        if certain:
-            return token_id == certain[0]
+        forced = self.forced()
+        if forced:
+            return token_id == forced[0]
         if self._matcher.validate_tokens([token_id]) == 1:
             return True
         self._refuse_errors()

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-from tokenizers.models import BPE
-
-from edgeinfer.tokenizer.byte_alphabet import CHARACTER_OF_BYTE, spell, unspell
 from edgeinfer.tokenizer.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer
 from edgeinfer.tokenizer.splitting import Splitter
@@ -12,10 +9,15 @@ from edgeinfer.tokenizer.vocabulary import Vocabulary
 
 _CACHED_WORDS = 100_000
 _CACHED_LENGTH = 32
-_SYMBOLS_BEFORE_RUST = 200_000
-"""Building the Rust merger for a vocabulary of 150k tokens takes as long as merging this many symbols in
-Python.
-"""
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_HIDDEN = tuple(byte for byte in range(256) if byte not in _PRINTABLE)
+CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(256 + index) for index, byte in enumerate(_HIDDEN)
+}
+"""GPT-2's alphabet: a printable character for every byte, so that token texts are readable Unicode.
+Source: Radford et al. 2019, `bytes_to_unicode` of the GPT-2 code."""
+_BYTE_OF_CHARACTER = {ord(character): byte for byte, character in CHARACTER_OF_BYTE.items()}
 
 
 class BytePairEncoder:
@@ -29,10 +31,6 @@ class BytePairEncoder:
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
         self._cache: dict[str, list[int]] = {}
         self._byte_ids = vocabulary.byte_ids()
-        self._symbols_merged = 0
-        self._rust: BPE | None = None
-        self._rust_differs = False
-        self._no_tokens: list[str] = []
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
@@ -68,26 +66,12 @@ class BytePairEncoder:
         whole = self._facts.ignore_merges or (self._facts.newline_runs and not spelled.strip("\n"))
         if whole and spelled in self._vocabulary.ids:
             return [self._vocabulary.ids[spelled]]
-        self._symbols_merged += len(spelled)
-        if self._symbols_merged > _SYMBOLS_BEFORE_RUST and self._rust is None and not self._rust_differs:
-            self._build_rust()
-        if self._rust is not None:
-            found = [token.id for token in self._rust.tokenize(spelled)]
-            return found if not self._no_tokens else self._with_fallbacks(found)
         look_up = self._vocabulary.ids.get
         ids: list[int] = []
         for symbol in merge(spelled, self._ranks, " "):
             token = look_up(symbol)
             ids += self._symbol_ids(symbol) if token is None else [token]
         return ids
-
-    def _with_fallbacks(self, ids: list[int]) -> list[int]:
-        """Return `ids` with each symbol that is no token replaced by the tokens of its bytes."""
-        size = len(self._vocabulary)
-        spread = (
-            [token] if token < size else self._symbol_ids(self._no_tokens[token - size]) for token in ids
-        )
-        return [token for tokens in spread for token in tokens]
 
     def _symbol_ids(self, symbol: str) -> list[int]:
         """Return the tokens of the bytes of a symbol that is no token; bytes without a token are omitted."""
@@ -97,30 +81,21 @@ class BytePairEncoder:
         texts = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in encoded)
         return [self._vocabulary.ids[text] for text in texts if text in self._vocabulary.ids]
 
-    def _build_rust(self) -> None:
-        """Build the merger of the `tokenizers` library, if it can give the same results.
 
-        It requires that every symbol is a token: other symbols get ids after the vocabulary.
-        """
-        ids = self._vocabulary.ids
-        ranked = (pair.partition(" ") for pair in sorted(self._ranks, key=self._ranks.__getitem__))
-        pairs = [(left, right) for left, _, right in ranked if " " not in right]
-        symbols = {left + right for left, right in pairs}.union(*pairs) - ids.keys()
-        if self._facts.byte_level:
-            symbols |= set(CHARACTER_OF_BYTE.values()) - ids.keys()
-        bytes_complete = self._facts.byte_level or all(f"<0x{byte:02X}>" in ids for byte in range(256))
-        if not bytes_complete or _has_surrogates("".join(ids)):
-            self._rust_differs = True
-            return
-        self._no_tokens = sorted(symbols)
-        extra = {symbol: len(self._vocabulary) + index for index, symbol in enumerate(self._no_tokens)}
-        self._rust = BPE(ids | extra, pairs, byte_fallback=not self._facts.byte_level)
+def spell(text: str) -> str:
+    """Return the UTF-8 bytes of `text` in the alphabet, one character each."""
+    return text.encode("utf-8").decode("latin-1").translate(CHARACTER_OF_BYTE)
 
 
-def _has_surrogates(text: str) -> bool:
-    """Return whether a text holds bytes that are not UTF-8, as the file's reader keeps them."""
+def unspell(spelled: str) -> bytes:
+    """Return the bytes of `spelled`; a character outside the alphabet gives its UTF-8 bytes."""
     try:
-        text.encode("utf-8")
+        return spelled.translate(_BYTE_OF_CHARACTER).encode("latin-1")
     except UnicodeEncodeError:
-        return True
-    return False
+        pieces = (
+            bytes([_BYTE_OF_CHARACTER[ord(character)]])
+            if ord(character) in _BYTE_OF_CHARACTER
+            else character.encode("utf-8", "surrogateescape")
+            for character in spelled
+        )
+        return b"".join(pieces)

@@ -10,8 +10,7 @@ from edgeinfer.tokenizer import special_texts
 from edgeinfer.tokenizer.byte_pair import BytePairEncoder
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
-from edgeinfer.tokenizer.special_splitting import SpecialSplitter
-from edgeinfer.tokenizer.special_tokens import special_tokens
+from edgeinfer.tokenizer.special_tokens import SpecialSplitter, special_tokens
 from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile

@@ -1,51 +1,47 @@
-"""Protocols of a backend, which runs the layers of a decoder on hidden states."""
+"""The protocol of a backend, which runs the layers of a decoder on hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.expert_routing import PairCounts
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import LANES
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
 
 Activations = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
+StateArrays = list[npt.NDArray[np.generic]]
 
 
-@runtime_checkable
-class CachingBackend(Protocol):
-    """A backend with a KV cache in device memory."""
-
-    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """Copies of the keys and values of the first `end` positions, in a backend-specific order and
-        layout.
-        """
-        ...
-
-    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """Restore the arrays that `cached` returned, for `end` positions.
-
-        Raises:
-            ValueError: the arrays have other shapes or dtypes.
-        """
-        ...
+class BackendError(RuntimeError):
+    """The device failed during execution; the message describes the failure. The backend is unusable
+    afterwards.
+    """
 
 
-@runtime_checkable
-class EvictingBackend(Protocol):
-    """A backend with a KV cache in device memory that supports eviction in all its caches."""
+@dataclass(frozen=True)
+class Capabilities:
+    """What a loaded backend can do besides the forward of one sequence. The engine reads it once.
 
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """Evict positions `gone` (ascending). The remaining ones up to `end` are compacted and their keys get
-        the RoPE of their new positions.
+    - `max_step_tokens`: maximum tokens of `step_logits`; 0: unsupported.
+    - `max_batch_tokens`: maximum tokens of `forward_batch`; 0: unsupported.
+    - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
+    - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
+      unsupported.
+    - `skips_layers`: `forward` can run some of the layers.
+    - `has_attention_scores`: `attention_scores` is supported.
+    - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
+    """
 
-        Raises:
-            ValueError: some of `gone` do not exist, or they are not ascending.
-        """
-        ...
+    max_step_tokens: int = 0
+    max_batch_tokens: int = 0
+    max_draft_prompt: int = 0
+    sampling_history: int | None = None
+    skips_layers: bool = False
+    has_attention_scores: bool = False
+    is_fork_safe: bool = False
 
 
 PAGE = LANES
@@ -53,7 +49,7 @@ PAGE = LANES
 
 
 @dataclass(frozen=True)
-class Places:
+class BatchPositions:
     """Positions of tokens of several sequences, and their slots in the cache.
 
     positions: (tokens,) int64. pages: (tokens, pages of the longest sequence) int64, the cache page that
@@ -71,13 +67,35 @@ class Places:
         return np.asarray(self.pages[token, position // PAGE] * PAGE + position % PAGE)
 
 
-class BackendError(RuntimeError):
-    """The device failed during execution; the message describes the failure. The backend is unusable
-    afterwards.
+class ExpertCounts(NamedTuple):
+    """Token-expert assignments so far in layers whose experts are split: all of them, and those that the CPU
+    computed.
     """
 
+    total: int = 0
+    on_cpu: int = 0
 
-class Rows(Protocol):
+
+class SamplingSettings(Protocol):
+    """The sampling parameters that a device can apply."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repeat_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+
+
+class HiddenStates(Protocol):
     """Hidden states of some tokens, on any device; a slice has the same type."""
 
     def __len__(self) -> int: ...
@@ -85,33 +103,60 @@ class Rows(Protocol):
     def __getitem__(self, part: slice, /) -> Any: ...
 
 
-X = TypeVar("X", bound=Rows)
+X = TypeVar("X", bound=HiddenStates)
 
 
 class Backend(Protocol[X]):
-    """The loaded layers of a decoder. The result of `embed` belongs to the backend and is valid until the
-    next `embed`.
+    """The loaded layers of a decoder with their state: KV caches and the like.
+
+    Implementations derive from this class. The methods of a capability that a backend doesn't have raise
+    `NotImplementedError`. The result of `embed` belongs to the backend and is valid until the next `embed`.
     """
 
     name: str
+    capabilities: Capabilities
+
+    @property
+    def state_nbytes(self) -> int:
+        """Bytes of the state of all layers."""
+        ...
 
     def embed(self, ids: Sequence[int]) -> X:
         """Scaled embeddings of at most `batch` tokens."""
         ...
 
-    def all_layers(self, x: X, start: int) -> None:
-        """Run both blocks of every layer in order, for tokens at positions start…; their keys and values are
-        written to the caches.
-        """
+    def forward(self, x: X, start: int) -> None:
+        """Run all layers in order, for tokens at positions start…, and update their state."""
         ...
 
-    def logits(self, x: X) -> npt.NDArray[np.float32]:
+    def logits(self, x: X) -> Logits:
         """(tokens, vocabulary) float32: logits of the hidden states x, as a new array."""
         ...
 
-    def normed(self, x: X) -> npt.NDArray[np.float32]:
-        """(tokens, hidden_size) float32: the hidden states x after the final norm, which are the input of the
-        head.
+    def final_norm(self, x: X) -> Activations:
+        """(tokens, hidden_size) float32: the hidden states x after the final norm, the input of the head."""
+        ...
+
+    def snapshot(self, end: int) -> StateArrays:
+        """The state after the first `end` positions, in a backend-specific order and layout. Arrays in main
+        memory are views.
+        """
+        ...
+
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """Restore the first `end` positions from the arrays of `snapshot`, which may hold more.
+
+        Raises:
+            ValueError: the arrays have other shapes or dtypes.
+        """
+        ...
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """Evict `positions` (ascending). The remaining ones up to `end` are compacted and their keys get the
+        RoPE of their new positions.
+
+        Raises:
+            ValueError: some of the positions do not exist, or they are not ascending.
         """
         ...
 
@@ -119,90 +164,66 @@ class Backend(Protocol[X]):
         """Release threads and memory."""
         ...
 
-
-@runtime_checkable
-class PackingBackend(Protocol):
-    """A backend that evaluates tokens of several sequences in one step."""
-
-    most_placed: int
-    """Maximum number of tokens of such a step."""
-
-    def embed(self, ids: Sequence[int]) -> Any:
-        """As `Backend.embed`."""
-        ...
-
-    def all_layers_at(self, x: Any, places: Places) -> None:
-        """As `all_layers`, for tokens at `places`. A token attends to its sequence up to its own position,
-        including positions of earlier steps.
-        """
-        ...
-
-    def logits(self, x: Any) -> npt.NDArray[np.float32]:
-        """As `Backend.logits`."""
-        ...
-
-
-@runtime_checkable
-class LayeredBackend(Protocol):
-    """A backend that can skip layers."""
-
-    def embed(self, ids: Sequence[int]) -> Any:
-        """As `Backend.embed`."""
-        ...
-
-    def some_layers(self, x: Any, start: int, layers: Sequence[int]) -> None:
-        """As `all_layers`, for these layers only."""
-        ...
-
-
-@runtime_checkable
-class SteppingBackend(Protocol):
-    """A backend that computes the logits of a few tokens in one call."""
-
-    most_stepped: int
-    """Maximum number of tokens of such a step; at most the batch size."""
-
-    def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
-        """(len(ids), vocabulary) float32, a new array: the logits of tokens at positions start…
-
-        They are bit-identical to those of `embed`, `all_layers` and `logits`.
-        """
-        ...
-
-
-@runtime_checkable
-class DividingBackend(Protocol):
-    """A backend that can split the experts of a layer between two devices."""
-
     @property
-    def pairs(self) -> PairCounts:
-        """Counts of token-expert assignments in such layers: all of them, and those that the CPU computed."""
-        ...
+    def expert_counts(self) -> ExpertCounts:
+        """Counts of token-expert assignments; 0 if no layer's experts are split."""
+        return ExpertCounts()
 
-
-class BlockBackend(Backend[Activations], Protocol):
-    """A backend in main memory that runs single blocks; x is (tokens, hidden_size) float32."""
-
-    def attention_block(self, layer: int, x: Activations, start: int) -> None:
-        """x += attention, for tokens at positions start…; their keys and values are written to the layer's
-        cache.
+    def step_logits(self, ids: Sequence[int], start: int) -> Logits:
+        """(len(ids), vocabulary) float32, a new array: the logits of tokens at positions start…, computed in
+        one call. They are bit-identical to those of `embed`, `forward` and `logits`.
         """
-        ...
+        _refuse(self)
 
-    def feed_forward_block(self, layer: int, x: Activations) -> None:
-        """x += feed-forward."""
-        ...
-
-
-@runtime_checkable
-class AskingBackend(BlockBackend, Protocol):
-    """A backend that returns the queries of its attention blocks."""
-
-    specification: DecoderSpecification
-    weights: DecoderWeights
-
-    def queries(self, layer: int, tokens: int) -> Activations:
-        """(tokens, heads, head_dim): queries of a layer's last attention block, after RoPE; for a q4_0 cache
-        also multiplied with the Hadamard matrix. A view, valid until the next block.
+    def forward_batch(self, x: X, positions: BatchPositions) -> None:
+        """As `forward`, for tokens of several sequences. A token attends to its sequence up to its own
+        position, including positions of earlier steps.
         """
-        ...
+        _refuse(self)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        """Copy the state of `count` positions; the ranges must not overlap. For batches."""
+        _refuse(self)
+
+    def forward_layers(self, x: X, start: int, layers: Sequence[int]) -> None:
+        """As `forward`, for these layers only."""
+        _refuse(self)
+
+    def attention_scores(self, x: X, start: int) -> npt.NDArray[np.float64]:
+        """(start + len(x),) float64: the attention weight that each position receives from tokens at
+        positions start…, whose embeddings are x; summed over tokens, heads and layers.
+        """
+        _refuse(self)
+
+    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
+        """Evaluate `ids` at positions start…, then draft and evaluate further tokens. It stops if no logit is
+        finite.
+
+        A backend may sample from fewer candidates than the sampling parameters allow; the result lists them.
+        """
+        _refuse(self)
+
+    def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
+        """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
+        _refuse(self)
+
+    def sample_next(
+        self,
+        token_id: int,
+        start: int,
+        request: Sequence[float] | None = None,
+        recent: Sequence[int] = (),
+        next_request: Sequence[float] | None = None,
+        may_run_ahead: bool = True,
+    ) -> int:
+        """Evaluate one token at `start` and sample the next on the device; -1: the host must sample.
+
+        `request` None: the id of the largest logit; else a `sampling_request`, with the `recent` ids for its
+        penalties. If the cache has space (`may_run_ahead`) and the next request is known, the device may
+        evaluate the sampled token while the caller processes its id.
+        """
+        _refuse(self)
+
+
+def _refuse(backend: Backend[Any]) -> NoReturn:
+    raise NotImplementedError(f"the {backend.name} backend doesn't have this capability")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,24 +48,3 @@ class DraftedTokens(NamedTuple):
     chances: list[float]
     read: int
     candidates: tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]], ...] = ()
-
-
-@runtime_checkable
-class DraftingBackend(Protocol):
-    """A backend that runs the autoregressive draft loop itself."""
-
-    @property
-    def most_given(self) -> int:
-        """Maximum number of tokens that it evaluates before the first draft token; 0: it cannot draft with
-        this model.
-        """
-        ...
-
-    def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """Evaluate `ids` at positions start…, then draft and evaluate further tokens. It stops if no logit is
-        finite.
-
-        A backend may sample from fewer candidates than the sampling parameters allow; `candidates` lists
-        them.
-        """
-        ...

@@ -1,21 +1,14 @@
 """Records the experts of a step's tokens, for callers that request it."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
+from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.decoder import DecoderSpec
 
 NO_EXPERTS = -1
-
-
-class PairCounts(NamedTuple):
-    """Token-expert assignments so far: all of them, and those that the CPU computed."""
-
-    seen: int
-    here: int
 
 
 @dataclass(frozen=True)
@@ -29,8 +22,7 @@ class Routing:
     ids: npt.NDArray[np.int64]
 
     @classmethod
-    def allocate(cls, specification: DecoderSpecification, batch: int) -> "Routing":
+    def allocate(cls, spec: DecoderSpec, batch: int) -> "Routing":
         """A buffer for steps of at most `batch` tokens."""
-        facts = [layer.feed_forward for layer in specification.layers]
-        used = max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
-        return cls(np.full((len(facts), batch, used), NO_EXPERTS, np.int64))
+        used = max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
+        return cls(np.full((len(spec.layers), batch, used), NO_EXPERTS, np.int64))

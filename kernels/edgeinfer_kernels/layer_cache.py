@@ -19,7 +19,6 @@ from edgeinfer_kernels.cache_formats import (
     widened,
 )
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
-from edgeinfer_kernels.specification import AttentionSpecification
 
 LANES = 16
 SPARE_POSITIONS = 64
@@ -33,8 +32,8 @@ def padded(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
-class HeadFacts(Protocol):
-    """The attributes that determine the size of a cache, of an attention specification or its sizes."""
+class CacheShape(Protocol):
+    """The attributes that determine the size of a cache, of an attention specification."""
 
     @property
     def kv_heads(self) -> int: ...
@@ -90,14 +89,14 @@ class LayerCache:
         return -(-context // LANES) * LANES + SPARE_POSITIONS
 
     @classmethod
-    def nbytes_for(cls, specification: HeadFacts, context: int, kind: CacheType) -> int:
+    def nbytes_for(cls, specification: CacheShape, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` takes."""
         width = padded(specification.head_dim)
         of_both = sum(_row_bytes(width, kind)) + 4 * _scales(width, kind)
         return specification.kv_heads * cls.positions_for(context) * of_both
 
     @classmethod
-    def allocate(cls, specification: AttentionSpecification, context: int, kind: CacheType) -> "LayerCache":
+    def allocate(cls, specification: CacheShape, context: int, kind: CacheType) -> "LayerCache":
         """A zeroed cache for `context` tokens."""
         heads, positions = specification.kv_heads, cls.positions_for(context)
         tiles, width, dtype = positions // LANES, padded(specification.head_dim), _DTYPES[kind]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from edgeinfer_kernels.weights import Matrix, Vector
+from edgeinfer_kernels.matrix import Matrix, Vector
 
 
 @dataclass(frozen=True)

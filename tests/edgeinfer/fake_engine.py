@@ -63,7 +63,7 @@ class FakeEngine:
     def restore(self, snapshot: Snapshot, length: int) -> None:
         self.ids = [int(token) for token in snapshot.arrays[0][:length]]
 
-    def choice(self, sampler: Sampler) -> None:
+    def device_sampler(self, sampler: Sampler) -> None:
         return None
 
     def rewind(self, length: int) -> None:

@@ -1,7 +1,8 @@
-"""Write data/logits.npz: llama.cpp's logits on every file of the zoo. `python -m
-tests.edgeinfer.make_logit_goldens`.
+"""Write data/logits.npz: llama.cpp's logits on every file of the zoo that has none yet. `python -m
+tests.edgeinfer.make_logit_goldens`; `--all` computes all of them again.
 """
 
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -54,10 +55,12 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
 
 
 def main() -> None:
-    goldens: dict[str, Any] = {}
+    goldens: dict[str, Any] = {} if "--all" in sys.argv else dict(np.load(GOLDENS))
     with tempfile.TemporaryDirectory() as folder:
         for name, model in ZOO.items():
             for suffix, variant in (("", model), (" quantized", quantized(model))):
+                if name + suffix in goldens:
+                    continue
                 path = variant.write(Path(folder) / "model.gguf")
                 goldens[name + suffix] = llama_cpp_logits(path, IDS)[KEPT]
     np.savez_compressed(GOLDENS, **goldens)

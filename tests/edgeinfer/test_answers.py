@@ -16,7 +16,7 @@ from edgeinfer.generation.shared_prefix import (
     AlternatingSequences,
     CacheFullError,
     PagedSequences,
-    branches_of,
+    cached_sequences,
 )
 from tests.edgeinfer.fake_engine import END, FakeEngine, drawn, model_on
 
@@ -92,7 +92,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
 def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     got = tiny.generate(PROMPT, **settings)
-    monkeypatch.setattr("edgeinfer.generation.beam_search.branches_of", AlternatingSequences)
+    monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
     want = tiny.generate(PROMPT, **settings)
     assert [answer.ids for answer in got] == [answer.ids for answer in want]
     means = [answer.mean_logprob or 0.0 for answer in got]
@@ -144,7 +144,7 @@ def test_enough_beams_find_the_best_answers_of_all() -> None:
 def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
     engine = FakeEngine(drawn)
     model = model_on(engine)
-    assert isinstance(branches_of(engine), AlternatingSequences)
+    assert isinstance(cached_sequences(engine), AlternatingSequences)
     got = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
     reads = sum(engine.read)
     want = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
@@ -178,7 +178,7 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
         ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
         ({"best_of": True}, "best_of: saw True, wanted"),
         ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
-        ({"beams": 2, "best_of": 2}, "answers are drawn or searched"),
+        ({"beams": 2, "best_of": 2}, "sampling and beam search exclude each other"),
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
 )

@@ -10,21 +10,23 @@ from edgeinfer.errors import ContextOverflowError
 from edgeinfer.results import Token
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, speaking
 
+pytestmark = pytest.mark.anyio
+
 PROMPT = [1, 5, 6]
 
 
-def test_the_tokens_are_those_of_a_plain_stream() -> None:
+async def test_the_tokens_are_those_of_a_plain_stream() -> None:
     model, prompt = speaking("The fox is here.")
     plain = model.generate(prompt, temperature=0.0)
 
     async def ask() -> list[str]:
         return [token.text async for token in model.stream_async(prompt, temperature=0.0)]
 
-    assert "".join(asyncio.run(ask())) == plain.text == "The fox is here."
-    assert asyncio.run(model.generate_async(prompt, temperature=0.0)).ids == plain.ids
+    assert "".join(await ask()) == plain.text == "The fox is here."
+    assert (await model.generate_async(prompt, temperature=0.0)).ids == plain.ids
 
 
-def test_other_tasks_run_while_a_token_is_computed() -> None:
+async def test_other_tasks_run_while_a_token_is_computed() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def waiting(ids: list[int]) -> np.ndarray:
@@ -40,10 +42,10 @@ def test_other_tasks_run_while_a_token_is_computed() -> None:
         go_on.set()
         return len((await answer).ids)
 
-    assert asyncio.run(both()) == 5
+    assert (await both()) == 5
 
 
-def test_two_answers_of_a_model_take_turns() -> None:
+async def test_two_answers_of_a_model_take_turns() -> None:
     model = model_on(FakeEngine(drawn))
     alone = [model.generate([1, i], max_tokens=6, temperature=0.0).ids for i in (5, 9)]
 
@@ -51,10 +53,10 @@ def test_two_answers_of_a_model_take_turns() -> None:
         asked = (model.generate_async([1, i], max_tokens=6, temperature=0.0) for i in (5, 9))
         return [answer.ids for answer in await asyncio.gather(*asked)]
 
-    assert asyncio.run(both()) == alone
+    assert (await both()) == alone
 
 
-def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
+async def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
     model = model_on(FakeEngine(drawn, 4096))
 
     async def give_up() -> str:
@@ -71,10 +73,10 @@ def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
             await waiting
         return stream.result.finish_reason
 
-    assert asyncio.run(give_up()) == "cancelled"
+    assert (await give_up()) == "cancelled"
     assert len(model.generate(PROMPT, max_tokens=3).ids) == 3
 
 
-def test_what_a_stream_raises_comes_through() -> None:
+async def test_what_a_stream_raises_comes_through() -> None:
     with pytest.raises(ContextOverflowError):
-        asyncio.run(model_on(FakeEngine(drawn, 8)).generate_async([5] * 9))
+        (await model_on(FakeEngine(drawn, 8)).generate_async([5] * 9))

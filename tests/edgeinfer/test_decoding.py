@@ -148,7 +148,7 @@ def test_no_stop_is_the_same_as_none() -> None:
         ({"logprobs": True}, "logprobs: saw True, wanted a whole number of at least 0, or None"),
         ({"stop": [5]}, "stop: saw 5, wanted a text, or a list of texts"),
         ({"temperature": -1}, "temperature: saw -1, wanted a number of at least 0"),
-        ({"temprature": 1}, "temprature: no such sampler setting; did you mean temperature?"),
+        ({"temprature": 1}, "temprature: no such option; did you mean temperature?"),
         ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias: saw token id 288, wanted 0 to 287"),
     ],
 )

@@ -7,7 +7,9 @@ import pytest
 
 from edgeinfer.engine.device_sampling import DeviceSampler
 from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
+from edgeinfer_kernels.backend import Capabilities, SamplingSettings
+from edgeinfer_kernels.reference import ReferenceBackend
 
 VOCABULARY = 50
 
@@ -17,39 +19,39 @@ def logits_behind(token_id: int, position: int) -> np.ndarray:
     return random.standard_normal(VOCABULARY).astype(np.float32)
 
 
-class FakeBackend:
+class FakeBackend(ReferenceBackend):
     """Chooses as the host would; refuses at the positions in `refused`."""
 
-    most_recent = 8
+    capabilities = Capabilities(sampling_history=8)
 
-    def __init__(self, settings: SamplerSettings, refused: Sequence[int] = ()) -> None:
+    def __init__(self, settings: SamplingParams, refused: Sequence[int] = ()) -> None:
         self.sampler = Sampler(settings, VOCABULARY)
         self.refused = refused
         self.recents: list[int] = []
         self.rooms: list[bool] = []
 
-    def draw_request(self, settings: SamplerSettings, recent: int, chance: float) -> list[float]:
-        return [chance, recent]
+    def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
+        return [uniform, recent]
 
-    def choose(
+    def sample_next(
         self,
         token_id: int,
         start: int,
-        draw: Sequence[float] | None = None,
+        request: Sequence[float] | None = None,
         recent: Sequence[int] = (),
-        following: Sequence[float] | None = None,
-        room: bool = True,
+        next_request: Sequence[float] | None = None,
+        may_run_ahead: bool = True,
     ) -> int:
         self.recents.append(len(recent))
-        self.rooms.append(room)
+        self.rooms.append(may_run_ahead)
         if start in self.refused:
             return -1
         ids, chances = self.sampler.distribution(logits_behind(token_id, start), recent)
-        place = np.searchsorted(np.cumsum(chances), draw[0], side="right") if draw else 0
+        place = np.searchsorted(np.cumsum(chances), request[0], side="right") if request else 0
         return int(ids[min(int(place), len(ids) - 1)])
 
 
-def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool) -> list[int]:
+def tokens_of(settings: SamplingParams, refused: Sequence[int], on_device: bool) -> list[int]:
     sampler, cache, history = Sampler(settings, VOCABULARY), KVCache(64), [1]
     choice = DeviceSampler.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
     assert (choice is not None) == on_device
@@ -66,15 +68,19 @@ def tokens_of(settings: SamplerSettings, refused: Sequence[int], on_device: bool
 @pytest.mark.parametrize("refused", [(), (3, 4, 17)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_the_device_goes_on_with_the_hosts_chances(temperature: float, refused: Sequence[int]) -> None:
-    settings = SamplerSettings(temperature=temperature, seed=7)
+    settings = SamplingParams(temperature=temperature, seed=7)
     assert tokens_of(settings, refused, True) == tokens_of(settings, refused, False)
 
 
 def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
-    settings = SamplerSettings(seed=3)
-    wanted = [Sampler(settings, VOCABULARY).coming(place) for place in range(4)]
+    settings = SamplingParams(seed=3)
+    wanted = [Sampler(settings, VOCABULARY).peek_uniform(place) for place in range(4)]
     sampler = Sampler(settings, VOCABULARY)
-    assert [sampler.coming(1), sampler.coming(0), sampler.uniform()] == [wanted[1], wanted[0], wanted[0]]
+    assert [sampler.peek_uniform(1), sampler.peek_uniform(0), sampler.uniform()] == [
+        wanted[1],
+        wanted[0],
+        wanted[0],
+    ]
     state = sampler.snapshot()
     for _ in range(2):
         assert [sampler.uniform() for _ in range(3)] == wanted[1:]
@@ -83,7 +89,7 @@ def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> None:
-    settings = SamplerSettings(temperature=0.0)
+    settings = SamplingParams(temperature=0.0)
     backend = FakeBackend(settings)
     choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
     assert choice is not None
@@ -94,23 +100,24 @@ def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> N
 @pytest.mark.parametrize(
     "settings",
     [
-        SamplerSettings(typical_p=0.9),
-        SamplerSettings(mirostat=2),
-        SamplerSettings(dry_multiplier=0.5),
-        SamplerSettings(xtc_probability=0.5),
-        SamplerSettings(logit_bias={3: 1.0}),
-        SamplerSettings(repeat_penalty=1.1, repeat_last_n=-1),
-        SamplerSettings(repeat_penalty=1.1, repeat_last_n=9),
-        SamplerSettings(repeat_penalty=1.1, repeat_last_n=4, temperature=0.0),
+        SamplingParams(top_n_sigma=1.0),
+        SamplingParams(typical_p=0.9),
+        SamplingParams(mirostat=2),
+        SamplingParams(dry_multiplier=0.5),
+        SamplingParams(xtc_probability=0.5),
+        SamplingParams(logit_bias={3: 1.0}),
+        SamplingParams(repeat_penalty=1.1, repeat_last_n=-1),
+        SamplingParams(repeat_penalty=1.1, repeat_last_n=9),
+        SamplingParams(repeat_penalty=1.1, repeat_last_n=4, temperature=0.0),
     ],
 )
-def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplerSettings) -> None:
+def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplingParams) -> None:
     backend, sampler = FakeBackend(settings), Sampler(settings, VOCABULARY)
     assert DeviceSampler.offered(backend, KVCache(8), sampler) is None
 
 
 def test_penalties_are_given_the_last_tokens_only() -> None:
-    settings = SamplerSettings(repeat_penalty=1.1, repeat_last_n=4, seed=1)
+    settings = SamplingParams(repeat_penalty=1.1, repeat_last_n=4, seed=1)
     backend = FakeBackend(settings)
     choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
     assert choice is not None
@@ -120,5 +127,7 @@ def test_penalties_are_given_the_last_tokens_only() -> None:
 
 
 def test_a_backend_that_cannot_choose_offers_nothing() -> None:
-    settings = SamplerSettings()
-    assert DeviceSampler.offered(object(), KVCache(8), Sampler(settings, VOCABULARY)) is None
+    settings = SamplingParams()
+    backend = FakeBackend(settings)
+    backend.capabilities = Capabilities()
+    assert DeviceSampler.offered(backend, KVCache(8), Sampler(settings, VOCABULARY)) is None

@@ -13,6 +13,7 @@ from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.structured.helper_thread import HelperThread
+from edgeinfer_kernels.backend import Capabilities
 from edgeinfer_kernels.cpu.layout.packed_matrix import allocate
 from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 from tests.edgeinfer.conftest import ZooFile
@@ -109,15 +110,15 @@ def test_a_helper_thread_is_started_again_in_a_child() -> None:
 def test_a_child_of_a_model_on_a_gpu_is_told_so(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from edgeinfer.engine import native_engine
-
-    monkeypatch.setattr(native_engine, "FORKABLE_BACKENDS", ())
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:
-        assert isinstance(model.engine, NativeEngine)
+        loaded = model.engine
+        assert isinstance(loaded, NativeEngine)
+        monkeypatch.setattr(loaded.backend, "capabilities", Capabilities())
+        engine = NativeEngine(loaded.specification, loaded.backend, loaded.context, loaded.batch)
 
         def work() -> bytes:
             try:
-                answer(model, PROMPTS[0])
+                engine.append(PROMPTS[0])
             except EdgeInferError as error:
                 return str(error).encode()
             return b""

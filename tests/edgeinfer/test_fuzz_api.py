@@ -23,13 +23,32 @@ ONLY_PYTHON: tuple[Any, ...] = (
     *(np.arange(3), float("nan"), float("inf"), Path("x"), Path("\ud800"), len, nested(3_000)),
 )
 SETTINGS = (
-    *("max_tokens", "stop", "logprobs", "raw", "tools", "schema", "grammar", "on_full", "progress", "n"),
+    *(
+        "max_tokens",
+        "stop",
+        "logprobs",
+        "raw",
+        "tools",
+        "schema",
+        "grammar",
+        "context_overflow",
+        "progress",
+        "n",
+    ),
     *("best_of", "beams", "temperature", "top_k", "top_p", "seed", "logit_bias", "dry_sequence_breakers"),
     *("repeat_last_n", "mirostat", "xtc_probability", "typical_p", "wrong"),
 )
 LOADING = (
     *("model", "context", "device", "vram", "ram", "threads", "repack", "sparse", "instruction_set", "draft"),
-    *("draft_leaves", "references", "kv", "engine", "chat_template", "assume_pre_tokenizer", "snapshots"),
+    *(
+        "draft_tree_width",
+        "lookup_files",
+        "kv",
+        "engine",
+        "chat_template",
+        "assume_pre_tokenizer",
+        "snapshots",
+    ),
     *("progress", "build_progress"),
 )
 
@@ -51,7 +70,8 @@ def call(model: Model, source: random.Random) -> Any:
     if kind == "chat":
         wrong = {source.choice(("system", *SETTINGS)): odd(source)}
         said = source.choice(("Hi", odd(source)))
-        return model.chat(**wrong).say(said, **({} if "max_tokens" in wrong else {"max_tokens": 3}))
+        limit: Any = {} if "max_tokens" in wrong else {"max_tokens": 3}
+        return model.chat(**wrong).say(said, **limit)
     if kind == "embed":
         wrong = {source.choice(("pooling", "normalize")): odd(source)}
         return model.embed(source.choice(("Hi", odd(source))), **wrong)

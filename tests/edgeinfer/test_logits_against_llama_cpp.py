@@ -6,22 +6,23 @@ The goldens were made by `make_logit_goldens.py`; ggml's GELU is a float16 table
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import BlockBackend
+from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantized
@@ -45,15 +46,15 @@ def logits_of(path: Path, backend_name: str) -> Logits:
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         specification = config.specification(rope_factors(file, config, CONTEXT))
-        weights, cache = read_weights(file, config), KVCache.allocate(specification, CONTEXT, "f32")
-        backend: BlockBackend
+        weights, state = read_weights(file, config), DecoderState.allocate(specification, CONTEXT, "f32")
+        backend: Backend[Any]
         if backend_name == "exact":
-            backend = ReferenceBackend(specification, weights, cache.layers, np.float64)
+            backend = ReferenceBackend(specification, weights, state, np.float64)
         else:
             kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights))
-            backend = CpuBackend(specification, weights, cache.layers, kernels, batch=16, threads=2)
+            backend = CpuBackend(specification, weights, state, kernels, batch=16, threads=2)
         batch = len(IDS) if backend_name == "exact" else 16
-        engine = NativeEngine(specification, backend, cache, batch)
+        engine = NativeEngine(specification, backend, CONTEXT, batch)
         try:
             return engine.append_all(IDS)[KEPT]
         finally:

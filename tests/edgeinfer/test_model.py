@@ -63,8 +63,10 @@ def test_logits_of_bad_ids_are_refused(loaded: Model) -> None:
 
 def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
     plain: dict[str, Any] = {"max_tokens": 5, "top_k": 9, "seed": 3, "logprobs": 1, "temperature": 0.5}
-    from_numpy = {name: np.int64(value) for name, value in plain.items()} | {"temperature": np.float32(0.5)}
-    biased = {"logit_bias": {np.int32(7): np.float32(-2)}}
+    from_numpy: dict[str, Any] = {name: np.int64(value) for name, value in plain.items()} | {
+        "temperature": np.float32(0.5)
+    }
+    biased: Any = {"logit_bias": {np.int32(7): np.float32(-2)}}
     answer = loaded.generate("the rain", **from_numpy, **biased)
     assert answer.ids == loaded.generate("the rain", **plain, logit_bias={7: -2.0}).ids
     counts: dict[str, Any] = {"n": np.int64(2), "max_tokens": np.int64(2)}
@@ -75,7 +77,8 @@ def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
 
 
 def test_a_stop_that_is_no_text_is_refused(loaded: Model) -> None:
-    for stop in (5, 0, [5]):
+    wrong: tuple[Any, ...] = (5, 0, [5])
+    for stop in wrong:
         with pytest.raises(SettingError, match=r"stop: saw \d, wanted a text, or a list of texts"):
             loaded.generate("the rain", stop=stop)
 
@@ -229,7 +232,7 @@ def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) ->
 
 def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
-        settings = {"max_tokens": 6, "temperature": 0.0}
+        settings: Any = {"max_tokens": 6, "temperature": 0.0}
         said = model.chat().say("the rain", **settings)
         asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
         assert asked.ids == said.ids

@@ -253,7 +253,7 @@ def test_settings_of_the_chat_are_defaults_for_its_answers(speaker: Speaker) -> 
     assert chat.say("abc").text == "AB"
     assert chat.say("abc", max_tokens=1).text == "A"
     with pytest.raises(SettingError, match="max_tokens: saw 'many'"):
-        chat.say("abc", max_tokens="many")
+        chat.say("abc", max_tokens="many")  # type: ignore[arg-type]
 
 
 def test_max_tokens_makes_room_for_a_longer_history() -> None:

@@ -1,6 +1,7 @@
 """Template variables reach a model's prompt from `load`, `stream`, `chat` and models.toml."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ TEMPLATE = (
 HI = [{"role": "user", "content": "hi"}]
 
 
-def prompt_of(model: edgeinfer.Model, **settings: object) -> str:
+def prompt_of(model: edgeinfer.Model, **settings: Any) -> str:
     found = model.generate(HI, max_tokens=1, temperature=0.0, **settings)
     return model.tokenizer.decode(found.prompt_ids).strip()
 

@@ -103,18 +103,18 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
             chat, before = store.new_chat("tiny", "Be kind.", name), None
             for index in range(30):
                 role = "assistant" if index % 2 else "user"
-                before = store.add_turn(chat.id, before, role, f"turn {index} " * 30).id  # type: ignore[arg-type]
+                before = store.add_message(chat.id, before, role, f"turn {index} " * 30).id  # type: ignore[arg-type]
     sound = path.read_bytes()
 
     def use() -> None:
         for _ in range(2):  # what was damaged at one start must not be in the way of the next
             with ChatStore(path) as store:
                 for chat in store.chats():
-                    line_to(ChatTree(store.turns(chat)).with_number(chat.tip))
+                    line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
                     store.branch(chat)
                 store.search("turn")
                 fresh = store.new_chat("tiny")
-                store.add_turn(fresh.id, None, "user", "Hi")
+                store.add_message(fresh.id, None, "user", "Hi")
 
     for number in range(count):
         shutil.rmtree(path.parent)

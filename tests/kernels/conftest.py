@@ -9,12 +9,14 @@ import pytest
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import EXPERTS, SERVICE, row_units, sparse_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
 from tests.kernels.row_matrices import FLOATS
 
 ISA_NAMES = [isa.name for isa in detect().available]
+ISAS = [pytest.param(name, marks=pytest.mark.slow) if name in ISA_NAMES[1:-1] else name for name in ISA_NAMES]
+"""The instruction sets as parameters of tests: the best and the portable one by default."""
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
 """Kernels by tiles on processors that have none; here only."""
 QUANTIZED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
@@ -40,7 +42,7 @@ def objects() -> dict[str, dict[str, bytes]]:
     of it that is started anew does again what units share.
     """
     root, (*others, last) = user_folder("cache"), map(choose, ISA_NAMES)
-    shared = [BLOCKS, EXPERTS, SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
+    shared = [BLOCKS, "experts", SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
     plain = dict(zip(shared, KernelCache(root, last, others).objects(shared), strict=True))
     # What is built for emulated tiles holds the plain rows of its instruction set too.
     with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTIZED_ROWS)
@@ -73,4 +75,4 @@ def kernels_for() -> Callable[[str], Kernels]:
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
     """Kernels of the best instruction set: rows of every format, experts, and what serves a device."""
-    return built_kernels(ISA_NAMES[0], [EXPERTS, SERVICE, *row_units(FIELDS)])
+    return built_kernels(ISA_NAMES[0], ["experts", SERVICE, *row_units(FIELDS)])

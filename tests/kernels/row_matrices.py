@@ -7,7 +7,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate, interleave, kernel_format
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_quant_formats import block_format, encode
 
 FLOATS = ("F32", "F16", "BF16")

@@ -1,14 +1,14 @@
 """A cache that slid holds what it would, had the tokens behind the gap been written where they now lie."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.context_shift import forget
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.reference.backend import rotate
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
+from edgeinfer_kernels.reference.blocks.attention import apply_rope
 
 END = 200
 NEAR = {"f32": 2e-5, "f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
@@ -16,22 +16,22 @@ NEAR = {"f32": 2e-5, "f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
 FREQUENCIES = tuple(float(0.6**i) for i in range(12))
 
 
-def attention(rope: RopeSpecification | None) -> AttentionSpecification:
-    return AttentionSpecification(4, 2, 32, 0.25, NormSpecification("rms", 1e-5), rope)
+def attention(rope: RopeSpec | None) -> AttentionSpec:
+    return AttentionSpec(4, 2, 32, 0.25, NormSpec("rms", 1e-5), rope)
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("halves", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])
 def test_keys_turn_back_and_values_move(kind: CacheType, halves: bool, keep: int, dropped: int) -> None:
-    facts = attention(RopeSpecification(FREQUENCIES, halves, magnitude=1.3))
+    facts = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
     random = np.random.default_rng(keep)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
     slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, rotate(keys, facts.rope, 0), values)
-    forget(slid, facts, np.arange(keep, keep + dropped), END)
+    slid.write(0, apply_rope(keys, facts.rope, 0), values)
+    AttentionState(facts, slid).evict(np.arange(keep, keep + dropped), END)
     rest = [*range(keep), *range(keep + dropped, END)]
-    wanted.write(0, rotate(keys[rest], facts.rope, 0), values[rest])
+    wanted.write(0, apply_rope(keys[rest], facts.rope, 0), values[rest])
     (found_keys, found_values), (want_keys, want_values) = (
         cache.read(len(rest), 32) for cache in (slid, wanted)
     )
@@ -47,22 +47,22 @@ def test_without_positions_in_the_keys_all_move_to_the_bit() -> None:
     cache = LayerCache.allocate(facts, END, "q4_0")
     cache.write(0, keys, keys)
     before = [np.array(part) for part in cache.read(END, 32)]
-    forget(cache, facts, np.arange(5, 69), END)
+    AttentionState(facts, cache).evict(np.arange(5, 69), END)
     for old, new in zip(before, cache.read(END - 64, 32), strict=True):
         np.testing.assert_array_equal(new[:, 5:], old[:, 69:])
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 def test_each_key_turns_by_as_many_positions_as_it_moves(kind: CacheType) -> None:
-    facts = attention(RopeSpecification(FREQUENCIES, True))
+    facts = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
     kept = np.sort(random.choice(END, 70, replace=False))
     gone = np.setdiff1d(np.arange(END), kept)
     slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, rotate(keys, facts.rope, 0), values)
-    forget(slid, facts, gone, END)
-    wanted.write(0, rotate(keys[kept], facts.rope, 0), values[kept])
+    slid.write(0, apply_rope(keys, facts.rope, 0), values)
+    AttentionState(facts, slid).evict(gone, END)
+    wanted.write(0, apply_rope(keys[kept], facts.rope, 0), values[kept])
     (found_keys, found_values), (want_keys, want_values) = (cache.read(70, 32) for cache in (slid, wanted))
     np.testing.assert_array_equal(found_values, want_values)
     assert np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys) < NEAR[kind]
@@ -70,7 +70,5 @@ def test_each_key_turns_by_as_many_positions_as_it_moves(kind: CacheType) -> Non
 
 @pytest.mark.parametrize("gone", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
 def test_what_is_not_there_is_refused(gone: list[int]) -> None:
-    facts = replace(attention(None), window=8)
-    cache = LayerCache.allocate(facts, END, "f16")
-    with pytest.raises(ValueError, match=f"to forget, wanted rising ones of {END}"):
-        forget(cache, facts, np.array(gone, np.int64), END)
+    with pytest.raises(ValueError, match=f"to evict, wanted rising ones of {END}"):
+        check_evicted(np.array(gone, np.int64), END)

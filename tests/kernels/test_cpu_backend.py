@@ -8,18 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.backend import BlockBackend
+from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
 from tests.random_models import VOCABULARY, ZOO, RandomModel
@@ -27,7 +26,7 @@ from tests.random_models import VOCABULARY, ZOO, RandomModel
 CONTEXT = 160
 LONG = 700
 IDS = np.random.default_rng(5).integers(3, VOCABULARY, 150).tolist()
-Build = Callable[[DecoderSpecification, DecoderWeights, list[LayerCache]], BlockBackend]
+Build = Callable[[DecoderSpec, DecoderWeights, DecoderState], CpuBackend | ReferenceBackend]
 
 
 def engine_for(
@@ -36,17 +35,22 @@ def engine_for(
     file = GGUFFile.open(path)
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     specification = config.specification(rope_factors(file, config, context))
-    cache = KVCache.allocate(specification, context, kind)
-    return NativeEngine(
-        specification, build(specification, read_weights(file, config), cache.layers), cache, batch
-    )
+    state = DecoderState.allocate(specification, context, kind)
+    backend = build(specification, read_weights(file, config), state)
+    return NativeEngine(specification, backend, context, batch)
+
+
+def caches_of(engine: NativeEngine) -> list[LayerCache]:
+    assert isinstance(engine.backend, CpuBackend | ReferenceBackend)
+    states = engine.backend.state.blocks.values()
+    return [state.cache for state in states if isinstance(state, AttentionState)]
 
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
-    def build(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
+    def build(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> CpuBackend:
         kernels = built_kernels(isa or ISA_NAMES[0], kernel_units(w))
         in_file = [] if repack else w.matrices()
-        return CpuBackend(s, w, c, kernels, batch=64, threads=threads, in_file=in_file)
+        return CpuBackend(s, w, state, kernels, batch=64, threads=threads, in_file=in_file)
 
     return build
 
@@ -61,8 +65,8 @@ def _exact_kind(kind: CacheType) -> CacheType:
     return kind if kind in ("q8_0", "q4_0") else "f32"
 
 
-def exact(s: DecoderSpecification, w: DecoderWeights, c: list[LayerCache]) -> BlockBackend:
-    return ReferenceBackend(s, w, c, np.float64)
+def exact(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> ReferenceBackend:
+    return ReferenceBackend(s, w, state, np.float64)
 
 
 def logits_of(
@@ -132,11 +136,10 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, 
         for ids in (IDS[:5], IDS[5:6], IDS[6:22]):
             x = backend.embed(ids)
             if together:
-                backend.all_layers(x, position)
+                backend.forward(x, position)
             else:
-                for layer in range(len(engine.specification.layers)):
-                    backend.attention_block(layer, x, position)
-                    backend.feed_forward_block(layer, x)
+                for index in engine.specification.indices():
+                    backend.run_block(index, x, position)
             position += len(ids)
         found.append(backend.logits(x))
         engine.close()
@@ -220,7 +223,7 @@ def test_a_cache_with_scales_is_rounded_as_the_formula_says(
     for engine in (ours, formula):
         engine.append(IDS[:-1])
         engine.append(IDS[-1:])
-    for mine, wanted in zip(ours.cache.layers, formula.cache.layers, strict=True):
+    for mine, wanted in zip(caches_of(ours), caches_of(formula), strict=True):
         keys, values = mine.read(len(IDS), head_dim)
         want_keys, want_values = wanted.read(len(IDS), head_dim)
         # A code on the edge may be the next one: an element is off by one step of its group at most.
@@ -241,7 +244,7 @@ def test_odd_widths_are_padded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "formats",
-    [("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q5_K"), ("F16", "BF16", "Q5_0")],
+    [("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q1_0"), ("F16", "BF16", "Q5_0")],
 )
 def test_quantized_models_differ_by_the_rounding_of_activations_only(
     tmp_path: Path, formats: tuple[str, ...]
@@ -266,7 +269,7 @@ def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activation
 
 IN_FILE = (
     *(("Q2_K", "Q3_K"), ("IQ4_XS", "IQ4_NL"), ("Q5_1", "Q4_1"), ("MXFP4", "Q8_0"), ("TQ1_0", "Q5_K")),
-    *(("F16", "BF16", "Q5_0"), ("Q4_K", "Q6_K"), ("F32", "Q4_0", "TQ2_0")),
+    *(("F16", "BF16", "Q5_0"), ("Q4_K", "Q6_K"), ("Q1_0", "Q4_0", "TQ2_0")),
 )
 
 
@@ -296,7 +299,7 @@ def test_repacking_is_counted_and_leaving_in_the_file_copies_nothing(tmp_path: P
         backend = engine_for(path, cpu(repack=repack)).backend
         assert isinstance(backend, CpuBackend)
         assert (backend.repacked_bytes > 100_000, backend.repack_seconds > 0) == (repack, repack)
-        in_file = [kept for kept in backend._arena._kept if not kept.flags.writeable]
+        in_file = [kept for kept in backend._decoder.arena._kept if not kept.flags.writeable]
         assert len(in_file) == (0 if repack else 3 * 7 + 1)
         backend.close()
 
@@ -323,11 +326,10 @@ def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Pa
     backend = engine.backend
     assert isinstance(backend, CpuBackend)
     x = backend.embed(IDS[40:41])
-    for layer in range(len(engine.specification.layers)):
-        backend.attention_block(layer, x, 40)
-        backend.feed_forward_block(layer, x)
+    for index in engine.specification.indices():
+        backend.run_block(index, x, 40)
     want = backend.logits(x)[0]
-    first, second = backend.logits_behind(IDS[40:41], 40)[0], backend.logits_behind(IDS[41:42], 41)[0]
+    first, second = backend.step_logits(IDS[40:41], 40)[0], backend.step_logits(IDS[41:42], 41)[0]
     np.testing.assert_array_equal(first, want)
     assert not np.array_equal(first, second)
     engine.close()

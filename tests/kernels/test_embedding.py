@@ -12,8 +12,8 @@ from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.weights import Matrix
-from tests.kernels.conftest import ISA_NAMES
+from edgeinfer_kernels.matrix import Matrix
+from tests.kernels.conftest import ISAS
 from tests.kernels.row_matrices import FLOATS, random_matrix
 
 Floats = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ def written(matrix: Matrix, kernels: Kernels, ids: list[int], scale: float = 1.0
     return x
 
 
-@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_a_row_is_decoded_to_the_bits_of_the_codec(
     kernels_for: Callable[[str], Kernels], isa: str, name: str
@@ -74,7 +74,7 @@ def test_several_rows_come_in_the_order_of_their_ids(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
-def test_rows_that_lie_apart_are_written_where_they_lie(kernels: Kernels, name: str) -> None:
+def test_rows_are_written_to_a_strided_array(kernels: Kernels, name: str) -> None:
     matrix, room = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
     x = room[:, :256]
     write(matrix, kernels, [4, 8, 0], x)
@@ -85,12 +85,12 @@ def test_rows_that_lie_apart_are_written_where_they_lie(kernels: Kernels, name: 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
 @pytest.mark.parametrize("count", [1, STEP_TOKENS, STEP_TOKENS + 1, 70])
 def test_rows_are_scaled_by_one_thread_as_by_all(kernels: Kernels, name: str, count: int) -> None:
-    matrix, ids = random_matrix(name, 9, 512), [place * place % 9 for place in range(count)]
+    matrix, ids = random_matrix(name, 9, 512), [index * index % 9 for index in range(count)]
     want = matrix.decoded()[ids] * np.float32(7.5)
     np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), want)
 
 
 @pytest.mark.parametrize("row", [-1, 9])
-def test_a_row_that_there_is_not_is_refused(kernels: Kernels, row: int) -> None:
+def test_a_row_beyond_the_matrix_is_refused(kernels: Kernels, row: int) -> None:
     with pytest.raises(IndexError, match=rf"Q4_K.weight: row {row}, wanted 0 to 8"):
         written(random_matrix("Q4_K", 9, 256), kernels, [row])

@@ -9,17 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
-from edgeinfer_kernels import specification
+from edgeinfer_kernels.blocks.feed_forward import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
+from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, Gating, MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.runtime import abi
+from edgeinfer_kernels.decoder import BlockIndex
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.expert_routing import NO_EXPERTS, Routing
 from edgeinfer_kernels.reference import ReferenceBackend
-from edgeinfer_kernels.reference.routing import route
-from edgeinfer_kernels.specification import ExpertsSpecification, Gating, NormSpecification
+from edgeinfer_kernels.reference.blocks.moe import route
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
 from tests.random_models import ZOO, RandomModel
@@ -44,18 +45,18 @@ def both_backends(
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts, weights = config.specification(), read_weights(file, config)
         kernels = built_kernels(isa, kernel_units(weights))
-        caches = [KVCache.allocate(facts, 2 * BATCH, "f32").layers for _ in range(2)]
+        states = [DecoderState.allocate(facts, 2 * BATCH, "f32") for _ in range(2)]
         backend = CpuBackend(
             facts,
             weights,
-            caches[0],
+            states[0],
             kernels,
             batch=BATCH,
             threads=threads,
             in_file=[] if repack else weights.matrices(),
             routing=Routing.allocate(facts, BATCH),
         )
-        exact = ReferenceBackend(facts, weights, caches[1], np.float64, Routing.allocate(facts, BATCH))
+        exact = ReferenceBackend(facts, weights, states[1], np.float64, Routing.allocate(facts, BATCH))
         try:
             yield backend, exact
         finally:
@@ -74,9 +75,12 @@ def block_of(backend: CpuBackend | ReferenceBackend, x: Rows, layer: int = 0, at
     else:
         inside = x.astype(backend.dtype)
     before = inside.copy()
-    if attention:
-        backend.attention_block(layer, inside, 0)
-    backend.feed_forward_block(layer, inside)
+    for position in (0, 1) if attention else (1,):
+        index = BlockIndex(layer, position)
+        if isinstance(backend, CpuBackend):
+            backend.run_block(index, inside, 0)
+        else:
+            backend.run_block(index, inside, 0, before)
     return np.asarray(inside - before)
 
 
@@ -172,11 +176,10 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str) 
             for start, ids in ((0, [5, 6, 7, 8, 9]), (5, [10])):
                 x = backend.embed(ids)
                 if together:
-                    backend.all_layers(x, start)
+                    backend.forward(x, start)
                 else:
-                    for layer in range(ZOO[name].layers):
-                        backend.attention_block(layer, x, start)
-                        backend.feed_forward_block(layer, x)
+                    for index in backend.spec.indices():
+                        backend.run_block(index, x, start)
             found.append(x.copy())
     assert np.array_equal(found[0], found[1])
 
@@ -205,15 +208,14 @@ def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> Non
     [
         ("softmax", False, [0.5, 0.25]),
         ("softmax", True, [2 / 3, 1 / 3]),
-        ("softmax_of_chosen", False, [2 / 3, 1 / 3]),
+        ("softmax_of_selected", False, [2 / 3, 1 / 3]),
         ("sigmoid", False, [0.8, 2 / 3]),
         ("sigmoid", True, [6 / 11, 5 / 11]),
     ],
 )
 def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: list[float]) -> None:
-    norm = NormSpecification("rms", 1e-5)
     scores = np.log(np.array([[1.0, 2.0, 4.0, 1.0]]))
-    facts = ExpertsSpecification("silu", norm, 4, 2, gating, normalized)
+    facts = MoeSpec("silu", 4, 2, 32, gating, normalized)
     chosen, weights = route(scores, facts)
     assert chosen.tolist() == [[2, 1]]
     assert np.allclose(weights, [wanted])
@@ -221,12 +223,13 @@ def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: lis
 
 
 def test_equal_scores_choose_the_lower_expert_and_tiny_sums_are_not_divided_by() -> None:
-    facts = ExpertsSpecification("silu", NormSpecification("rms", 1e-5), 4, 2, "sigmoid", normalized=True)
+    facts = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
     chosen, weights = route(np.full((1, 4), -30.0), facts)
     assert chosen.tolist() == [[0, 1]]
     assert np.allclose(weights, 2.0**14 / (1 + np.exp(30.0)))
 
 
 def test_kernels_and_formulas_have_the_same_constants() -> None:
-    for name in ("CLAMPED_SWIGLU_SLOPE", "CLAMPED_SWIGLU_LIMIT", "MIN_WEIGHT_SUM"):
-        assert getattr(abi, name) == getattr(specification, name)
+    assert abi.CLAMPED_SWIGLU_SLOPE == CLAMPED_SWIGLU_SLOPE
+    assert abi.CLAMPED_SWIGLU_LIMIT == CLAMPED_SWIGLU_LIMIT
+    assert abi.MIN_WEIGHT_SUM == MIN_WEIGHT_SUM

@@ -10,7 +10,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from tests.kernels.conftest import ISA_NAMES
@@ -44,7 +44,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     want = one_by_one(engine, begin[-given:], count, choices)
     behind = engine.append([5])
     engine.rewind(len(begin) - given)
-    got = engine.guesses(begin[-given:], DraftRequest([0.0] * count, (), choices, GREEDY))
+    got = engine.draft(begin[-given:], DraftRequest([0.0] * count, (), choices, GREEDY))
     assert got.ids == [token for token, _ in want]
     assert got.chances == pytest.approx([chance for _, chance in want], rel=1e-5)
     assert got.candidates == ()
@@ -84,14 +84,14 @@ def test_any_number_of_threads_gives_the_same_chances() -> None:
     found = []
     for threads in (1, 2, 5):
         engine = engine_for(DRAFT, cpu(threads=threads), "f16")
-        found.append(engine.guesses(IDS[:9], DraftRequest([0.0] * 6, (), engine.vocabulary_size, GREEDY)))
+        found.append(engine.draft(IDS[:9], DraftRequest([0.0] * 6, (), engine.vocabulary_size, GREEDY)))
         engine.close()
     assert found[0] == found[1] == found[2]
 
 
 def guessed(engine: NativeEngine, least: list[float], further: list[float] | tuple[()] = ()) -> DraftedTokens:
     engine.rewind(0)
-    return engine.guesses(IDS[:9], DraftRequest(least, further, engine.vocabulary_size, GREEDY))
+    return engine.draft(IDS[:9], DraftRequest(least, further, engine.vocabulary_size, GREEDY))
 
 
 def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: NativeEngine) -> None:
@@ -129,14 +129,16 @@ MANNERS = {
 @pytest.mark.parametrize("name", MANNERS)
 def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> None:
     manner = MANNERS[name]
-    settings = SamplerSettings(manner.temperature, manner.top_k, manner.top_p, manner.min_p)
+    settings = SamplingParams(
+        temperature=manner.temperature, top_k=manner.top_k, top_p=manner.top_p, min_p=manner.min_p
+    )
     sampler = Sampler(settings, draft.vocabulary_size)
     for end in range(9, 30, 3):
         draft.rewind(0)
         want_ids, want = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         for number in (0.0, 0.3, 0.9999999):
             draft.rewind(end - 1)
-            got = draft.guesses(
+            got = draft.draft(
                 IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [number])
             )
             (ids, weights), chance = got.candidates[0], got.chances[0]
@@ -150,13 +152,15 @@ def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> 
 
 @pytest.mark.parametrize("manner", [DEFAULT, DraftSampling(0.7, 50, 0.6, 0.0)])
 def test_top_p_may_leave_some_of_what_the_sampler_leaves(draft: NativeEngine, manner: DraftSampling) -> None:
-    settings = SamplerSettings(manner.temperature, manner.top_k, manner.top_p, manner.min_p)
+    settings = SamplingParams(
+        temperature=manner.temperature, top_k=manner.top_k, top_p=manner.top_p, min_p=manner.min_p
+    )
     sampler = Sampler(settings, draft.vocabulary_size)
     for end in range(9, 30, 3):
         draft.rewind(0)
         wanted, chances = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         draft.rewind(end - 1)
-        got = draft.guesses(IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
+        got = draft.draft(IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
         ids, weights = got.candidates[0]
         places = np.searchsorted(wanted, ids)
         assert wanted[places].tolist() == ids.tolist()
@@ -169,7 +173,7 @@ def test_too_many_candidates_are_cut_to_the_nearest(draft: NativeEngine) -> None
     logits = draft.append(IDS[:9])
     draft.rewind(0)
     manner = DraftSampling(2.0, 0, 1.0, 0.0)
-    got = draft.guesses(IDS[:9], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
+    got = draft.draft(IDS[:9], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
     ids, weights = got.candidates[0]
     assert MAX_CANDIDATES // 2 < len(ids) <= MAX_CANDIDATES
     assert set(ids.tolist()) == set(np.argsort(-logits, kind="stable")[: len(ids)].tolist())
@@ -178,11 +182,11 @@ def test_too_many_candidates_are_cut_to_the_nearest(draft: NativeEngine) -> None
 
 def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(draft: NativeEngine) -> None:
     draft.rewind(0)
-    settings = SamplerSettings(temperature=0.7, top_k=0, top_p=1.0, min_p=0.1)
+    settings = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.1)
     sampler, manner = Sampler(settings, draft.vocabulary_size), DraftSampling(0.7, 0, 1.0, 0.1)
     ids, chances = sampler.distribution(draft.append(IDS[:12]), IDS[:12])
     draft.rewind(0)
-    got = draft.guesses(IDS[:12], DraftRequest([0.0] * 3, (), draft.vocabulary_size, manner))
+    got = draft.draft(IDS[:12], DraftRequest([0.0] * 3, (), draft.vocabulary_size, manner))
     assert got.ids[0] == int(ids[chances.argmax()])
     assert got.chances[0] == pytest.approx(float(chances.max()), rel=2e-5)
     assert got.candidates == ()
@@ -191,7 +195,7 @@ def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(dr
 def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, lambda s, w, c: cpu()(replace(s, logit_scale=1e38), w, c))
-    got = engine.guesses(IDS[:5], DraftRequest([0.0] * 3, (), VOCABULARY, GREEDY))
+    got = engine.draft(IDS[:5], DraftRequest([0.0] * 3, (), VOCABULARY, GREEDY))
     assert (got.ids, got.read, engine.ids) == ([], 5, IDS[:5])
     engine.close()
 
@@ -199,10 +203,10 @@ def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
 def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path: Path) -> None:
     engine = engine_for(replace(ZOO["gemma2"], formats=("Q8_0",)).write(tmp_path / "capped.gguf"), cpu())
     assert engine.specification.logit_soft_cap
-    assert engine.most_given == 0
+    assert engine.max_draft_prompt == 0
     engine.close()
     engine = engine_for(ZOO["llama"].write(tmp_path / "floats.gguf"), cpu())  # numpy reads its embeddings
-    assert engine.most_given == 0
+    assert engine.max_draft_prompt == 0
     engine.close()
 
 
@@ -210,5 +214,5 @@ def test_a_loop_takes_so_many_tokens_and_guesses(draft: NativeEngine) -> None:
     draft.rewind(0)
     for ids, most in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
         with pytest.raises(ValueError, match="wanted 1 to 16 of each"):
-            draft.guesses(ids, DraftRequest([0.0] * most, (), draft.vocabulary_size, GREEDY))
+            draft.draft(ids, DraftRequest([0.0] * most, (), draft.vocabulary_size, GREEDY))
     assert draft.ids == []

@@ -18,9 +18,10 @@ from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
 from edgeinfer_kernels.cpu.sparse import SparseLayers
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import Block, LayerSplit, turns_of
+from edgeinfer_kernels.decoder import BlockIndex
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.stages import LayerSplit, cpu_stages
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISA_NAMES, built_kernels
 from tests.kernels.row_matrices import random_matrix
@@ -64,23 +65,20 @@ def host_half(
     divisions: list[LayerSplit],
     kernels: Kernels,
     folder: Path,
-    in_file: Sequence[Block] = (),
+    in_file: Sequence[BlockIndex] = (),
     sparse: SparseLayers | None = None,
 ) -> Iterator[tuple[CpuShard, PlainMailbox]]:
     with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         facts = config.specification(rope_factors(file, config, CONTEXT))
-        caches = {
-            index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32")
-            for index, division in enumerate(divisions)
-            if not division.attention
-        }
+        here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
+        state = DecoderState.allocate(facts, CONTEXT, "f32", here)
         mailbox = PlainMailbox.empty()
         host = CpuShard(
             facts,
             read_weights(file, config),
             divisions,
-            caches,
+            state,
             kernels,
             mailbox.addresses,
             batch=BATCH,
@@ -113,22 +111,23 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
 ) -> None:
     order = [HERE, SECOND, HERE, HALF, HERE, THERE, HERE, HERE, THERE]
     with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
-        layers = host.weights.layers
-        weights = type(host.weights)(
-            host.weights.token_embd, host.weights.output, None, None, (layers[0],) * len(order)
-        )
-        assert host.turns.host == ((), (Block("feed_forward", 1),), (Block("feed_forward", 2),))
-    turns = turns_of(weights, order)
-    both = [(Block("attention", i), Block("feed_forward", i)) for i in range(len(order))]
-    assert turns.host == (
+        assert host.stages.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
+    with GGUFFile.open(tmp_path / "model.gguf") as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        spec, weights = config.specification(), read_weights(file, config)
+        spec = replace(spec, layers=(spec.layers[0],) * len(order))
+        weights = replace(weights, layers=(weights.layers[0],) * len(order))
+        stages = cpu_stages(spec, weights, order)
+    both = [(BlockIndex(i, 0), BlockIndex(i, 1)) for i in range(len(order))]
+    assert stages.stages == (
         both[0],
-        (Block("feed_forward", 1), *both[2]),
-        (Block("feed_forward", 3),),
+        (BlockIndex(1, 1), *both[2]),
+        (BlockIndex(3, 1),),
         both[4],
         (*both[6], *both[7]),
     )
-    assert turns.within == (2, 3, 0, 0)
-    assert turns.behind == (0, 4, 5, 0)
+    assert stages.parallel == (0, 2, 0, 3, 0, 0, 0, 0)
+    assert stages.after == (0, 0, 0, 4, 0, 5, 0, 0)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -144,20 +143,20 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     with host_half(name, divisions, kernels, tmp_path) as (host, mailbox):
-        count = len(host.turns.host)
+        count = len(host.stages.stages)
         random = np.random.default_rng(3)
         mailbox.ids[:] = random.integers(-1, 8, len(mailbox.ids)) if name == "granitemoe" else 0
         mailbox.weights[:] = random.random(len(mailbox.weights))
         wanted = []
         for turn in range(1, count + 1):
             mailbox.rows[:tokens] = rows_for(turn, tokens)
-            host.take_turn(turn, tokens, 0)
+            host.run_stage(turn, tokens, 0)
             wanted.append(mailbox.rows[:tokens].copy())
         assert all(np.isfinite(rows).all() for rows in wanted)
         for again in range(20):
             mailbox.words[:] = 0
             mailbox.rows[:tokens] = rows_for(1, tokens)
-            if not host.turns.host[0]:
+            if not host.stages.stages[0]:
                 mailbox.words[MAILBOX.answered // 8] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
@@ -166,7 +165,7 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
                     mailbox.rows[:tokens] = rows_for(turn, tokens)
                     mailbox.words[MAILBOX.sent // 8] = turn
                 wait_for(mailbox.words, MAILBOX.answered, turn)
-                if turn > 1 or host.turns.host[0]:
+                if turn > 1 or host.stages.stages[0]:
                     np.testing.assert_array_equal(mailbox.rows[:tokens], wanted[turn - 1], err_msg=str(again))
             serving.join(SECONDS)
             assert not serving.is_alive()
@@ -185,16 +184,16 @@ def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     found = []
-    left = [Block("attention", 0), *(Block("feed_forward", layer) for layer in range(3))]
+    left = [BlockIndex(0, 0), *(BlockIndex(layer, 1) for layer in range(3))]
     for in_file in ([], left[2:], left):
         with host_half(name, divisions, kernels, tmp_path, in_file) as (host, mailbox):
             random = np.random.default_rng(3)
             mailbox.ids[:] = random.integers(-1, 5, len(mailbox.ids))
             mailbox.weights[:] = random.random(len(mailbox.weights))
             rows = []
-            for turn in range(1, len(host.turns.host) + 1):
+            for turn in range(1, len(host.stages.stages) + 1):
                 mailbox.rows[:tokens] = rows_for(turn, tokens)
-                host.take_turn(turn, tokens, 0)
+                host.run_stage(turn, tokens, 0)
                 rows.append(mailbox.rows[:tokens].copy())
             found.append(rows)
     assert all(np.isfinite(row).all() for row in found[0])
@@ -227,9 +226,9 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
             functions = {function for turn in host._steps for function, _, _ in turn}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
-            for turn in range(1, len(host.turns.host) + 1):
+            for turn in range(1, len(host.stages.stages) + 1):
                 mailbox.rows[:tokens] = rows_for(turn, tokens)
-                host.take_turn(turn, tokens, 0)
+                host.run_stage(turn, tokens, 0)
                 rows.append(mailbox.rows[:tokens].copy())
             found.append(np.array(rows))
     assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
@@ -245,7 +244,7 @@ def test_a_predictor_is_asked_about_the_neurons_that_are_here(
         box,
     ):
         box.rows[:1] = rows_for(1, 1)
-        host.take_turn(2, 1, 0)
+        host.run_stage(2, 1, 0)
         np.testing.assert_array_equal(box.rows[:1], rows_for(1, 1))
 
 
@@ -260,4 +259,4 @@ def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels
         mailbox.words[MAILBOX.given_up // 8] = 1
         serving.join(SECONDS)
         assert not serving.is_alive()
-        assert mailbox.words[MAILBOX.answered // 8] == len(host.turns.host)
+        assert mailbox.words[MAILBOX.answered // 8] == len(host.stages.stages)

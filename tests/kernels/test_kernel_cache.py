@@ -35,7 +35,8 @@ LOADED = """
 import sys
 import edgeinfer_kernels.cpu.compiler.build_object
 for name, module in sorted(sys.modules.items()):
-    if name.startswith("edgeinfer_kernels.") and not module.__file__.endswith("__init__.py"):
+    is_kernel = name.startswith("edgeinfer_kernels.") and not module.__file__.endswith("__init__.py")
+    if is_kernel or name == "edgeinfer_quant_formats.formats":
         print(module.__file__)
 """
 

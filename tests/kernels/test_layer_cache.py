@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cache_formats import (
     packed_in_groups,
     packed_in_pairs,
@@ -15,7 +17,6 @@ from edgeinfer_kernels.cache_formats import (
     widened,
 )
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
 from edgeinfer_quant_formats import decode
 
 RANDOM = np.random.default_rng(9)
@@ -24,8 +25,8 @@ WITHIN = {"f32": 0.0, "f16": 1e-3, "q8_0": 0.01, "q4_0": 0.12}
 """The root of the mean squared error of normally distributed elements."""
 
 
-def attention(head_dim: int) -> AttentionSpecification:
-    return AttentionSpecification(4, 2, head_dim, 0.25, NormSpecification("rms", 1e-5), None)
+def attention(head_dim: int) -> AttentionSpec:
+    return AttentionSpec(4, 2, head_dim, 0.25, NormSpec("rms", 1e-5), None)
 
 
 def rows(tokens: int, head_dim: int) -> npt.NDArray[np.float32]:

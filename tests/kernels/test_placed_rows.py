@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer_kernels.backend import PAGE, PackingBackend, Places
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import ISA_NAMES
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
@@ -34,19 +34,17 @@ def page_tables(prompt: int) -> npt.NDArray[np.int64]:
 def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
     begun = prompt // PAGE * PAGE
     for table in tables:
-        for layer in engine.cache.layers:
-            layer.copy(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
+        engine.backend.copy_positions(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
 
 
 def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
     """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
     backend = engine.backend
-    assert isinstance(backend, PackingBackend)
     found: list[list[Logits]] = [[] for _ in TAILS]
     for index in range(max(map(len, TAILS))):
         texts = [text for text, tail in enumerate(TAILS) if index < len(tail)]
         x = backend.embed([TAILS[text][index] for text in texts])
-        backend.all_layers_at(x, Places(np.full(len(texts), prompt + index), tables[texts]))
+        backend.forward_batch(x, BatchPositions(np.full(len(texts), prompt + index), tables[texts]))
         for text, row in zip(texts, backend.logits(x), strict=True):
             found[text].append(row)
     return found
@@ -108,13 +106,13 @@ def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: 
     engine.rewind(prompt)
     tables = np.zeros((2, 4), np.int64)
     tables[0, :2], tables[1, :2] = (0, 1), (0, 9)
-    for layer in engine.cache.layers:
-        layer.copy(PAGE, 9 * PAGE, prompt - PAGE)
+    engine.backend.copy_positions(PAGE, 9 * PAGE, prompt - PAGE)
     backend = engine.backend
-    assert isinstance(backend, PackingBackend)
     x = backend.embed([stem, *guesses])
     copies = ((9 * PAGE + prompt - PAGE,), (), ())
-    backend.all_layers_at(x, Places(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies))
+    backend.forward_batch(
+        x, BatchPositions(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies)
+    )
     got = backend.logits(x)[1:]
     assert relative(got, np.stack(want)) < 1e-12
     assert build == "reference" or np.array_equal(got, np.stack(want))
@@ -124,11 +122,10 @@ def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: 
 def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
     backend = engine.backend
-    assert isinstance(backend, PackingBackend)
-    count = backend.most_placed + 1
+    count = backend.capabilities.max_batch_tokens + 1
     x = backend.embed([3] * count)
-    with pytest.raises(ValueError, match="17 tokens at places of their own; 16 go in one step"):
-        backend.all_layers_at(x, Places(np.arange(count), np.zeros((count, 4), np.int64)))
+    with pytest.raises(ValueError, match="saw a batch of 17 tokens, wanted 16 at most"):
+        backend.forward_batch(x, BatchPositions(np.arange(count), np.zeros((count, 4), np.int64)))
     engine.close()
 
 

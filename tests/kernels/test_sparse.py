@@ -7,6 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units, sparse_units
@@ -29,24 +32,19 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     lane_activations_bytes,
 )
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.decoder import (
+    BlockIndex,
+    DecoderSpec,
+    DecoderWeights,
+    LayerSpec,
+    LayerWeights,
+    ResidualBlock,
+    ResidualWeights,
+)
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.reference import ReferenceBackend
-from edgeinfer_kernels.specification import (
-    Activation,
-    AttentionSpecification,
-    DecoderSpecification,
-    FeedForwardSpecification,
-    LayerSpecification,
-    NormSpecification,
-)
-from edgeinfer_kernels.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    FeedForwardWeights,
-    LayerWeights,
-    Matrix,
-)
 from tests.kernels.conftest import ISA_NAMES, built_kernels
 from tests.kernels.row_matrices import quantized_rows, random_matrix
 
@@ -191,8 +189,8 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     quantized, layout = quantized_rows(x)[0], ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix)
     want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
-    supers = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
-    blocks = supers.reshape(-1, layout.blocks_a_super, layout.block_bytes)[:, :, layout.factor_bytes :]
+    super_blocks = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
+    blocks = super_blocks.reshape(-1, layout.blocks_a_super, layout.block_bytes)[:, :, layout.factor_bytes :]
     neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
     neurons[:, :, ::2] ^= 255
     assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
@@ -200,15 +198,21 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     assert not np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
 
 
+def with_feed_forward(weights: DecoderWeights, block: FeedForwardWeights) -> DecoderWeights:
+    """The same decoder of one layer with another feed-forward."""
+    attention, second = weights.layers[0].blocks
+    return replace(weights, layers=(LayerWeights((attention, second.with_block(block))),))
+
+
 def decoder(
     activation: Activation, gated: bool, formats: tuple[str, str, str], biases: bool = False, layers: int = 2
-) -> tuple[DecoderSpecification, DecoderWeights]:
+) -> tuple[DecoderSpec, DecoderWeights]:
     """A decoder whose feed-forward is of these formats (gate, up, down); a third of the neurons is active."""
-    norm = NormSpecification("rms", 1e-5)
-    attention = AttentionSpecification(4, 2, 32, 0.2, norm, None)
-    facts = DecoderSpecification(
-        WIDTH, 32, (LayerSpecification(attention, FeedForwardSpecification(activation, norm)),) * layers, norm
-    )
+    norm = NormSpec("rms", 1e-5)
+    attention = AttentionSpec(4, 2, 32, 0.2, norm, None)
+    blocks = (attention, FeedForwardSpec(activation, NEURONS, gated))
+    one = LayerSpec(tuple(ResidualBlock(block, norm, "norm") for block in blocks))
+    facts = DecoderSpec(WIDTH, 32, (one,) * layers, norm)
     random = np.random.default_rng(1)
 
     def matrix(name: str, rows: int, columns: int, seed: int) -> Matrix:
@@ -220,22 +224,20 @@ def decoder(
     def layer(seed: int) -> LayerWeights:
         first = {"ffn_gate_bias" if gated else "ffn_up_bias": vector(NEURONS, -0.4, 0.1)}
         others = {"ffn_up_bias": vector(NEURONS, 0, 0.1), "ffn_down_bias": vector(WIDTH, 0, 0.1)}
-        return LayerWeights(
-            AttentionWeights(
-                matrix("Q8_0", 128, WIDTH, seed),
-                matrix("Q8_0", 64, WIDTH, seed + 1),
-                matrix("Q8_0", 64, WIDTH, seed + 2),
-                matrix("Q8_0", WIDTH, 128, seed + 3),
-                vector(WIDTH, 1, 0.1),
-            ),
-            FeedForwardWeights(
-                ffn_up=matrix(formats[1], NEURONS, WIDTH, seed + 4),
-                ffn_down=matrix(formats[2], WIDTH, NEURONS, seed + 5),
-                ffn_gate=matrix(formats[0], NEURONS, WIDTH, seed + 6) if gated else None,
-                ffn_norm=vector(WIDTH, 1, 0.1),
-                **{**(others if biases else {}), **first},
-            ),
+        attention = AttentionWeights(
+            matrix("Q8_0", 128, WIDTH, seed),
+            matrix("Q8_0", 64, WIDTH, seed + 1),
+            matrix("Q8_0", 64, WIDTH, seed + 2),
+            matrix("Q8_0", WIDTH, 128, seed + 3),
         )
+        norms = [vector(WIDTH, 1, 0.1) for _ in range(2)]
+        second = FeedForwardWeights(
+            ffn_up=matrix(formats[1], NEURONS, WIDTH, seed + 4),
+            ffn_down=matrix(formats[2], WIDTH, NEURONS, seed + 5),
+            ffn_gate=matrix(formats[0], NEURONS, WIDTH, seed + 6) if gated else None,
+            **{**(others if biases else {}), **first},
+        )
+        return LayerWeights((ResidualWeights(attention, norms[0]), ResidualWeights(second, norms[1])))
 
     embedding = matrix("Q8_0", 32, WIDTH, 99)
     weights = DecoderWeights(
@@ -255,21 +257,21 @@ def everybody(weights: DecoderWeights) -> NeuronPredictor:
 
 
 def feed_forward(
-    facts: DecoderSpecification,
+    facts: DecoderSpec,
     weights: DecoderWeights,
     x: Rows,
     sparse: SparseLayers | None,
     threads: int = 2,
     isa: str = ISA_NAMES[0],
 ) -> Rows:
-    caches = [LayerCache.allocate(layer.attention, 16, "f32") for layer in facts.layers]
+    state = DecoderState.allocate(facts, 16, "f32")
     units = kernel_units(weights, sparse=sparse)
     kernels = built_kernels(isa, units)
-    backend = CpuBackend(facts, weights, caches, kernels, batch=32, threads=threads, sparse=sparse)
+    backend = CpuBackend(facts, weights, state, kernels, batch=32, threads=threads, sparse=sparse)
     rows = backend.embed([0] * len(x))
     rows[:] = x
     for index in range(len(facts.layers)):
-        backend.feed_forward_block(index, rows)
+        backend.run_block(BlockIndex(index, 1), rows, 0)
     found = rows.copy()
     backend.close()
     return found
@@ -300,9 +302,9 @@ def test_a_sparse_block_equals_the_dense_one(
         got = feed_forward(facts, weights, x, sparse, isa=isa)
         assert relative(got, dense) < 1e-6
         exact = x.astype(np.float64)
-        reference = ReferenceBackend(facts, weights, [], np.float64)
+        reference = ReferenceBackend(facts, weights, DecoderState(), np.float64)
         for index in range(2):
-            reference.feed_forward_block(index, exact)
+            reference.run_block(BlockIndex(index, 1), exact, 0)
         assert relative(got, exact) < 1.1 * relative(dense, exact) < 0.02
 
 
@@ -332,21 +334,22 @@ def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_m
     w = dense_layer(weights, 0)
     assert w.ffn_gate_bias is not None
     off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
-    others = replace(
-        weights, layers=(replace(weights.layers[0], feed_forward=replace(w, ffn_gate_bias=off)),)
-    )
+    others = with_feed_forward(weights, replace(w, ffn_gate_bias=off))
     want = feed_forward(facts, others, x, None)
     assert relative(feed_forward(facts, weights, x, {0: half}), want) < 1e-6
 
 
 def test_layers_that_cannot_be_sparse_say_why() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
-    w, first = dense_layer(weights, 0), facts.layers[0].feed_forward
-    assert why_dense(first, w) is None
-    reason = why_dense(replace(first, activation="silu"), w)
+    w = dense_layer(weights, 0)
+    assert why_dense(facts, weights, 0) is None
+    silu = decoder("silu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+    reason = why_dense(*silu, 0)
     assert reason == "its activation is silu, which is never exactly zero"
-    reason = why_dense(first, replace(w, ffn_down=random_matrix("F16", WIDTH, NEURONS)))
+    reason = why_dense(
+        facts, with_feed_forward(weights, replace(w, ffn_down=random_matrix("F16", WIDTH, NEURONS))), 0
+    )
     assert reason == "F16.weight is F16; sparse are Q4_0, Q8_0, Q4_K, Q5_K, Q6_K"
     narrow = FeedForwardWeights(random_matrix("Q4_0", 33, 64), random_matrix("Q4_0", 64, 64))
-    reason = why_dense(first, narrow)
+    reason = why_dense(facts, with_feed_forward(weights, narrow), 0)
     assert reason == "Q4_0.weight isn't a multiple of 32 in both its sizes"

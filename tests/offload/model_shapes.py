@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from edgeinfer_kernels.sizes.model_sizes import (
-    ExpertSizes,
-    FeedForwardSizes,
-    LayerSizes,
-    MatrixSize,
-    ModelSizes,
-)
+from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec
+from edgeinfer_kernels.blocks.block import DivisibleSizes, NormSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
+from edgeinfer_kernels.blocks.moe import MoeSizes, MoeSpec
+from edgeinfer_kernels.matrix import MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
@@ -24,12 +23,7 @@ def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -
 
 
 def layer(
-    width: int,
-    heads: int,
-    kv_heads: int,
-    kind: str,
-    dense: FeedForwardSizes | None = None,
-    experts: ExpertSizes | None = None,
+    width: int, heads: int, kv_heads: int, kind: str, second: DivisibleSizes, window: int = 0
 ) -> LayerSizes:
     head_dim = width // heads
     rows = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
@@ -37,16 +31,21 @@ def layer(
         MatrixSize(f"attn_{part}", kind, count, width) for part, count in zip("qkv", rows, strict=True)
     )
     output = MatrixSize("attn_output", kind, width, heads * head_dim)
-    return LayerSizes(
-        heads, kv_heads, head_dim, q, k, v, output, (width,), feed_forward=dense, experts=experts
-    )
+    spec = AttentionSpec(heads, kv_heads, head_dim, 1.0, NormSpec("rms", 1e-5), None, window=window)
+    return LayerSizes((AttentionSizes(spec, q, k, v, output, (width,)), second))
 
 
 def dense_model(
-    layers: int = 32, width: int = 4096, neurons: int = 14336, kind: str = "Q4_K", vocabulary: int = 128256
+    layers: int = 32,
+    width: int = 4096,
+    neurons: int = 14336,
+    kind: str = "Q4_K",
+    vocabulary: int = 128256,
+    window: int = 0,
 ) -> ModelSizes:
     """A model of Llama-3's build; its 8B shape if nothing is said."""
-    one = layer(width, width // 128, max(width // 512, 1), kind, feed_forward(width, neurons, kind))
+    second = feed_forward(width, neurons, kind)
+    one = layer(width, width // 128, max(width // 512, 1), kind, second, window)
     head = MatrixSize("output", "Q6_K", vocabulary, width)
     table = MatrixSize("token_embd", kind, vocabulary, width)
     return ModelSizes(width, vocabulary, (one,) * layers, head, table, (width,))
@@ -55,7 +54,8 @@ def dense_model(
 def mixed_model() -> ModelSizes:
     """As `dense_model`, every other layer's down projection with more bits, as mixes of formats have it."""
     model = dense_model()
-    richer = replace(model.layers[0], feed_forward=feed_forward(4096, 14336, "Q4_K", "Q6_K"))
+    attention, _ = model.layers[0].blocks
+    richer = LayerSizes((attention, feed_forward(4096, 14336, "Q4_K", "Q6_K")))
     layers = tuple(richer if index % 2 else layer for index, layer in enumerate(model.layers))
     return replace(model, layers=layers)
 
@@ -63,14 +63,11 @@ def mixed_model() -> ModelSizes:
 def mixture_model(layers: int = 48, shared: bool = False) -> ModelSizes:
     """A model of Qwen3-30B-A3B's build: 128 experts, eight for a token."""
     width = 2048
-    experts = ExpertSizes(
-        128,
-        8,
-        feed_forward(width, 768, "Q4_K"),
-        MatrixSize("ffn_gate_inp", "F32", 128, width),
-        feed_forward(width, 1536, "Q4_K") if shared else None,
-    )
-    one = layer(width, 16, 4, "Q4_K", experts=experts)
+    router = MatrixSize("ffn_gate_inp", "F32", 128, width)
+    common = feed_forward(width, 1536, "Q4_K") if shared else None
+    spec = MoeSpec("silu", 128, 8, 768, "softmax", normalized=True)
+    experts = MoeSizes(spec, feed_forward(width, 768, "Q4_K"), router, common)
+    one = layer(width, 16, 4, "Q4_K", experts)
     head = MatrixSize("output", "Q6_K", 151936, width)
     return ModelSizes(width, 151936, (one,) * layers, head, MatrixSize("token_embd", "Q4_K", 151936, width))
 

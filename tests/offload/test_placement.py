@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.sizes.model_sizes import MatrixSize, ModelSizes
+from edgeinfer_kernels.matrix import MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import CPU_BLOCK_SECONDS
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
@@ -187,13 +188,13 @@ def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
 
 
 def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
-    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8)
+    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8)
     assert plan.device == "cpu"
     assert plan.limit_reason is not None
-    assert "output.weight: TQ2_0 has no kernel on the GPU" in plan.limit_reason
-    with pytest.raises(PlanError, match="TQ2_0 has no kernel"):
+    assert "output.weight: TQ1_0 has no kernel on the GPU" in plan.limit_reason
+    with pytest.raises(PlanError, match="TQ1_0 has no kernel"):
         planned(
-            replace(dense_model(), head=MatrixSize("output.weight", "TQ2_0", 128256, 4096)), 8, device="gpu"
+            replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8, device="gpu"
         )
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from edgeinfer_kernels.blocks.block import DivisibleSizes
+from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
-from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES, sent_piece_bytes
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
@@ -127,9 +127,11 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     model = dense_model()
     plan = planned(model, 8)
     items = {item.item: item.bytes for item in plan.items}
-    assert items["layer 3 attention"] == cuda_matrices.attention_bytes(model.layers[3])
-    assert items["layer 3 feed-forward"] == cuda_matrices.feed_forward_bytes(model.layers[3].divisible())
-    assert items["head"] == cuda_matrices.head_bytes(model)
+    attention, feed_forward = model.layers[3].blocks
+    assert isinstance(feed_forward, DivisibleSizes)
+    assert items["layer 3 attention"] == attention.undivided_device_bytes()
+    assert items["layer 3 feed-forward"] == feed_forward.units_device_bytes()
+    assert items["head"] == model.head_device_bytes()
 
 
 def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:
@@ -145,8 +147,7 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
 def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
     found = plan_memory(dense_model(), cpu_only(), WISHES).prediction
     assert found.seconds_empty < found.seconds < found.seconds_full
-    windowed = replace(dense_model(), layers=tuple(replace(x, window=512) for x in dense_model().layers))
-    bounded = plan_memory(windowed, cpu_only(), WISHES).prediction
+    bounded = plan_memory(dense_model(window=512), cpu_only(), WISHES).prediction
     assert bounded.seconds == bounded.seconds_full < found.seconds
 
 

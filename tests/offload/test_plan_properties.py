@@ -33,23 +33,24 @@ BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
 def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
     """Bytes of a layer's weights on the CPU and on the GPU, counted anew."""
     sides = [0, 0]
-    always = layer.experts.always() if layer.experts else []
+    block = layer.divisible
+    assert block is not None
+    undivided = [matrix for each in layer.blocks for matrix in each.undivided()]
     if placed.attention == "gpu":
-        sides[1] += cuda_matrices.attention_bytes(layer)
-        sides[1] += cuda_matrices.shared_bytes(layer.experts) if layer.experts else 0
+        sides[1] += sum(each.undivided_device_bytes() for each in layer.blocks)
+        sides[1] += cuda_matrices.vector_bytes(block.undivided_vectors())
     else:
-        sides[0] += sum(map(interleaved_bytes, (*layer.attention_matrices(), *always)))
-    if layer.experts:
+        sides[0] += sum(map(interleaved_bytes, undivided))
+    if block.is_routed:
         hot = len(placed.gpu_experts)
-        sides[1] += hot * cuda_matrices.feed_forward_bytes(layer.experts.expert)
-        sides[0] += (layer.experts.count - hot) * sum(map(interleaved_bytes, layer.experts.expert.matrices()))
+        sides[1] += hot * block.units_device_bytes()
+        sides[0] += (block.units - hot) * sum(map(interleaved_bytes, block.unit_matrices()))
         return sides[0], sides[1]
-    block = layer.divisible()
     if placed.hot_neurons:
-        sides[1] += cuda_matrices.feed_forward_bytes(block.part(placed.hot_neurons))
-    if placed.hot_neurons < block.neurons:
-        cold = block.part(block.neurons - placed.hot_neurons)
-        sides[0] += sum(map(interleaved_bytes, cold.matrices()))
+        sides[1] += block.part(placed.hot_neurons).units_device_bytes()
+    if placed.hot_neurons < block.units:
+        cold = block.part(block.units - placed.hot_neurons)
+        sides[0] += sum(map(interleaved_bytes, cold.unit_matrices()))
     return sides[0], sides[1]
 
 

@@ -45,12 +45,16 @@ def error(weights: Floats, raw: NDArray[np.uint8], name: str, importance: Floats
     return float(np.sqrt(squares.mean()))
 
 
-def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -> NDArray[np.uint8]:
-    """Quantize with `ggml_quantize_chunk` of the library inside llama-cpp-python."""
+def ggml_library() -> ctypes.CDLL:
+    """The ggml library inside llama-cpp-python."""
     import llama_cpp
 
-    library = ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("libggml-base.*"))))
-    quantize = library.ggml_quantize_chunk
+    return ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("libggml-base.*"))))
+
+
+def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -> NDArray[np.uint8]:
+    """Quantize with `ggml_quantize_chunk` of the library inside llama-cpp-python."""
+    quantize = ggml_library().ggml_quantize_chunk
     quantize.restype = ctypes.c_size_t
     sizes = [ctypes.c_int64] * 3
     quantize.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *sizes, ctypes.c_void_p]

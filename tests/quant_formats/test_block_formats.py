@@ -3,14 +3,15 @@
 import gguf
 import pytest
 
-from edgeinfer_quant_formats import FORMATS, BlockFormat, FormatError, block_format
+from edgeinfer_quant_formats import FORMATS, FormatError, block_format
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_sizes_and_numbers_are_those_of_gguf_py(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    assert FORMATS[name] == BlockFormat(name, int(kind), elements, nbytes)
+    spec = FORMATS[name]
+    assert (spec.name, spec.type_id, spec.block_elements, spec.block_bytes) == (name, kind, elements, nbytes)
 
 
 def test_a_format_is_found_by_name_number_and_itself() -> None:

@@ -1,5 +1,6 @@
 """Decoding, bit for bit as gguf-py does: on random bits, on every special scale, on real ranges."""
 
+import ctypes
 import tracemalloc
 
 import gguf
@@ -8,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats import FORMATS, FormatError, decode
+from tests.quant_formats.quantizer_errors import ggml_library
 
 NUMBERS = ("F64", "I8", "I16", "I32", "I64")
 BLOCK_FORMATS = [name for name in FORMATS if name not in NUMBERS]
@@ -16,14 +18,12 @@ BLOCKS = 5000
 # Zeros, the smallest and largest subnormal and normal halves, one, infinities, quiet and signalling NaN.
 SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
 HALF_OFFSETS = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "F16", "BF16"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-    "TQ1_0": (52,),
-    "TQ2_0": (64,),
+    name: tuple(range(spec.scales.offset, spec.scales.offset + 2 * spec.scales.count, 2))
+    for name, spec in FORMATS.items()
+    if spec.scales and spec.scales.unit == 2
 }
+# gguf-py has no codec for Q1_0; its formula is tested by itself.
+READ_BY_GGUF_PY = [name for name in BLOCK_FORMATS if name != "Q1_0"]
 
 
 def by_gguf_py(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
@@ -38,14 +38,14 @@ def assert_same_bits(seen: NDArray[np.float32], wanted: NDArray[np.float32]) -> 
     assert same.all(), f"{(~same).sum()} of {same.size} differ"
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", READ_BY_GGUF_PY)
 def test_random_bits_decode_as_in_gguf_py(name: str) -> None:
     shape = (BLOCKS, FORMATS[name].block_bytes)
     raw = np.random.default_rng(11).integers(0, 256, shape, dtype=np.uint8)
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
-@pytest.mark.parametrize("name", HALF_OFFSETS)
+@pytest.mark.parametrize("name", [name for name in HALF_OFFSETS if name != "Q1_0"])
 def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
     offsets = HALF_OFFSETS[name]
     shape = (len(SPECIAL_HALVES) ** 2, FORMATS[name].block_bytes)
@@ -54,6 +54,25 @@ def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
     for offset, halves in zip(offsets, (first, second), strict=False):
         raw[:, offset : offset + 2] = halves.reshape(-1, 1).astype("<u2").view(np.uint8)
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
+
+
+def test_q1_0_is_plus_or_minus_its_scale() -> None:
+    raw = np.random.default_rng(18).integers(0, 256, (len(SPECIAL_HALVES), 18), dtype=np.uint8)
+    raw[:, :2] = np.array(SPECIAL_HALVES, "<u2")[:, None].view(np.uint8)
+    d = raw[:, :2].copy().view("<f2").astype(np.float32)
+    signs = (raw[:, 2:, None] >> np.arange(8, dtype=np.uint8)) & 1
+    assert_same_bits(decode(raw, "Q1_0"), np.where(signs.reshape(-1, 128), d, -d).reshape(-1))
+
+
+@pytest.mark.llama_cpp
+def test_q1_0_decodes_as_llama_cpp_decodes_it() -> None:
+    pytest.importorskip("llama_cpp")
+    raw = np.random.default_rng(19).integers(0, 256, (BLOCKS, 18), dtype=np.uint8)
+    wanted = np.empty(128 * BLOCKS, np.float32)
+    ggml_library().dequantize_row_q1_0(
+        ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(wanted.ctypes.data), ctypes.c_int64(wanted.size)
+    )
+    assert_same_bits(decode(raw, "Q1_0"), wanted)
 
 
 def test_every_exponent_of_mxfp4_decodes_as_in_gguf_py() -> None:
@@ -80,7 +99,7 @@ def test_plain_numbers_decode_to_the_nearest_float32(name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_arrays_and_odd_places_in_memory_decode_alike(name: str) -> None:
+def test_bytes_arrays_and_unaligned_memory_decode_alike(name: str) -> None:
     size = 3 * FORMATS[name].block_bytes
     memory = np.random.default_rng(16).integers(0, 256, size + 1, dtype=np.uint8)
     aligned = memory[1:].copy()

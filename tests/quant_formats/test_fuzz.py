@@ -125,6 +125,7 @@ def outcome(path: Path) -> str:
     return "read"
 
 
+@pytest.mark.slow
 def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     counts: Counter[tuple[str, str]] = Counter()

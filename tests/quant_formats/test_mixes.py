@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer_quant_formats import FORMATS, FormatError
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
-from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, find_mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantized
 from edgeinfer_quant_formats.quantizer.type_choice import (
@@ -31,34 +31,34 @@ def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
     return [TensorInfo(name, shape, kind, 0, kind.nbytes(shape), part=0) for name, shape in shapes.items()]
 
 
-def choices(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, TypeChoice]:
+def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeChoice]:
     tied = OUTPUT not in model.shapes()
-    facts = ModelFacts.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
-    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeOptions(**wishes))
+    facts = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
+    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeOptions(**options))
 
 
-def formats(model: MixModel, mix: str, importance: bool = False, **wishes: Any) -> dict[str, str]:
-    return {name: each.format.name for name, each in choices(model, mix, importance, **wishes).items()}
+def formats(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, str]:
+    return {name: each.format.name for name, each in choices(model, mix, importance, **options).items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None:
     for mix in MIXES:
         kept = GOLDEN[name][mix]
-        for wanted, importance in ((kept[0], False), (kept[-1], True)):
+        for wanted, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
             assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == wanted, (mix, importance)
 
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", ["llama, eight experts", "llama, rows of 224", "falcon, tied", "deepseek2"])
-def test_the_choices_kept_are_llama_cpps(name: str, tmp_path: Path) -> None:
+def test_the_stored_choices_are_llama_cpps(name: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, [name]) == {name: GOLDEN[name]}
 
 
 @pytest.mark.llama_cpp
 @pytest.mark.slow
-def test_all_the_choices_kept_are_llama_cpps(tmp_path: Path) -> None:
+def test_all_stored_choices_are_llama_cpps(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, list(MODELS)) == GOLDEN
 
@@ -66,7 +66,7 @@ def test_all_the_choices_kept_are_llama_cpps(tmp_path: Path) -> None:
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", ["llama, three layers", "llama, rows of 224", "gemma3n", "falcon"])
 @pytest.mark.parametrize("mix", ["Q4_K_M", "Q8_0", "F16"])
-def test_wishes_are_granted_as_llama_cpp_grants_them(name: str, mix: str, tmp_path: Path) -> None:
+def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("llama_cpp")
     path = MODELS[name].write(tmp_path / "model.gguf")
     overrides = (llama_cpp.llama_model_tensor_override * 3)()
@@ -84,15 +84,15 @@ def test_wishes_are_granted_as_llama_cpp_grants_them(name: str, mix: str, tmp_pa
     ):
         if mix == "F16" and "overrides" in mine:
             continue  # llama.cpp forgets the user's overrides there
-        wishes: dict[str, Any] = dict(theirs)
-        if "tt_overrides" in wishes:
+        options: dict[str, Any] = dict(theirs)
+        if "tt_overrides" in options:
             kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)
-            wishes["tt_overrides"] = ctypes.cast(overrides, kind)
-        wanted = mix_models.by_llama_cpp(path, mix, **wishes)
+            options["tt_overrides"] = ctypes.cast(overrides, kind)
+        wanted = mix_models.by_llama_cpp(path, mix, **options)
         assert formats(MODELS[name], mix, **mine) == wanted, mine
 
 
-def test_rows_that_fill_no_blocks_take_the_stand_in_and_the_choice_says_so() -> None:
+def test_rows_that_fill_no_blocks_use_the_fallback() -> None:
     chosen = choices(MODELS["llama, rows of 224"], "Q4_K_M")
     query, value = chosen["blk.4.attn_q.weight"], chosen["blk.0.attn_v.weight"]
     assert (query.format.name, query.wanted.name) == ("Q5_0", "Q4_K")
@@ -100,7 +100,7 @@ def test_rows_that_fill_no_blocks_take_the_stand_in_and_the_choice_says_so() -> 
     assert formats(MODELS["llama, tied, rows of 200"], "Q4_K_M")["blk.0.attn_q.weight"] == "F16"
 
 
-def test_norms_biases_routers_and_tables_of_places_are_never_quantized() -> None:
+def test_norms_biases_routers_and_position_tables_are_never_quantized() -> None:
     for name in ("blk.0.attn_norm.weight", "blk.0.ffn_gate_inp.weight", "position_embd.weight"):
         assert not is_quantized(name, (4, 256), "llama")
     assert not is_quantized("blk.0.attn_q.bias", (4, 256), "llama")
@@ -114,20 +114,20 @@ def test_overrides_hold_for_mixes_of_floats_too() -> None:
     assert (found["blk.0.attn_q.weight"], found["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
 
 
-def test_a_pattern_that_matches_nothing_is_told() -> None:
+def test_a_pattern_without_a_match_is_reported() -> None:
     patterns = tuple(Override(re.compile(text), FORMATS["Q8_0"]) for text in ("attn_q", "attn_norm", "nose"))
     tensors = {info.name: info for info in infos(MODELS["arcee"].shapes())}
     assert unmatched(patterns, tensors, "arcee") == ["attn_norm", "nose"]
 
 
-def test_a_format_asked_for_that_rows_cannot_fill_is_refused() -> None:
+def test_a_requested_format_that_rows_cannot_fill_is_refused() -> None:
     wanted = r"token_embd.weight: row of 224 weights is not a multiple of the Q4_K block \(256\)"
     with pytest.raises(FormatError, match=wanted):
         choices(MODELS["llama, rows of 224"], "Q8_0", embedding=FORMATS["Q4_K"])
 
 
 def test_a_layer_that_the_metadata_do_not_count_is_refused() -> None:
-    facts = ModelFacts("llama", layers=2, experts=4)
+    facts = SourceModel("llama", layers=2, experts=4)
     tensors = infos({"blk.2.ffn_down_exps.weight": (4, 4, 256)})
     with pytest.raises(FormatError, match=r"blk\.2\.ffn_down_exps\.weight: layer 2, wanted 0 to 1"):
         choose_types(tensors, facts, find_mix("Q4_K_M"))
@@ -147,4 +147,9 @@ def test_file_types_are_numbered_once() -> None:
 def test_counts_that_are_no_numbers_are_refused() -> None:
     metadata = {"general.architecture": "llama", "llama.block_count": "many"}
     with pytest.raises(FormatError, match=r"llama\.block_count: many, wanted a whole number"):
-        ModelFacts.from_metadata(metadata, 1, has_importance=False, tied_output=False)
+        SourceModel.from_metadata(metadata, 1, has_importance=False, tied_output=False)
+
+
+def test_the_manual_lists_every_mix() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "user" / "quantize.md").read_text(encoding="utf-8")
+    assert [mix for mix in MIXES if f"`{mix}`" not in manual] == []

@@ -80,7 +80,7 @@ def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: N
                 np.testing.assert_array_equal(seen, wanted)
 
 
-def test_what_the_importance_does_not_name_is_told(tmp_path: Path) -> None:
+def test_tensors_without_importance_are_reported(tmp_path: Path) -> None:
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q4_K_M"), importance=Importance({}))
         quantized = [name for name, info in file.tensors.items() if is_quantized(name, info.shape, "arcee")]
@@ -101,7 +101,7 @@ def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_pat
             )
 
 
-def test_tensors_of_the_format_wanted_are_copied_and_others_told(tmp_path: Path) -> None:
+def test_tensors_of_the_wanted_format_are_copied(tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
     first = quantize(source, "Q4_K_S")
     with GGUFFile.open(first) as file:
@@ -113,7 +113,7 @@ def test_tensors_of_the_format_wanted_are_copied_and_others_told(tmp_path: Path)
     assert second.read_bytes() == first.read_bytes()
 
 
-def test_progress_ends_with_all_that_there_is_to_read(tmp_path: Path) -> None:
+def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q8_0"))
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_the_workers_and_leaves_nothing(small_pieces: None, tm
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_a_worker_that_is_killed_is_told() -> None:
+def test_a_killed_worker_is_an_error() -> None:
     piece = Piece("w", np.ones(512, np.float32).tobytes(), "F32", "Q4_K", None)
     with EncodingPool(2) as pool:
         assert len(next(pool.recoded([lambda: piece]))) == 288

@@ -197,9 +197,7 @@ def test_a_released_tensor_reads_the_same_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="needs madvise")
-def test_without_madvise_nothing_is_asked_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_madvise_no_pages_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_DONTNEED")
     monkeypatch.delattr(mmap, "MADV_SEQUENTIAL")
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:

@@ -148,7 +148,7 @@ def test_every_kind_of_source_gives_the_same_file(tmp_path: Path, source: str) -
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if not name.startswith("I") or "Q" in name])
-def test_weights_are_encoded_into_the_format_asked_for(tmp_path: Path, name: str) -> None:
+def test_weights_are_encoded_into_the_requested_format(tmp_path: Path, name: str) -> None:
     with GGUFWriter(tmp_path / "model.gguf") as writer:
         writer.add_tensor("w", WEIGHTS, name)
     with GGUFFile.open(tmp_path / "model.gguf") as file:
@@ -157,7 +157,7 @@ def test_weights_are_encoded_into_the_format_asked_for(tmp_path: Path, name: str
         np.testing.assert_array_equal(file.decode("w").reshape(-1), decode(encode(WEIGHTS, name), name))
 
 
-def test_a_callable_is_asked_only_when_the_file_is_written(tmp_path: Path) -> None:
+def test_a_callable_is_called_only_when_the_file_is_written(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def source() -> Any:

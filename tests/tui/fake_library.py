@@ -130,18 +130,14 @@ class FakeChat:
 
     @property
     def context_used(self) -> int:
-        return sum(len(turn["content"].split()) for turn in self.messages)
+        return sum(len(message["content"].split()) for message in self.messages)
 
     def stream(self, text: str, **settings: Any) -> FakeStream:
         self.messages.append({"role": "user", "content": text})
         return self._answer(settings)
 
-    def regenerate(self, **settings: Any) -> FakeStream:
-        self.messages.pop()
-        return self._answer(settings)
-
     def edit(self, index: int, text: str, **settings: Any) -> FakeStream:
-        places = [place for place, turn in enumerate(self.messages) if turn["role"] == "user"]
+        places = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         del self.messages[places[index] :]
         return self.stream(text, **settings)
 

@@ -18,10 +18,10 @@ import pytest
 import typer
 
 from edgeinfer_tui.command_list import app
+from tests.tui.commands.test_run import pipe_in
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import FakeModel
 from tests.tui.terminal import ROOT, Terminal, environment
-from tests.tui.test_run import pipe_in
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +147,7 @@ REDIRECTIONS = (
     ">&- 2>/dev/full",
 )
 QUICK = (
-    *("show tiny", "list", "config", "chats", "config --path", "--version", "run --help", "rm nope"),
+    *("show tiny", "list", "config", "history", "config --path", "--version", "run --help", "rm nope"),
     *("plan nope", "run tiny", "chat", "chats --search x", "nope", "show --json"),
 )
 
@@ -186,7 +186,7 @@ def test_no_data_steers_a_terminal(
         lambda: ["plan", hostile],
         lambda: ["run", hostile, "Hi"],
         lambda: ["bench", hostile],
-        lambda: ["chats", ESCAPE],
+        lambda: ["history", ESCAPE],
         lambda: ["rm", hostile],
         lambda: ["eval", "--text", f"{hostile}.missing", "tiny"],
         lambda: [ESCAPE, ESCAPE],

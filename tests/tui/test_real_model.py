@@ -66,32 +66,30 @@ def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_run_prints_the_answer_and_a_newline_and_nothing_else(home: Path) -> None:
-    done = run(home, "run", "tiny", PROMPT, *GREEDY, "-n", "20")
+def test_run_prints_the_response_and_a_newline_and_nothing_else(home: Path) -> None:
+    done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "20")
     assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
 
 
-def test_an_answer_slides_past_its_context_and_says_so(home: Path) -> None:
-    options = ("--context", "64", "-n", "120", "--on-full", "slide", *GREEDY)
+def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
+    options = ("--context", "64", "--max-tokens", "120", "--context-overflow", "shift", *GREEDY)
     done = run(home, "run", "tiny", PROMPT, *options, "--speed", "--device", "cpu")
     assert done.returncode == 0
-    assert (
-        "the text outgrew the context of 64 tokens and slid 4 times in this answer: 64 tokens" in done.stderr
-    )
-    assert "slid 4 times, 64 tokens left out" in done.stderr
+    assert "the text exceeded the context of 64 tokens and was shifted 4 times: 64 tokens" in done.stderr
+    assert "shifted 4 times, 64 tokens evicted" in done.stderr
     assert "120 tokens" in done.stderr
     record = run(home, "run", "tiny", PROMPT, *options, "--output", "json")
     assert json.loads(record.stdout)["usage"]["left_out_tokens"] == 64
 
 
-def test_an_answer_that_fills_its_context_says_so(home: Path) -> None:
+def test_a_response_that_fills_its_context_says_so(home: Path) -> None:
     done = run(home, "run", "tiny", PROMPT, "--context", "32", *GREEDY)
     assert done.returncode == 0
-    assert done.stderr == "edgeinfer: the context of 32 tokens is full: the answer ends here\n"
+    assert done.stderr == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
 
 
 def test_piped_text_is_the_prompt(home: Path) -> None:
-    done = run(home, "run", "tiny", *GREEDY, "-n", "3", "--speed", stdin=PROMPT + "\n")
+    done = run(home, "run", "tiny", *GREEDY, "--max-tokens", "3", "--speed", stdin=PROMPT + "\n")
     assert done.stdout == ", there was\n"
     assert done.stderr.startswith("ttft ")
     assert "prompt " in done.stderr
@@ -99,13 +97,13 @@ def test_piped_text_is_the_prompt(home: Path) -> None:
     assert "context 8/1024 · stopped at --max-tokens" in done.stderr
 
 
-def test_llama_cpp_answers_alike_and_as_quietly(home: Path) -> None:
+def test_llama_cpp_responses_alike_and_as_quietly(home: Path) -> None:
     pytest.importorskip("llama_cpp")
-    done = run(home, "run", "tiny", PROMPT, *GREEDY, "-n", "8", "--engine", "llama.cpp")
+    done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8", "--engine", "llama.cpp")
     assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
 
 
-def test_ctrl_c_in_an_answer_keeps_what_was_said(home: Path) -> None:
+def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None
     said = process.stdout.read(30)
@@ -129,8 +127,8 @@ def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
     assert process.wait(PATIENCE_SECONDS) == 141
 
 
-def test_a_chat_on_a_terminal_answers_and_leaves(home: Path, opened: list[Terminal]) -> None:
-    terminal = Terminal(home, "run", *GREEDY, "-n", "12", command=COMMAND, variables=CACHE)
+def test_a_chat_on_a_terminal_responses_and_leaves(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run", *GREEDY, "--max-tokens", "12", command=COMMAND, variables=CACHE)
     opened.append(terminal)
     terminal.wait_for("tiny, context 1024 tokens.")
     terminal.wait_for(">>> ")
@@ -141,7 +139,7 @@ def test_a_chat_on_a_terminal_answers_and_leaves(home: Path, opened: list[Termin
     terminal.wait_for("1 message from you, context ")
     terminal.wait_for(">>> ")
     terminal.type("/clear\r")
-    terminal.wait_for("forgotten")
+    terminal.wait_for("cleared")
     terminal.type("/stats\r")
     terminal.wait_for("0 messages from you, context 0/1024 tokens")
     terminal.wait_for(">>> ")
@@ -229,13 +227,13 @@ def test_what_cannot_be_done_is_one_line(
     assert told in done.err
 
 
-def test_where_nothing_that_is_measured_can_be_kept_it_answers_all_the_same(home: Path) -> None:
+def test_where_nothing_that_is_measured_can_be_kept_it_responses_all_the_same(home: Path) -> None:
     built = KernelCache(user_folder("cache"), choose()).folder
     cache = home / "cache" / "edgeinfer"
     shutil.copytree(built, cache / built.name)
     (cache / "measured.json").mkdir()
     done = subprocess.run(
-        [*COMMAND, "run", "tiny", PROMPT, *GREEDY, "-n", "8"],
+        [*COMMAND, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -256,7 +254,7 @@ def test_a_start_that_compiles_shows_how_far_it_has_come(home: Path, opened: lis
     assert found.find("rows_Q6_K") is None
     terminal = Terminal(
         home,
-        *("run", "tiny", PROMPT, *GREEDY, "-n", "8"),
+        *("run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8"),
         command=COMMAND,
         variables={"XDG_CACHE_HOME": str(home / "empty")},
     )

@@ -15,7 +15,7 @@ from tests.tui.terminal import COMMAND, PATIENCE_SECONDS, ROOT, Terminal, enviro
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
-def test_ctrl_c_in_an_answer_ends_it_with_130_and_a_whole_terminal(
+def test_ctrl_c_in_a_response_ends_it_with_130_and_a_whole_terminal(
     home: Path, opened: list[Terminal]
 ) -> None:
     terminal = Terminal(home, "run", "tiny", "Once upon")
@@ -38,7 +38,7 @@ def test_ctrl_c_while_loading_ends_quietly(home: Path, opened: list[Terminal]) -
     assert "Traceback" not in terminal.seen
 
 
-def test_a_chat_stops_an_answer_edits_with_history_and_leaves(home: Path, opened: list[Terminal]) -> None:
+def test_a_chat_stops_a_response_edits_with_history_and_leaves(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run")
     opened.append(terminal)
     terminal.wait_for(">>> ")
@@ -83,7 +83,7 @@ def test_a_reader_that_goes_away_is_no_error(home: Path) -> None:
     assert process.wait(PATIENCE_SECONDS) == 141
 
 
-def test_sigint_in_a_pipe_keeps_what_was_said(home: Path) -> None:
+def test_sigint_in_a_pipe_keeps_the_text(home: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "tiny", "Once"],
         stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def test_help_needs_neither_the_engine_nor_numpy() -> None:
         "import sys, json\n"
         "from edgeinfer_tui.command_line import exit_code\n"
         "exit_code(['run', '--help'])\n"
-        "heavy = ['numpy', 'numba', 'textual', 'torch', 'edgeinfer']\n"
+        "heavy = ['numpy', 'numba', 'textual', 'torch', 'edgeinfer.engine', 'edgeinfer.model']\n"
         "print(json.dumps([name for name in heavy if name in sys.modules]), file=sys.stderr)\n"
     )
     result = subprocess.run(

@@ -7,8 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgeinfer_tui.options.option_errors import is_argument, restate
-from edgeinfer_tui.options.option_names import canonical_flag
+from edgeinfer_tui.options.option_errors import canonical_flag, is_argument, restate
 from edgeinfer_tui.output.terminal_output import help_output
 
 PLACEMENT = "edgeinfer plans what goes to the GPU; limit its memory with --vram SIZE (see edgeinfer plan)"

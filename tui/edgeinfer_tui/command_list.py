@@ -12,17 +12,15 @@ from edgeinfer_tui.commands import (
     doctor_command,
     eval_command,
     history_command,
-    list_command,
+    models_command,
     plan_command,
     profile_command,
     pull_command,
     quantize_command,
-    rm_command,
     run_command,
     serve_command,
-    show_command,
 )
-from edgeinfer_tui.options.option_names import canonical
+from edgeinfer_tui.options.option_errors import canonical
 
 app = typer.Typer(
     cls=EdgeInferGroup,
@@ -64,10 +62,10 @@ app.command(cls=EdgeInferCommand)(run_command.run)
 app.command(cls=EdgeInferCommand)(chat_command.chat)
 app.command(cls=EdgeInferCommand)(pull_command.pull)
 app.command(cls=EdgeInferCommand)(serve_command.serve)
-app.command(cls=EdgeInferCommand)(show_command.show)
-app.command("list", cls=EdgeInferCommand)(list_command.list_)
-app.command(cls=EdgeInferCommand)(rm_command.rm)
-app.command(cls=EdgeInferCommand)(history_command.chats)
+app.command(cls=EdgeInferCommand)(models_command.show)
+app.command("list", cls=EdgeInferCommand)(models_command.list_)
+app.command(cls=EdgeInferCommand)(models_command.rm)
+app.command(cls=EdgeInferCommand)(history_command.history)
 app.command(cls=EdgeInferCommand)(plan_command.plan)
 app.command(cls=EdgeInferCommand)(quantize_command.quantize)
 app.command(cls=EdgeInferCommand)(bench_command.bench)

@@ -23,7 +23,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
         return None
     raw = stdin.buffer
     if prompt_given and not _ready(raw):
-        say(f"nothing came on standard input within {PATIENCE_SECONDS:.0f} s: answering the prompt alone")
+        say(f"standard input had no data within {PATIENCE_SECONDS:.0f} s: using the prompt alone")
         return None
     text = decoded(read_bounded(raw, "standard input"), "standard input")
     return text.removesuffix("\n").removesuffix("\r") or None

@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from typer import BadParameter
 
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import shown_bytes
 
 MAX_TEXT_BYTES = 64 << 20
 """Maximum size of a prompt, a schema or a text to evaluate: a device or a pipe may be endless."""

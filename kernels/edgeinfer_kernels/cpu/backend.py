@@ -1,52 +1,40 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Places
-from edgeinfer_kernels.cpu.blocks import BlockBuilder, Placed
+from edgeinfer_kernels.backend import Activations, Backend, BatchPositions, Capabilities, StateArrays
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cpu.attention_scores import attention_scores
+from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
-from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
-from edgeinfer_kernels.cpu.expert_blocks import ExpertBlockBuilder, RoutingRows
-from edgeinfer_kernels.cpu.layout.packed_matrix import (
-    Arena,
-    address,
-    float_rows,
-    int_fields,
-    interleaved_bytes,
-    quick_address,
-)
-from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, int_fields, quick_address
+from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import CALL, ENDS_BY_TOKEN, HEAD, STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.schedule import LayerBlocks, StepSchedules
-from edgeinfer_kernels.cpu.runtime.step_args import PlaceTable, fill_call
+from edgeinfer_kernels.cpu.runtime.schedule import StepCall, StepSchedules
+from edgeinfer_kernels.cpu.runtime.step_args import PositionTable, fill_call
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import (
-    SparseBuilder,
-    SparseLayers,
-    matrices_by_neuron,
-    predictor_matrices,
-)
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.expert_routing import Routing
-from edgeinfer_kernels.layer_cache import LayerCache, padded
-from edgeinfer_kernels.reference.backend import last_norm
-from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
-from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.reference.backend import final_norm
 
 ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
 """Kernels that every model needs; layers name the others."""
 
 
-class CpuBackend:
+class CpuBackend(Backend[Activations]):
     """A decoder on the CPU.
 
     Weights are repacked at load time, so the pages of the file can be released. The blocks `in_file` stay
@@ -62,13 +50,12 @@ class CpuBackend:
     """
 
     name = "cpu"
-    most_placed = most_stepped = STEP_TOKENS
 
     def __init__(
         self,
-        specification: DecoderSpecification,
+        spec: DecoderSpec,
         weights: DecoderWeights,
-        caches: Sequence[LayerCache],
+        state: DecoderState,
         kernels: Kernels,
         *,
         batch: int = 256,
@@ -80,133 +67,98 @@ class CpuBackend:
         routing: Routing | None = None,
         team: ThreadPool | None = None,
     ) -> None:
-        self.specification = specification
-        self.weights = weights
+        self.spec, self.weights, self.state = spec, weights, state
         self.batch = batch
-        self._arena = Arena()
-        self._sizes = ModelSizes.of(specification, weights)
-        self._kernels = kernels
         self.routing = routing
+        self._kernels = kernels
         sparse = sparse or {}
-        self.team = team or ThreadPool(self._kernels, threads or usable_cpus())
+        self.team = team or ThreadPool(kernels, threads or usable_cpus())
         self._has_own_team = team is None
-        self.repacked_bytes, self.repack_seconds = 0, 0.0
-        matrices = [*weights.matrices(head=head), *predictor_matrices(sparse)]
-        mapped = [*in_file, *matrices_by_neuron(weights, sparse)]
-        placed = leave_in_file(mapped, kernels, self._arena, group_offset(self._sizes))
-        moved = [matrix for matrix in matrices if id(matrix) not in placed]
-        if moved:
-            placed |= self._repack(moved, on_placed)
-        self._build(weights, caches, placed, not mapped, head, routing)
-        self._make_sparse(sparse)
+        self._decoder = CpuDecoder(
+            spec,
+            weights,
+            {index: weights.residual(index) for index in spec.indices()},
+            state,
+            kernels,
+            self.team,
+            batch=batch,
+            repacked=[*weights.matrices(head=head), *predictor_matrices(sparse)],
+            in_file=[*in_file, *matrices_by_neuron(weights, sparse)],
+            sparse=sparse,
+            on_placed=on_placed,
+        )
+        self.repacked_bytes = self._decoder.repacked_bytes
+        self.repack_seconds = self._decoder.repack_seconds
+        self._build(head)
+        self.capabilities = Capabilities(
+            max_step_tokens=min(batch, STEP_TOKENS),
+            max_batch_tokens=STEP_TOKENS,
+            max_draft_prompt=self._max_draft_prompt(),
+            skips_layers=True,
+            has_attention_scores=True,
+            is_fork_safe=True,
+        )
 
-    def _repack(self, matrices: list[Matrix], on_placed: OnPlaced | None) -> dict[int, Placed]:
-        """Repack every matrix into the kernel layout; keyed by id."""
-        begin = time.perf_counter()
-        placed = repack(matrices, self._kernels, self._arena, self.team.threads, on_placed)
-        self.repack_seconds = time.perf_counter() - begin
-        self.repacked_bytes = sum(map(interleaved_bytes, matrices))
-        return placed
-
-    def _build(
-        self,
-        weights: DecoderWeights,
-        caches: Sequence[LayerCache],
-        placed: dict[int, Placed],
-        repack: bool,
-        head: bool,
-        routing: Routing | None,
-    ) -> None:
-        facts = self.specification
-        self._workspace = Workspace(self._arena, self._sizes, self.batch, self.team.threads, repack)
-        workspace = self._workspace
-        scratch = Scratch(workspace.scratch, workspace.scratch_stride)
-        table, scale = weights.token_embd, facts.embedding_scale
-        self._embedding = Embedding(table, self._arena, self._kernels, self.team, scratch, scale)
-        builder = BlockBuilder(self._arena, workspace, placed, facts.width)
-        self._attention = [
-            builder.attention(layer.attention, w.attention, cache)
-            for layer, w, cache in zip(facts.layers, weights.layers, caches, strict=True)
-        ]
-        self._feed_forward = [
-            self._feed_forward_step(builder, index, w.feed_forward, routing)
-            for index, w in enumerate(weights.layers)
-        ]
-        self._head = builder.head(facts.norm, weights) if head else 0
+    def _build(self, head: bool) -> None:
+        """Build the structures of all blocks and of the head, the buffers, and the schedules."""
+        decoder, spec = self._decoder, self.spec
+        self._workspace, self._embedding = decoder.workspace, decoder.embedding
+        self._blocks = {index: decoder.build(index, self._options(index)) for index in spec.indices()}
+        self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
             self._head_fields = int_fields(self._head, len(HEAD))
-        self._x = float_rows(workspace.rows("x")[0], self.batch, padded(facts.width))
+        self._x = float_rows(self._workspace.rows("x")[0], self.batch, padded(spec.hidden_size))
         self._call = np.zeros(len(CALL), np.int64)
         self._call_address = address(self._call)
-        self._builder = builder
+        self._build_schedules()
 
-    def _make_sparse(self, layers: SparseLayers) -> None:
-        """Replace the feed-forwards of these layers by sparse blocks, then rebuild the schedule."""
-        if layers:
-            name, threads = "sparse_feed_forward_block", self.team.threads
-            made = SparseBuilder(
-                self._arena, self._kernels, self.specification, self.weights, layers, threads
-            )
-            dense = {layer: self._feed_forward[layer][1] for layer in layers}
-            for layer, block in made.blocks(dense, self._builder).items():
-                self._feed_forward[layer] = name, block
-        self._build_program()
+    def _options(self, index: BlockIndex) -> BlockOptions:
+        if self.routing is None:
+            return BlockOptions()
+        ids = self.routing.ids[index.layer]
+        return BlockOptions(RoutingRows(self._decoder.arena.keep(ids), ids.strides[0]))
 
-    def _feed_forward_step(
-        self,
-        builder: BlockBuilder,
-        layer: int,
-        w: FeedForwardWeights | ExpertWeights,
-        routing: Routing | None,
-    ) -> tuple[str, int]:
-        """The kernel name of the layer's second block and the address of its structure."""
-        facts = self.specification.layers[layer].feed_forward
-        if isinstance(w, FeedForwardWeights):
-            assert not isinstance(facts, ExpertsSpecification)
-            return "feed_forward_block", builder.feed_forward(facts, w)
-        assert isinstance(facts, ExpertsSpecification)
-        rows = None
-        if routing is not None:
-            ids = routing.ids[layer]
-            rows = RoutingRows(self._arena.keep(ids), ids.strides[0])
-        return "experts_block", ExpertBlockBuilder(builder).experts(facts, w, rows)
-
-    def _routes_early(self, layer: int) -> bool:
-        facts = self.specification.layers[layer].feed_forward
-        return isinstance(facts, ExpertsSpecification) and facts.early
-
-    def _build_program(self) -> None:
+    def _build_schedules(self) -> None:
         """Build the schedules: the blocks of all layers, and all blocks of a step."""
-        early = ["route_block"] if any(map(self._routes_early, range(len(self._feed_forward)))) else []
-        used = [*ALWAYS_USED, *early, *(name for name, _ in self._feed_forward)]
-        self._functions = {name: self._kernels.address(name) for name in used}
-        layers = [self._layer_blocks(layer) for layer in range(len(self._attention))]
+        address_of = self._kernels.address
+        used = {
+            call.kernel for built in self._blocks.values() for call in (*built.before_layer, *built.calls)
+        }
+        self._functions = {name: address_of(name) for name in (*ALWAYS_USED, *used)}
+        layers = [self._layer_calls(layer) for layer in range(len(self.spec.layers))]
         x, stride = self._workspace.rows("x")
         runner = self._functions["run_program"]
         by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
-        self._programs = StepSchedules(self._arena, runner, layers, x, stride, by_token)
-        self._layers_run = self._programs.of_layers(range(len(layers)))
+        self._schedules = StepSchedules(self._decoder.arena, runner, layers, x, stride, by_token)
+        tables = [self._schedules.table_of(self._rope_of(layer)) for layer in range(len(layers))]
+        self._tables = {index: tables[index.layer] for index in self._blocks}
+        self._layers_run = self._schedules.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
         embed = self._embedding.block
         before = [(self._functions["embed_block"], embed)] if embed else []
         if self._head:
             head = self._functions["head_block"], self._head
-            self._step_run = self._programs.whole(before, head, self._call_address)
-        self._guess_loop: DraftLoop | None = None
-        self._logits_room = UnpackedRows(padded(self.specification.vocabulary_size))
+            self._step_run = self._schedules.whole(before, head, self._call_address)
+        self._draft_loop: DraftLoop | None = None
+        self._logits_rows = UnpackedRows(padded(self.spec.vocabulary_size))
 
-    def _layer_blocks(self, layer: int) -> LayerBlocks:
-        name, block = self._feed_forward[layer]
-        steps = [(self._functions["attention_block"], self._attention[layer]), (self._functions[name], block)]
-        if self._routes_early(layer):
-            steps.insert(0, (self._functions["route_block"], block))
-        return LayerBlocks(tuple(steps), self.specification.layers[layer].attention.rope)
+    def _rope_of(self, layer: int) -> RopeSpec | None:
+        """The RoPE whose table the kernels of a layer read."""
+        ropes = [self._blocks[index].rope for index in self._layer_indices(layer)]
+        return next((rope for rope in ropes if rope is not None), None)
+
+    def _layer_calls(self, layer: int) -> list[StepCall]:
+        """The kernels of a layer in order; all share the call of its RoPE."""
+        built, rope = [self._blocks[index] for index in self._layer_indices(layer)], self._rope_of(layer)
+        calls = [call for block in built for call in block.before_layer]
+        calls += [call for block in built for call in block.calls]
+        return [StepCall(self._functions[call.kernel], call.block, rope) for call in calls]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
-        x = self._x[: len(ids), : self.specification.width]
+        x = self._x[: len(ids), : self.spec.hidden_size]
         self._embedding.write(ids, x)
         return x
 
@@ -214,109 +166,107 @@ class CpuBackend:
         fill_call(self._call, quick_address(x), x.strides[0], len(x), start, rope)
         self.team.run(self._functions[function], block, self._call_address)
 
-    def all_layers(self, x: Activations, start: int) -> None:
+    def forward(self, x: Activations, start: int) -> None:
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
         if len(x) > STEP_TOKENS:
-            for layer in range(len(self.specification.layers)):
-                self.attention_block(layer, x, start)
-                self.feed_forward_block(layer, x)
+            for index in self._blocks:
+                self.run_block(index, x, start)
             return
-        self._programs.fill(len(x), start, x=quick_address(x))
+        self._schedules.fill(len(x), start, x=quick_address(x))
         self.team.run(*self._layers_run)
 
-    def logits_behind(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
-        """As `embed`, `all_layers` and `logits`, in one run of the thread pool."""
-        count, programs = len(ids), self._programs
+    def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
+        """As `Backend.step_logits`, in one run of the thread pool."""
+        count, schedules = len(ids), self._schedules
         if self._embedding.block:
             self._step_ids[:count] = ids
             self._embedding.ask(self._step_ids_address)
         else:
             self.embed(ids)
-        programs.fill(count, start)
-        fill_call(self._call, programs.x, programs.stride, count, 0, 0)
-        whole = self._room_for_logits(count)
+        schedules.fill(count, start)
+        fill_call(self._call, schedules.x, schedules.stride, count, 0, 0)
+        whole = self._output_rows(count)
         self.team.run(*self._step_run)
         return self._finished(whole)
 
-    @property
-    def most_given(self) -> int:
-        """As `DraftingBackend.most_given`.
-
-        0 unless kernels can decode the embeddings and the logits need only a scale after the head.
-        """
-        possible = self._head and self._embedding.block and not self.specification.logit_soft_cap
+    def _max_draft_prompt(self) -> int:
+        """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
+        possible = self._head and self._embedding.block and not self.spec.logit_soft_cap
         return min(MAX_GUESSES, self.batch) if possible else 0
 
-    def guesses(self, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `DraftingBackend.guesses`: one run of the thread pool for the whole draft."""
-        if self._guess_loop is None:
+    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
+        """As `Backend.draft`, in one run of the thread pool."""
+        if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._call, self._head_fields
-            made = DraftLoop(self.specification, self._kernels, self._programs, steps, block, head)
-            self._guess_loop = made
-        return self._guess_loop.run(self.team, ids, start, wanted)
+            made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head)
+            self._draft_loop = made
+        return self._draft_loop.run(self.team, ids, start, request)
 
-    def some_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
-        """Run both blocks of these layers, for a step of at most STEP_TOKENS."""
-        self._programs.fill(len(x), start, x=quick_address(x))
-        self.team.run(*self._programs.of_layers(layers))
+    def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
+        """As `Backend.forward_layers`, for a step of at most STEP_TOKENS."""
+        self._schedules.fill(len(x), start, x=quick_address(x))
+        self.team.run(*self._schedules.of_layers(layers))
 
-    def all_layers_at(self, x: Activations, places: Places) -> None:
-        """Run both blocks of every layer for tokens of several sequences, at most `most_placed` tokens."""
+    def forward_batch(self, x: Activations, positions: BatchPositions) -> None:
         if len(x) > STEP_TOKENS:
-            raise ValueError(f"{len(x)} tokens at places of their own; {STEP_TOKENS} go in one step")
-        table, start = PlaceTable(places), int(places.positions.min())
-        span = int(places.positions.max()) + 1 - start
-        self._programs.fill(len(x), start, table.address, span, quick_address(x))
+            raise ValueError(f"saw a batch of {len(x)} tokens, wanted {STEP_TOKENS} at most")
+        table, start = PositionTable(positions), int(positions.positions.min())
+        span = int(positions.positions.max()) + 1 - start
+        self._schedules.fill(len(x), start, table.address, span, quick_address(x))
         self.team.run(*self._layers_run)
 
-    def attention_block(self, layer: int, x: Activations, start: int) -> None:
-        if self._routes_early(layer):
-            self._run("route_block", self._feed_forward[layer][1], x)
-        rope = self._programs.tables[layer].address_of(start, len(x))
-        self._run("attention_block", self._attention[layer], x, start, rope)
+    def run_block(self, index: BlockIndex, x: Activations, start: int) -> None:
+        """x += the result of one block, for tokens at positions start…"""
+        if index.position == 0:
+            for each in self._layer_indices(index.layer):
+                for call in self._blocks[each].before_layer:
+                    self._run(call.kernel, call.block, x)
+        built = self._blocks[index]
+        rope = self._tables[index].address_of(start, len(x))
+        for call in built.calls:
+            self._run(call.kernel, call.block, x, start, rope)
 
-    def feed_forward_block(self, layer: int, x: Activations) -> None:
-        function, block = self._feed_forward[layer]
-        self._run(function, block, x)
+    def _layer_indices(self, layer: int) -> list[BlockIndex]:
+        return [BlockIndex(layer, position) for position in range(len(self.spec.layers[layer].blocks))]
 
     def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
         """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.
 
         (tokens, hidden_size): the normed x; (tokens, neurons): activation(gate)·up or activation(up).
         """
-        weights = self.weights.layers[layer].feed_forward
-        assert isinstance(weights, FeedForwardWeights)
+        weights = dense_layer(self.weights, layer)
         found = []
-        for name, columns in (("normed", self.specification.width), ("hidden", weights.ffn_up.rows)):
+        for name, columns in (("normed", self.spec.hidden_size), ("hidden", weights.ffn_up.rows)):
             at, stride = self._workspace.rows(name)
             found.append(float_rows(at, tokens, stride // 4)[:, :columns])
         return found[0], found[1]
 
-    def queries(self, layer: int, tokens: int) -> Activations:
-        """(tokens, heads, head_dim): the queries of the layer's last attention block, after RoPE; for a q4_0
-        cache also multiplied with the Hadamard matrix. A view, valid until the next block.
+    def queries(self, index: BlockIndex, tokens: int) -> Activations:
+        """(tokens, heads, head_dim): the queries of an attention block that has just run, after RoPE; for a
+        q4_0 cache also multiplied with the Hadamard matrix. A view, valid until the next block.
         """
-        facts = self.specification.layers[layer].attention
+        spec = self.spec.residual(index).block
+        assert isinstance(spec, AttentionSpec)
         at, stride = self._workspace.rows("queries")
-        rows = float_rows(at, tokens, stride // 4)[:, : facts.heads * padded(facts.head_dim)]
-        return rows.reshape(tokens, facts.heads, -1)[:, :, : facts.head_dim]
+        rows = float_rows(at, tokens, stride // 4)[:, : spec.heads * padded(spec.head_dim)]
+        return rows.reshape(tokens, spec.heads, -1)[:, :, : spec.head_dim]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
-        whole = self._room_for_logits(len(x))
+        whole = self._output_rows(len(x))
         self._run("head_block", self._head, x)
         return self._finished(whole)
 
-    def _room_for_logits(self, rows: int) -> npt.NDArray[np.float32]:
+    def _output_rows(self, rows: int) -> npt.NDArray[np.float32]:
         """The output buffer of the head kernel."""
-        whole = self._logits_room.rows(rows)
+        whole = self._logits_rows.rows(rows)
         self._head_fields[HEAD.logits // 8] = quick_address(whole)
         return whole
 
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The output of the head kernel, scaled and soft-capped."""
-        facts = self.specification
+        facts = self.spec
         out = whole[:, : facts.vocabulary_size]
         if facts.logit_scale != 1.0:
             out *= np.float32(facts.logit_scale)
@@ -326,10 +276,29 @@ class CpuBackend:
             out *= np.float32(facts.logit_soft_cap)
         return out
 
-    def normed(self, x: Activations) -> npt.NDArray[np.float32]:
-        return last_norm(self.specification, self.weights, np.asarray(x)).astype(np.float32)
+    def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
+        return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
+
+    @property
+    def state_nbytes(self) -> int:
+        return self.state.nbytes
+
+    def snapshot(self, end: int) -> StateArrays:
+        return self.state.snapshot(end)
+
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        self.state.restore_all(arrays, end)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        self.state.copy(source, target, count)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        self.state.evict(positions, end)
+
+    def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
+        return attention_scores(self, x, start)
 
     def close(self) -> None:
         if self._has_own_team:
             self.team.close()
-        self._arena.clear()
+        self._decoder.close()

@@ -22,9 +22,9 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules
 from edgeinfer_kernels.cpu.runtime.step_args import fill_call
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.specification import DecoderSpecification
 
 MAX_GUESSES = 16
 WIDEST_REACH = 80.0
@@ -44,7 +44,7 @@ class DraftLoop:
 
     def __init__(
         self,
-        specification: DecoderSpecification,
+        specification: DecoderSpec,
         kernels: Kernels,
         programs: StepSchedules,
         steps: tuple[int, int],
@@ -92,7 +92,7 @@ class DraftLoop:
         self._choice: tuple[int, DraftSampling] | None = None
 
     def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `DraftingBackend.guesses`, for at most MAX_GUESSES ids and draft tokens."""
+        """As `Backend.draft`, for at most MAX_GUESSES ids and draft tokens."""
         fields, given, most = self._fields, len(ids), len(wanted.least)
         if not 0 < given <= MAX_GUESSES or not 0 < most <= MAX_GUESSES:
             raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_GUESSES} of each")

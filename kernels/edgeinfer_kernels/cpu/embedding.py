@@ -19,11 +19,11 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 from edgeinfer_kernels.cpu.runtime.abi import CALL, EMBED, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.step_args import fill_call
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.weights import Matrix, MatrixFacts
+from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format
 
 
-def embedding_scratch(matrix: MatrixFacts) -> int:
+def embedding_scratch(matrix: MatrixShape) -> int:
     """Bytes of the scratch in which a kernel decodes a row: sixteen blocks, one of which is used."""
     return ROWS_PER_GROUP * block_format(matrix.format).block_bytes
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from edgeinfer_kernels.cpu.blocks import BlockBuilder
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
@@ -28,14 +29,10 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     lane_activations_bytes,
     quantized_bytes,
 )
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.specification import (
-    DecoderSpecification,
-    ExpertsSpecification,
-    FeedForwardSpecification,
-)
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
 
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8
@@ -43,12 +40,15 @@ SparseLayers = Mapping[int, NeuronPredictor | None]
 """The sparse layers, each with its predictor or None."""
 
 
-def why_dense(
-    facts: FeedForwardSpecification | ExpertsSpecification, weights: FeedForwardWeights | ExpertWeights
-) -> str | None:
+def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | None:
     """The reason why a layer cannot be sparse; None: it can."""
-    if not isinstance(weights, FeedForwardWeights):
-        return "it is a mixture of experts"
+    index = feed_forward_index(spec, layer)
+    if index is None:
+        return "it has no dense feed-forward"
+    return _why_dense(spec.residual(index).block, weights.residual(index).block)
+
+
+def _why_dense(facts: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
     if facts.activation not in SPARSE_ACTIVATIONS:
         return f"its activation is {facts.activation}, which is never exactly zero"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
@@ -71,12 +71,20 @@ def by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) ->
     return [*rows_by_neuron(weights, predictor), weights.ffn_down]
 
 
-def dense_layer(weights: DecoderWeights, index: int) -> FeedForwardWeights:
-    """The feed-forward of a layer that is not MoE. Raises TypeError for an MoE layer."""
-    found = weights.layers[index].feed_forward
-    if not isinstance(found, FeedForwardWeights):
-        raise TypeError(f"layer {index} is a mixture of experts, wanted a dense feed-forward")
-    return found
+def feed_forward_index(spec: DecoderSpec, layer: int) -> BlockIndex | None:
+    """The dense feed-forward of a layer; None: it has none."""
+    for position, residual in enumerate(spec.layers[layer].blocks):
+        if isinstance(residual.block, FeedForwardSpec):
+            return BlockIndex(layer, position)
+    return None
+
+
+def dense_layer(weights: DecoderWeights, layer: int) -> FeedForwardWeights:
+    """The dense feed-forward of a layer. Raises TypeError: it has none."""
+    for residual in weights.layers[layer].blocks:
+        if isinstance(residual.block, FeedForwardWeights):
+            return residual.block
+    raise TypeError(f"layer {layer} has no dense feed-forward")
 
 
 def matrices_by_neuron(weights: DecoderWeights, layers: SparseLayers) -> list[Matrix]:
@@ -119,34 +127,37 @@ def bytes_of_a_token(
     return found
 
 
-class SparseBuilder:
-    """Builds the structures of a decoder's sparse layers, and the memory that they share."""
+class SparseBlocks:
+    """Builds the structures of sparse feed-forwards, and the memory that they share.
+
+    `feed_forwards`: the weights of each sparse layer on the CPU.
+    """
 
     def __init__(
         self,
         arena: Arena,
         kernels: Kernels,
-        specification: DecoderSpecification,
-        weights: DecoderWeights,
+        feed_forwards: Mapping[int, FeedForwardWeights],
         layers: SparseLayers,
         threads: int,
+        hidden_size: int,
     ) -> None:
         self._arena = arena
         self._kernels = kernels
-        self._weights = weights
+        self._feed_forwards = feed_forwards
         self._layers = layers
         self._threads = threads
-        self._sizes = _Sizes(specification, weights, layers)
+        self._sizes = _Sizes(hidden_size, feed_forwards, layers)
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
 
-    def blocks(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
+    def build(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
         """The SPARSE_FEED_FORWARD of every sparse layer; `dense`: their FEED_FORWARDs."""
         with ThreadPoolExecutor(max_workers=self._threads) as pool:
             made = pool.map(lambda index: self._block(index, dense[index], builder), self._layers)
             return dict(zip(self._layers, made, strict=True))
 
     def _block(self, index: int, dense: int, builder: BlockBuilder) -> int:
-        weights, predictor = dense_layer(self._weights, index), self._layers[index]
+        weights, predictor = self._feed_forwards[index], self._layers[index]
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
@@ -217,14 +228,14 @@ class _Sizes:
     """
 
     def __init__(
-        self, specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
+        self, hidden_size: int, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers
     ) -> None:
-        downs = [dense_layer(weights, index).ffn_down for index in layers]
+        downs = [feed_forwards[index].ffn_down for index in layers]
         self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
         rank = max((found.rank for found in layers.values() if found), default=0)
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
-        self.lanes = lane_activations_bytes(specification.width)
+        self.lanes = lane_activations_bytes(hidden_size)
         self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes)
         self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantized)
 
@@ -237,8 +248,8 @@ def _lines(nbytes: int) -> int:
 
 
 def sparse_workspace_bytes(
-    specification: DecoderSpecification, weights: DecoderWeights, layers: SparseLayers
+    hidden_size: int, weights: DecoderWeights, layers: SparseLayers
 ) -> tuple[int, int]:
     """Bytes of the memory that sparse layers share: once, and per thread."""
-    sizes = _Sizes(specification, weights, layers)
+    sizes = _Sizes(hidden_size, {layer: dense_layer(weights, layer) for layer in layers}, layers)
     return sizes.shared, sizes.scratch

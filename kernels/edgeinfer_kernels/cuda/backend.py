@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.context_shift import check_gone
+from edgeinfer_kernels.backend import Backend, BackendError, Capabilities, SamplingSettings, StateArrays
+from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -27,7 +27,6 @@ from edgeinfer_kernels.cuda.device_parts import (
     synchronize,
 )
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
     CountingHost,
@@ -47,12 +46,12 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
-from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows, SampledSettings
-from edgeinfer_kernels.layer_split import device_half, host_feed_forward, turns_of
-from edgeinfer_kernels.reference.backend import last_norm
+from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import check_evicted
+from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
+from edgeinfer_kernels.stages import cpu_part, cpu_stages, gpu_shard
 
 DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
@@ -64,13 +63,13 @@ class ServingHost(Host, StreamingHost, CountingHost, Protocol):
     """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
 
-class CudaBackend:
+class CudaBackend(Backend[DeviceRows]):
     """A decoder on one CUDA device, with its caches. All memory is allocated in the constructor.
 
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
-    With `divisions` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
-    and hidden states are exchanged through the `mailbox`. Steps then start with `enter` and `choose_above`.
+    With `splits` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
+    and hidden states are exchanged through the `mailbox`. Steps then start with `enter` and `sample_entered`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
@@ -78,11 +77,11 @@ class CudaBackend:
     """
 
     name = "cuda"
-    most_recent = RECENT
+    capabilities = Capabilities(sampling_history=RECENT)
 
     def __init__(
         self,
-        specification: DecoderSpecification,
+        specification: DecoderSpec,
         weights: DecoderWeights,
         context: int,
         device: torch.device,
@@ -93,12 +92,12 @@ class CudaBackend:
         mailbox: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
-        divisions = self._options.divisions
-        turns = turns_of(weights, divisions) if divisions else None
+        splits = self._options.splits
+        stages = cpu_stages(specification, weights, splits) if splits else None
         self._whole = specification, weights
-        self.specification, self._weights = specification, weights
-        if divisions:
-            self.specification, self._weights = device_half(specification, weights, divisions)
+        self.spec, self._weights = specification, weights
+        if splits:
+            self.spec, self._weights = gpu_shard(specification, weights, splits)
         self.device = device
         self.batch = chunk = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -124,17 +123,18 @@ class CudaBackend:
             dependent=dependent,
         )
         self._mailbox = mailbox
-        self._prompt_turns = None
+        self._prompt_exchange = None
         self._server: ServingHost | None = None
-        step_turns = None
-        if turns is not None:
-            assert mailbox is not None, "a divided decoder has a mailbox"
-            step_turns = DecodeExchange(turns, mailbox)
-            self._parts.prefill.turns = self._prompt_turns = PrefillExchange(turns, mailbox, device)
-        self.step = DecodeStep(launches, step_turns)
+        step_exchange = None
+        if stages is not None:
+            assert mailbox is not None, "a split model has a mailbox"
+            step_exchange = DecodeExchange(stages, mailbox)
+            self._prompt_exchange = PrefillExchange(stages, mailbox, device)
+            self._parts.prefill.exchange = self._prompt_exchange
+        self.step = DecodeStep(launches, step_exchange)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._caches = DeviceCaches(self._parts.model)
-        self._choices = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
+        self._sampling = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
         self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, device)
         self._pending: tuple[int, ...] = ()
@@ -159,11 +159,11 @@ class CudaBackend:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         self._check_open()
         self._pending = tuple(ids)
-        self._choices.forget()
+        self._sampling.discard_ahead()
         return self._rows(len(ids))
 
-    def all_layers(self, x: DeviceRows, start: int) -> None:
-        """Evaluate the ids passed to `embed`, at positions start…, through all layers."""
+    def forward(self, x: DeviceRows, start: int) -> None:
+        """As `Backend.forward`, for the ids passed to `embed`."""
         with device_errors():
             self._read(self._pending, x, start)
 
@@ -184,8 +184,8 @@ class CudaBackend:
 
         `meets_in_graph`: see `exchange_speed.py`.
         """
-        assert self._prompt_turns is not None, "only a divided decoder has a host"
-        self._prompt_turns.host = self._steps.host = self._server = host
+        assert self._prompt_exchange is not None, "only a split model has a host"
+        self._prompt_exchange.host = self._steps.host = self._server = host
         self._steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
@@ -193,16 +193,17 @@ class CudaBackend:
         """Enable the expert cache with this policy, whose rows are the layers with changing experts. Return
         None, or the reason why the experts stay fixed.
         """
-        assert self._server is not None, "only a divided decoder has experts that change"
-        divisions = enumerate(self._options.divisions)
-        there = [(index, division) for index, division in divisions if division.attention]
+        assert self._server is not None, "only a split model has experts that change"
+        there = [layer for layer, split in enumerate(self._options.splits) if split.on_gpu]
         layers = []
-        for (index, division), layer in zip(there, self._parts.model.layers, strict=True):
-            here = layer.feed_forward
+        for block in self._parts.model.blocks:
+            here = block.weights
             if isinstance(here, DeviceExperts) and here.changing:
-                theirs = host_feed_forward(self._whole[1].layers[index], division)
-                assert isinstance(theirs, ExpertWeights)
-                layers.append(ExpertCacheLayer.of(here, theirs, self._server.asked[index], self._server))
+                index = BlockIndex(there[block.index.layer], block.index.position)
+                split = self._options.splits[index.layer]
+                theirs = cpu_part(self._whole[1].residual(index), split).block
+                requests = self._server.requests[index.layer]
+                layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
         self._steps.refills = ExpertCache(layers, policy, self.device)
         return self._steps.refills.ended
 
@@ -230,38 +231,36 @@ class CudaBackend:
             synchronize(self.device)
         return rows
 
-    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
-        """`choose` for a split model: the token's embedding is in the exchange buffer."""
+    def sample_entered(self, start: int, request: Sequence[float] | None, recent: Sequence[int]) -> int:
+        """`sample_next` for a split model: the token's embedding is in the exchange buffer."""
         with device_errors():
             self._check_open()
-            return self._choices.choose_above(start, draw, recent)
+            return self._sampling.sample_entered(start, request, recent)
 
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the model has been closed; load it again")
 
-    def choose(
+    def sample_next(
         self,
         token_id: int,
         start: int,
-        draw: Sequence[float] | None = None,
+        request: Sequence[float] | None = None,
         recent: Sequence[int] = (),
-        following: Sequence[float] | None = None,
-        room: bool = True,
+        next_request: Sequence[float] | None = None,
+        may_run_ahead: bool = True,
     ) -> int:
-        """Evaluate one token at `start` and sample the next on the device; -1: the host must sample.
+        """As `Backend.sample_next`.
 
-        `draw` None: the id of the largest logit; otherwise a `DrawSettings.request`, with the `recent` ids
-        for its penalties, at most RECENT. While the caller processes the id, the device already evaluates it
-        if there is `room` in the cache and the next request is known (`following`): a call with that id at
-        start + 1 then continues the running step. The logits of such steps stay on the device.
+        If the device has run ahead, a call with the sampled id at start + 1 continues the running step. The
+        logits of such steps stay on the device.
         """
         with device_errors():
             self._check_open()
-            return self._choices.choose(token_id, start, draw, recent, following, room)
+            return self._sampling.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
 
-    def draw_request(self, settings: SampledSettings, recent: int, chance: float) -> list[float]:
-        """A sampling request for `choose`; `recent`: the number of ids for the penalties."""
+    def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
+        """As `Backend.sampling_request`."""
         draw = DrawSettings(
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -271,40 +270,41 @@ class CudaBackend:
             frequency_penalty=settings.frequency_penalty,
             presence_penalty=settings.presence_penalty,
         )
-        return draw.request(recent, chance)
+        return draw.request(recent, uniform)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with device_errors():
             return self._logits.of(x)
 
-    def normed(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
         with device_errors():
-            rows = held[x.first : x.first + x.count, : self.specification.width].cpu().numpy()
-        return last_norm(self.specification, self._weights, rows).astype(np.float32)
+            rows = held[x.first : x.first + x.count, : self.spec.hidden_size].cpu().numpy()
+        return final_norm(self.spec, self._weights, rows).astype(np.float32)
 
-    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
+    @property
+    def state_nbytes(self) -> int:
+        return self._caches.nbytes
+
+    def snapshot(self, end: int) -> StateArrays:
         """Copies of the keys and values of the first `end` positions, layer by layer."""
         with device_errors():
             self._check_open()
             return self._caches.copies(end)
 
-    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """Restore the arrays that `cached` returned, for `end` positions. Raises `ValueError`: from another
-        cache.
-        """
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         with device_errors():
             self._check_open()
             self._caches.put(arrays, end)
             synchronize(self.device)
 
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `EvictingBackend.forget`; a step that was started ahead is discarded too."""
-        check_gone(gone, end)
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """As `Backend.evict`; a step that was started ahead is discarded too."""
+        check_evicted(positions, end)
         with device_errors():
             self._check_open()
-            self._choices.forget()
-            self._caches.forget(gone, end)
+            self._sampling.discard_ahead()
+            self._caches.evict(positions, end)
             synchronize(self.device)
 
     def tune(self, folder: Path, seconds: float) -> None:
@@ -317,7 +317,7 @@ class CudaBackend:
         key = tuning_key(name, *self._whole, self._options.kv)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
-            if self._options.divisions:
+            if self._options.splits:
                 return
             try:
                 with device_errors():
@@ -348,6 +348,6 @@ class CudaBackend:
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_choices", "_caches", "_logits", "_steps", "step", "_parts"):
+        for name in ("_sampling", "_caches", "_logits", "_steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

@@ -54,7 +54,9 @@ class Arena:
     def matrix(self, name: str, format_name: str, rows: int, columns: int) -> DeviceMatrix:
         """Allocate a matrix in planes. Raises `UnsupportedOnDeviceError`."""
         shapes = PlaneShapes.of(name, format_name, rows, columns)
-        parts = [self.take(shape, torch.int32) for shape in (shapes.words, shapes.scales, shapes.supers)]
+        parts = [
+            self.take(shape, torch.int32) for shape in (shapes.words, shapes.scales, shapes.super_scales)
+        ]
         return DeviceMatrix(shapes, format_name, *parts)
 
     def close(self) -> None:

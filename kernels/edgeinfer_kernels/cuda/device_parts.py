@@ -10,12 +10,11 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_send
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerSplit, device_half
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
+from edgeinfer_kernels.stages import LayerSplit, gpu_shard
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class DeviceOptions:
     kv: CacheType = "f16"
     """Type of the KV cache: "f16", "q8_0" or "q4_0"."""
     chunk: int = CHUNK
-    divisions: tuple[LayerSplit, ...] = ()
+    splits: tuple[LayerSplit, ...] = ()
     """The GPU's part of each layer of the whole decoder; empty: everything."""
     stream_min_tokens: int | None = None
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
@@ -65,7 +64,7 @@ class DeviceParts:
     @classmethod
     def take(
         cls,
-        specification: DecoderSpecification,
+        specification: DecoderSpec,
         weights: DecoderWeights,
         context: int,
         arena: Arena,
@@ -76,16 +75,16 @@ class DeviceParts:
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
-        divisions, half = options.divisions, (specification, weights)
-        if divisions:
-            half = device_half(specification, weights, divisions)
-        model = DeviceModel(*half, arena, context, kv=options.kv, divisions=divisions)
+        splits, half = options.splits, (specification, weights)
+        if splits:
+            half = gpu_shard(specification, weights, splits)
+        model = DeviceModel(*half, arena, context, kv=options.kv, splits=splits)
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         drawing, sent = Drawing(specification.vocabulary_size, arena), None
-        if divisions and options.stream_min_tokens is not None and can_send(weights, divisions):
-            sent = StreamedLayers(specification, weights, divisions, model, arena, options.stream_min_tokens)
+        if splits and options.stream_min_tokens is not None and can_send(weights, splits):
+            sent = StreamedLayers(specification, weights, splits, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, drawing, sent)
 
@@ -116,7 +115,7 @@ def free_bytes(index: int) -> int:
 
 
 def count_parts(
-    specification: DecoderSpecification,
+    specification: DecoderSpec,
     weights: DecoderWeights,
     context: int,
     device: torch.device,

@@ -1,19 +1,11 @@
 """Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
-from collections.abc import Callable
-
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate, is_float_format
-from edgeinfer_kernels.cpu.runtime.abi import (
-    CACHE_LINE,
-    attention_pieces,
-    attention_scratch,
-    attention_states,
-    quantized_bytes,
-)
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.sizes.model_sizes import ExpertSizes, ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 PAGE = 4096
 
@@ -23,66 +15,20 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // CACHE_LINE) * CACHE_LINE
 
 
-def expert_rows(used: int) -> int:
-    """Rows per token of the expert activations: one for each expert, plus the padding of partial tiles; an
-    expert with fewer than TILE_TOKENS tokens has no padding.
-    """
-    return (3 * used + 1) // 2
-
-
-def expert_workspace(experts: ExpertSizes) -> dict[str, int]:
-    """Name -> bytes per token of the buffers that an MoE layer needs in addition to the shared ones."""
-    used, block = experts.used, experts.expert
-    rows, width, hidden = expert_rows(used), experts.router.columns, block.neurons
-    found = {
-        "expert.scores": 4 * padded(experts.count),
-        "expert.ids": 8 * used,
-        "expert.weights": 4 * used,
-        "expert.places": 8 * used,
-        "expert.entries": 8 * used,
-        "expert.active": 8 + 24 * used,
-        "expert.gathered.quantized": rows * aligned(quantized_bytes(padded(width))),
-        "expert.hidden": rows * aligned(4 * padded(hidden)),
-        "expert.hidden.quantized": rows * aligned(quantized_bytes(padded(hidden))),
-        "expert.gate": rows * aligned(4 * padded(hidden)),
-        "expert.out": rows * aligned(4 * padded(width)),
-    }
-    if any(is_float_format(matrix) for matrix in (block.up, block.gate) if matrix):
-        found["expert.gathered"] = rows * aligned(4 * padded(width))
-    if experts.early:
-        found["router"] = 4 * padded(width)
-        found["router.quantized"] = quantized_bytes(padded(width))
-    return found
-
-
 def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
-    """Name -> bytes per token of every buffer of a decoder's blocks; the largest layer determines the
+    """Name -> bytes per token of every buffer of a decoder's blocks; the largest block determines the
     size.
     """
-    rows = {"x": 4 * padded(sizes.width)}
-
-    def need(name: str, nbytes: int) -> None:
-        rows[name] = max(rows.get(name, 0), aligned(nbytes))
-
-    def need_input(name: str, columns: int) -> None:
-        need(name, 4 * padded(columns))
-        need(f"{name}.quantized", quantized_bytes(padded(columns)))
-
-    need_input("normed", sizes.width)
-    need("projected", 4 * padded(sizes.width))
-    for layer in sizes.layers:
-        need_input("mixed", layer.heads * layer.head_dim)
-        need("queries", 4 * layer.heads * padded(layer.head_dim))
-        need("projected_q", 4 * padded(layer.q.rows))
-        need("projected_k", 4 * padded(layer.k.rows))
-        need("projected_v", 4 * padded(layer.v.rows))
-        if layer.experts:
-            for name, nbytes in expert_workspace(layer.experts).items():
-                need(name, nbytes)
-        dense = layer.experts.shared if layer.experts else layer.feed_forward
-        if dense is not None:
-            need_input("hidden", dense.neurons)
-            need("gate", 4 * padded(dense.neurons))
+    width = sizes.hidden_size
+    rows = {
+        "x": 4 * padded(width),
+        "normed": aligned(4 * padded(width)),
+        "normed.quantized": aligned(quantized_bytes(padded(width))),
+        "projected": aligned(4 * padded(width)),
+    }
+    for block in sizes.blocks:
+        for name, nbytes in block.cpu_buffers(width).items():
+            rows[name] = max(rows.get(name, 0), aligned(nbytes))
     return rows
 
 
@@ -91,15 +37,10 @@ def whole_tiles(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
-def _widest(sizes: ModelSizes, size: Callable[[int, int], int]) -> int:
-    """The largest `size(query heads per key head, padded head dimension)` of all layers, in whole pages."""
-    most = max(size(layer.heads // layer.kv_heads, padded(layer.head_dim)) for layer in sizes.layers)
-    return -(-most // PAGE) * PAGE
-
-
 def group_offset(sizes: ModelSizes) -> int:
-    """Offset in a thread's scratch at which file rows are interleaved: after the part for attention."""
-    return _widest(sizes, attention_scratch)
+    """Offset in a thread's scratch at which file rows are interleaved: after the part for the blocks."""
+    most = max(block.cpu_scratch() for block in sizes.blocks)
+    return -(-most // PAGE) * PAGE
 
 
 def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
@@ -110,12 +51,8 @@ def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
 
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:
-    """Bytes of the running sums of attention over KV splits."""
-    most = max(
-        attention_states(layer.heads // layer.kv_heads, padded(layer.head_dim))
-        * attention_pieces(threads, layer.kv_heads)
-        for layer in sizes.layers
-    )
+    """Bytes of the partial results that threads exchange."""
+    most = max(block.cpu_states(threads) for block in sizes.blocks)
     return -(-most // PAGE) * PAGE
 
 

@@ -5,26 +5,22 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 `expert_loading.py` exactly; a test compares the two.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
 
+from edgeinfer_kernels.blocks.attention import AttentionSizes
+from edgeinfer_kernels.blocks.block import ChunkRows, StepShape
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX_BYTES
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, next_power_of_two
-from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, ROW_MULTIPLE, PlaneShapes, padded_blocks
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
     cache_positions,
-    downs_of,
-    entered,
-    feed_forwards_of,
+    has_floats,
     padded_rows,
     planes_of,
-    row_runs,
     taken,
-    vector_bytes,
 )
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ExpertSizes, MatrixSize, ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 CHUNK = 512
 """Tokens of a prompt that are evaluated in one step."""
@@ -41,8 +37,6 @@ cached length at 24; at 25 a flag that the CPU side was lost.
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
-EXPERT_PRODUCT_BYTES = 48 << 20
-"""Bytes of float32 matmul results with several experts at a time; more if one expert alone needs more."""
 SENT_PIECE_BYTES = 16 << 20
 """Maximum bytes of streamed weights per transfer during prefill."""
 SENT_PIECES = 4
@@ -61,98 +55,37 @@ RECENT = 1024
 """Maximum number of token ids for penalties on the device."""
 
 
-class PromptRooms(NamedTuple):
-    """Element counts of the prefill buffers: hidden rows, their scales, and matmul results."""
-
-    hidden: int
-    scales: int
-    products: int
-
-
-def attention_rows(heads: int, kv_heads: int, tokens: int) -> int:
-    """Rows of the query tile of a KV head."""
-    return max(16, next_power_of_two(heads // kv_heads * tokens))
-
-
-def head_dimensions(head_dim: int) -> int:
-    """head_dim padded to the tiles of the kernels."""
-    return max(16, next_power_of_two(head_dim))
-
-
-def _has_floats(matrices: Iterable[MatrixSize]) -> bool:
-    return any(planes_of(matrix).tile.code in FLOAT_CODES for matrix in matrices)
-
-
-def _mixtures(sizes: ModelSizes) -> list[ExpertSizes]:
-    return [layer.experts for layer in sizes.layers if layer.experts]
-
-
-def _used(sizes: ModelSizes) -> int:
+def moe_width(sizes: ModelSizes) -> int:
     """The maximum experts_per_token; 0: no experts."""
-    return max((experts.used for experts in _mixtures(sizes)), default=0)
-
-
-def _routing_bytes(sizes: ModelSizes, tokens: int) -> int:
-    """Bytes of the scores, expert ids and weights of a step's or chunk's tokens; see `RoutingSpace`."""
-    used, count = _used(sizes), max((experts.count for experts in _mixtures(sizes)), default=0)
-    words = (padded_rows(count), used, used, ROW_MULTIPLE if used else 0)
-    return sum(taken(tokens * each, 4) for each in words)
+    return max((layer.routed.units_per_token for layer in sizes.layers if layer.routed), default=0)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
     """Bytes of the buffers of a decode step; see `workspace.py`."""
-    width, tokens, layers, mixtures = sizes.width, MAX_TOKENS, sizes.layers, _mixtures(sizes)
-
-    def activations(columns: int, floats: bool, rows_a_token: int = 1) -> int:
-        return taken(rows_a_token * tokens * (44 if floats else 12) * padded_blocks(columns), 4)
-
-    of_width = [matrix for layer in layers for matrix in (layer.q, layer.k, layer.v, *entered(layer))]
-    heads = max(layer.heads * layer.head_dim for layer in layers)
-    qkv_rows = max(
-        sum(padded_rows(run.rows) for run in row_runs((layer.q, layer.k, layer.v))) for layer in layers
-    )
-    tiles = [
-        (layer.kv_heads * MAX_SPLITS * attention_rows(layer.heads, layer.kv_heads, tokens), layer.head_dim)
-        for layer in layers
-    ]
+    width, tokens = sizes.hidden_size, MAX_TOKENS
+    inputs = [matrix for block in sizes.blocks for matrix in block.inputs()]
+    outputs = [matrix for block in sizes.blocks if block.is_divisible for matrix in block.outputs()]
+    step = StepShape(tokens, width, has_floats(inputs), has_floats(outputs))
     programs = padded_rows(sizes.head.rows) // ROW_MULTIPLE
-    floats = [
+    counts = [
         tokens * width,
         tokens * padded_rows(width),
         *[tokens * (padded_rows(width) // ROW_MULTIPLE)] * 2,
-        tokens * qkv_rows,
-        tokens * heads,
-        max(rows * head_dimensions(head_dim) for rows, head_dim in tiles),
-        2 * max(rows for rows, _ in tiles),
         tokens * sizes.vocabulary,
+        STATE_WORDS,
+        *[tokens * programs] * 2,
     ]
-    words = [STATE_WORDS, max(layer.kv_heads for layer in layers), *[tokens * programs] * 2]
-    entering = activations(width, _has_floats((sizes.head, *of_width)))
-    mixed = activations(heads, _has_floats(layer.output for layer in layers))
-    downs = _has_floats(down for layer in layers for down in downs_of(layer))
-    dense = [layer.feed_forward.neurons for layer in layers if layer.feed_forward]
-    experts = [mixture.expert.neurons for mixture in mixtures]
-    shared = [mixture.shared.neurons for mixture in mixtures if mixture.shared]
-    padded_hidden = max((neurons for neurons in dense if neurons % NEURON_GROUP), default=0)
-    hidden = activations(padded_hidden, downs) + activations(max(dense, default=0), downs)
-    hidden += activations(max(shared, default=0), downs)
-    hidden += activations(max(experts, default=0), downs, _used(sizes))
-    early = activations(width, _has_floats(of_width)) if any(m.early for m in mixtures) else 0
-    rows = 2 * entering + mixed + hidden + early + _routing_bytes(sizes, tokens)
-    return rows + sum(taken(count, 4) for count in (*floats, *words))
-
-
-def prompt_hidden(sizes: ModelSizes) -> int:
-    """Elements of the longest hidden row during prefill."""
-    return max(block.neurons for layer in sizes.layers for block in layer.feed_forwards())
+    normed = 2 * activation_bytes(tokens, width, has_floats((sizes.head, *inputs)))
+    kinds = sum(kind.step_bytes(blocks, step) for kind, blocks in sizes.by_kind().items())
+    return normed + kinds + sum(taken(count, 4) for count in counts)
 
 
 def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
     """Shapes of every matrix of a prefill; all experts of a layer as one."""
-    layers = sizes.layers
-    runs = [run for layer in layers for run in (*row_runs((layer.q, layer.k, layer.v)), layer.output)]
-    others = [matrix for layer in layers for matrix in (*entered(layer), *downs_of(layer))]
-    return [planes_of(matrix) for matrix in (*runs, *others)]
+    found = []
+    for block in sizes.blocks:
+        found += [*block.stacked_inputs(), *block.outputs()]
+    return [planes_of(matrix) for matrix in found]
 
 
 def prompt_scratch(sizes: ModelSizes) -> int:
@@ -163,59 +96,36 @@ def prompt_scratch(sizes: ModelSizes) -> int:
     )
 
 
-def expert_rows(sizes: ModelSizes, chunk: int) -> int:
-    """Maximum number of token-expert assignments that prefill computes together: `chunk` or more, 0 without
-    experts.
-    """
-    hidden = max((experts.expert.neurons for experts in _mixtures(sizes)), default=0)
-    room = EXPERT_PRODUCT_BYTES // (4 * max(2 * hidden, sizes.width))
-    return max(min(room, chunk * _used(sizes)), chunk) if hidden else 0
-
-
-def prompt_rooms(sizes: ModelSizes, chunk: int) -> PromptRooms:
-    """See `PromptRooms`."""
-    hidden, experts = prompt_hidden(sizes), expert_rows(sizes, chunk)
-    own = max((mixture.expert.neurons for mixture in _mixtures(sizes)), default=0)
-    qkv = max((layer.heads + 2 * layer.kv_heads) * layer.head_dim for layer in sizes.layers)
-    return PromptRooms(
-        hidden=max(chunk * hidden, experts * own),
-        scales=max(chunk, experts),
-        products=max(chunk * max(qkv, 2 * hidden, sizes.width), experts * max(2 * own, sizes.width)),
+def chunk_rows(sizes: ModelSizes, chunk: int) -> ChunkRows:
+    """Elements of the buffers that all blocks share for a chunk."""
+    width = sizes.hidden_size
+    rows = [block.chunk_rows(chunk, width) for block in sizes.blocks]
+    return ChunkRows(
+        hidden=max(each.hidden for each in rows),
+        scales=max(chunk, *(each.scales for each in rows)),
+        products=max(chunk * width, *(each.products for each in rows)),
     )
 
 
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """Bytes of the prefill buffers; see `prefill.py`."""
-    layers, width = sizes.layers, sizes.width
-    heads = max(layer.heads * layer.head_dim for layer in layers)
-    rooms = prompt_rooms(sizes, chunk)
-    halves = [chunk * width, chunk * heads, chunk * heads, rooms.hidden, prompt_scratch(sizes)]
-    floats = [chunk, chunk * width, rooms.products, rooms.scales, chunk, chunk]
-    if _mixtures(sizes):
-        floats += [chunk * width, chunk * width, expert_rows(sizes, chunk)]
-        floats += [4 * chunk * _used(sizes), 2 * max(experts.count for experts in _mixtures(sizes))]
-    buffers = sum(taken(count, 2) for count in halves) + sum(taken(count, 4) for count in floats)
-    return buffers + _routing_bytes(sizes, chunk)
+    width, shared = sizes.hidden_size, chunk_rows(sizes, chunk)
+    f16 = [chunk * width, shared.hidden, prompt_scratch(sizes)]
+    f32 = [chunk, chunk * width, shared.products, shared.scales, chunk, chunk]
+    kinds = sum(kind.prompt_bytes(blocks, chunk, width) for kind, blocks in sizes.by_kind().items())
+    return kinds + sum(taken(count, 2) for count in f16) + sum(taken(count, 4) for count in f32)
 
 
 def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
     """Bytes of pinned main memory for the exchange between the shards of a split model; see
     `exchange_buffer.py`.
     """
-    return MAILBOX_BYTES + tokens * (4 * padded(sizes.width) + 12 * _used(sizes))
+    return MAILBOX_BYTES + tokens * (4 * padded(sizes.hidden_size) + 12 * moe_width(sizes))
 
 
 def sent_piece_bytes(sizes: ModelSizes) -> int:
     """Bytes of streamed weights per transfer during prefill: at most the size of the largest matrix."""
-    matrices = {
-        *(matrix for layer in sizes.layers for matrix in layer.attention_matrices()),
-        *(
-            matrix
-            for layer in sizes.layers
-            for block in feed_forwards_of(layer)
-            for matrix in block.matrices()
-        ),
-    }
+    matrices = {matrix for block in sizes.blocks for matrix in (*block.inputs(), *block.outputs())}
     largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
     return taken(min(largest, SENT_PIECE_BYTES), 1)
 
@@ -224,20 +134,19 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
     """Maximum device bytes for streaming the CPU's weights during prefill, for any split; `host_attends`:
     some attention is on the CPU. See `streamed_layers.py`.
     """
-    cached = max(layer.kv_heads * layer.head_dim for layer in sizes.layers) if host_attends else 0
-    caches = 2 * taken(cached * cache_positions(context), 2)
-    vectors = 0
-    for layer in sizes.layers:
-        vectors += vector_bytes(layer.vectors) + 2 * taken(layer.head_dim, 8)
-        each, count = layer.divisible(), layer.experts.count if layer.experts else 1
-        biases = 2 * taken(padded_rows(each.neurons), 4) if each.biased else 0
-        vectors += count * (biases + vector_bytes(each.vectors))
+    caches = 0
+    if host_attends:
+        specs = [block.spec for block in sizes.of_kind(AttentionSizes)]
+        cached = max((spec.kv_heads * spec.head_dim for spec in specs), default=0)
+        caches = 2 * taken(cached * cache_positions(context), 2)
+    vectors = sum(block.streamed_vector_bytes() for block in sizes.blocks)
     return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
 
 
 def refill_bytes(sizes: ModelSizes) -> int:
     """Device bytes for loading experts during decode; see `expert_loading.py`."""
-    stacks = [matrix.nbytes for mixture in _mixtures(sizes) for matrix in mixture.expert.matrices()]
+    blocks = [layer.routed for layer in sizes.layers if layer.routed]
+    stacks = [matrix.nbytes for block in blocks for matrix in block.unit_matrices()]
     return REFILL_COPIES * min(REFILL_BYTES, max(stacks, default=0))
 
 

@@ -14,10 +14,11 @@ def expert_chances(profile: ActivityProfile, sizes: ModelSizes) -> tuple[tuple[f
     counted = profile.layers("experts")
     found: list[tuple[float, ...]] = []
     for index, layer in enumerate(sizes.layers):
-        if layer.experts is None:
+        block = layer.routed
+        if block is None:
             found.append(())
             continue
-        counts, count, used = counted.get(index), layer.experts.count, layer.experts.used
+        counts, count, used = counted.get(index), block.units, block.units_per_token
         if counts is None or counts.shape[1] != count or not counts.sum():
             return None
         if coverage([counts], profile.tokens).beats_uniform:

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.block import BlockSizes, DivisibleSizes
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, LayerCache
+from edgeinfer_kernels.layer_cache import CPU_CACHES
+from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes import cuda_matrices
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, LayerSizes, MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes
 from edgeinfer_offload.machine.hardware import (
     CHOOSING_SECONDS,
     CPU_EXPERTS_SECONDS,
@@ -26,10 +28,10 @@ Array = npt.NDArray[np.float64]
 ATTENTION_LAUNCHES = 3
 FEED_FORWARD_LAUNCHES = 2
 MAPPED_SLOWDOWN = 3.0
-"""Slowdown of a token with memory-mapped weights; measured, see docs/cpu.md."""
+"""Slowdown of a token with memory-mapped weights; measured, see docs/internals/cpu.md."""
 
 SCATTERED = 1.5
-"""Slowdown of scattered reads against sequential ones; measured, see docs/sparse.md."""
+"""Slowdown of scattered reads against sequential ones; measured, see docs/internals/sparse.md."""
 
 
 def _file_bytes(matrix: MatrixSize) -> int:
@@ -85,28 +87,31 @@ class Pricing:
             return None
         return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
 
-    def cache_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
-        """The keys and values of one layer."""
-        nbytes = self.cache_bytes_on_cpu(layer, self.context)
-        reading = self._read_share(layer, depth) * nbytes / self.machine.processor.cache_rate
+    def state_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
+        """The state of one layer, such as its keys and values."""
+        nbytes, reading = 0, 0.0
+        for block in layer.blocks:
+            held = block.state_bytes(self.context, self.kv)
+            nbytes += held
+            reading += self._read_share(block, depth) * held / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 
-    def cache_bytes_on_cpu(self, layer: LayerSizes, context: int) -> int:
-        """Bytes of the keys and values of one layer."""
-        return LayerCache.nbytes_for(layer, context, self.kv)
-
-    def cache_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
+    def state_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
+        """As `state_on_cpu`, on the GPU; None: it can't hold the state."""
         if self.graphics is None or self.kv in CPU_CACHES:
             return None
-        nbytes = cuda_matrices.cache_bytes(layer, self.context, self.kv)
-        as_halves = cuda_matrices.cache_bytes(layer, self.context, "f16")
-        reading = self._read_share(layer, depth) * self.graphics.cache_seconds(nbytes, as_halves)
+        nbytes, reading = 0, 0.0
+        for block in layer.blocks:
+            held = block.state_device_bytes(self.context, self.kv)
+            as_f16 = block.state_device_bytes(self.context, "f16")
+            nbytes += held
+            reading += self._read_share(block, depth) * self.graphics.cache_seconds(held, as_f16)
         return Cost(nbytes, reading, reading)
 
-    def _read_share(self, layer: LayerSizes, depth: int | None) -> float:
-        """Share of the cache that a token reads: the positions before it, at most the window."""
+    def _read_share(self, block: BlockSizes, depth: int | None) -> float:
+        """Share of the state that a token reads."""
         seen = min(self.depth if depth is None else depth, self.context)
-        return min(seen, layer.window or seen) / self.context
+        return block.positions_read(seen) / self.context
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def layer_costs(
         return _layer(layer, pricing, chances, by_neuron)
 
     return [
-        priced(layer, tuple(routing[index]) if routing and layer.experts else None, sparse.get(index))
+        priced(layer, tuple(routing[index]) if routing and layer.routed else None, sparse.get(index))
         for index, layer in enumerate(layers)
     ]
 
@@ -166,24 +171,32 @@ def layer_costs(
 def _layer(
     layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
 ) -> LayerCosts:
-    attention, experts = layer.attention_matrices(), layer.experts
+    undivided, block = layer.undivided, layer.divisible
     always = None
-    if experts:
-        shared = experts.always()
-        there = pricing.on_gpu(shared, lambda: cuda_matrices.shared_bytes(experts), FEED_FORWARD_LAUNCHES)
-        always = (pricing.on_cpu(shared), there and replace(there, seconds=there.seconds + CHOOSING_SECONDS))
-    neurons, cpu, gpu = _experts(layer, pricing, chances) if experts else _neurons(layer, pricing, by_neuron)
-    count = experts.count if experts else 1
+    if block is not None and (matrices := block.undivided()):
+        there = pricing.on_gpu(matrices, block.undivided_device_bytes, FEED_FORWARD_LAUNCHES)
+        always = (
+            pricing.on_cpu(matrices),
+            there and replace(there, seconds=there.seconds + CHOOSING_SECONDS),
+        )
+    neurons, cpu, gpu = _units(block, pricing, chances, by_neuron)
 
     def column(costs: Sequence[Cost], name: str) -> Array:
         return np.array([getattr(cost, name) for cost in costs], np.float64)
 
+    def undivided_bytes() -> int:
+        """The vectors of a block whose units are routed are stored once, with the undivided blocks."""
+        return sum(each.undivided_device_bytes() for each in undivided) + (
+            cuda_matrices.vector_bytes(block.undivided_vectors()) if block is not None else 0
+        )
+
+    matrices = [matrix for each in undivided for matrix in each.undivided()]
     return LayerCosts(
         attention=(
-            pricing.on_cpu(attention),
-            pricing.on_gpu(attention, lambda: cuda_matrices.attention_bytes(layer), ATTENTION_LAUNCHES),
+            pricing.on_cpu(matrices),
+            pricing.on_gpu(matrices, undivided_bytes, ATTENTION_LAUNCHES),
         ),
-        cache=(pricing.cache_on_cpu(layer), pricing.cache_on_gpu(layer)),
+        cache=(pricing.state_on_cpu(layer), pricing.state_on_gpu(layer)),
         always=always,
         unit_neurons=tuple(neurons),
         cpu_bytes=column(cpu, "nbytes"),
@@ -192,8 +205,8 @@ def _layer(
         gpu_seconds=column(gpu, "seconds"),
         cpu_reading=column(cpu, "reading"),
         gpu_reading=column(gpu, "reading"),
-        is_mixture=experts is not None,
-        file_bytes=count * sum(matrix.nbytes for matrix in layer.divisible().matrices()),
+        is_mixture=block is not None and block.is_routed,
+        file_bytes=0 if block is None else block.file_bytes,
     )
 
 
@@ -201,19 +214,27 @@ NOTHING = Cost(0, 0.0, 0.0)
 _Divided = tuple[list[int], list[Cost], list[Cost]]
 
 
-def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
-    """Neurons on the GPU, CPU cost and GPU cost of a feed-forward, for every number of groups on the GPU."""
-    sizes = layer.divisible()
-    whole = sizes.neurons
-    counts = [0, *(range(NEURON_GROUP, whole, NEURON_GROUP) if sizes.is_divisible else ()), whole]
+def _units(
+    block: DivisibleSizes | None,
+    pricing: Pricing,
+    chances: tuple[float, ...] | None,
+    by_neuron: SparseLayer | None,
+) -> _Divided:
+    """Units on the GPU, CPU cost and GPU cost of a divisible block, for every number of units on the GPU."""
+    if block is None:
+        return [0], [NOTHING], [NOTHING]
+    return _routed(block, pricing, chances) if block.is_routed else _dense(block, pricing, by_neuron)
+
+
+def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
+    """As `_units`, of a block of which a token reads all units."""
+    whole, counts = block.units, block.unit_counts()
     cpu, gpu = [], []
     for count in counts:
-        hot, cold = sizes.part(count), sizes.part(whole - count)
+        hot, cold = block.part(count), block.part(whole - count)
         there = NOTHING
         if count:
-            found = pricing.on_gpu(
-                hot.matrices(), partial(cuda_matrices.feed_forward_bytes, hot), FEED_FORWARD_LAUNCHES
-            )
+            found = pricing.on_gpu(hot.unit_matrices(), hot.units_device_bytes, FEED_FORWARD_LAUNCHES)
             if found is None:
                 break
             there = found
@@ -221,22 +242,20 @@ def _neurons(layer: LayerSizes, pricing: Pricing, by_neuron: SparseLayer | None)
         if count == whole:
             cpu.append(NOTHING)
         elif by_neuron:
-            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), sizes.down))
+            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), block.unit_matrices()[-1]))
         else:
-            cpu.append(pricing.on_cpu(cold.matrices()))
+            cpu.append(pricing.on_cpu(cold.unit_matrices()))
     return counts[: len(gpu)], cpu, gpu
 
 
-def _experts(layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> _Divided:
-    """As `_neurons`, by experts, hottest first. `chances`: usage probability of each; None: uniform."""
-    experts = layer.experts
-    assert experts is not None
-    matrices, total = experts.expert.matrices(), experts.count
+def _routed(block: DivisibleSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> _Divided:
+    """As `_units`, of a block of which a token reads the units that a router selects, hottest first.
+    `chances`: usage probability of each; None: uniform.
+    """
+    matrices, total = block.unit_matrices(), block.units
     one_here = pricing.on_cpu(matrices)
-    one_there = pricing.on_gpu(
-        matrices, lambda: cuda_matrices.feed_forward_bytes(experts.expert), FEED_FORWARD_LAUNCHES
-    )
-    used = np.full(total, experts.used / total) if chances is None else np.sort(chances)[::-1]
+    one_there = pricing.on_gpu(matrices, block.units_device_bytes, FEED_FORWARD_LAUNCHES)
+    used = np.full(total, block.units_per_token / total) if chances is None else np.sort(chances)[::-1]
     hits = np.concatenate([[0.0], np.cumsum(used)])
     counts = list(range(total + 1)) if one_there else [0]
     cpu, gpu = [], []

@@ -7,7 +7,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
-from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.hardware import DIVIDED_SECONDS, SYNCHRONIZE_SECONDS, Machine
 from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
 from edgeinfer_offload.planner.placement_search import (
@@ -54,11 +54,12 @@ class PlacementProblem:
         if not self.wishes.repack:
             return "the weights are to stay in the file"
         try:
-            cuda_matrices.head_bytes(self.sizes)
+            self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
             cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
             for layer in self.sizes.layers:
-                cuda_matrices.attention_bytes(layer)
+                for block in layer.undivided:
+                    block.undivided_device_bytes()
         except UnsupportedOnDeviceError as error:
             return str(error)
         return None
@@ -66,7 +67,7 @@ class PlacementProblem:
     @cached_property
     def head(self) -> tuple[Cost, Cost | None]:
         head = [self.sizes.head]
-        on_gpu = self.pricing.on_gpu(head, lambda: cuda_matrices.head_bytes(self.sizes), 1)
+        on_gpu = self.pricing.on_gpu(head, self.sizes.head_device_bytes, 1)
         return self.pricing.on_cpu(head), on_gpu
 
     @cached_property
@@ -100,16 +101,20 @@ class PlacementProblem:
     @cached_property
     def gpu_workspace(self) -> int:
         """Bytes of the buffers at the largest batch, and of the RoPE tables."""
-        rope = cuda_matrices.rope_bytes(self.sizes, self.wishes.context)
+        rope = self.sizes.rope_device_bytes(self.wishes.context)
         return rope + cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
 
     def context_bytes(self, side: int, context: int) -> int:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
-        layers = self.sizes.layers
+        blocks, kv = self.sizes.blocks, self.pricing.kv
         if side == GPU:
-            caches = (cuda_matrices.cache_bytes(layer, context, self.pricing.kv) for layer in layers)
-            return sum(caches) + cuda_matrices.rope_bytes(self.sizes, context)
-        return sum(self.pricing.cache_bytes_on_cpu(layer, context) for layer in layers)
+            states = sum(block.state_device_bytes(context, kv) for block in blocks)
+            return states + self.sizes.rope_device_bytes(context)
+        return sum(block.state_bytes(context, kv) for block in blocks)
+
+    def context_bytes_of(self, layer: LayerSizes) -> int:
+        """Bytes of the state of one layer on the CPU."""
+        return sum(block.state_bytes(self.wishes.context, self.pricing.kv) for block in layer.blocks)
 
     @cached_property
     def cpu_workspace(self) -> int:
@@ -246,7 +251,8 @@ class PlacementProblem:
         """Seconds per token for each byte on disk; unused experts of an MoE layer are excluded."""
         if not self.wishes.disk:
             return float("inf")
-        shares = [layer.experts.used / layer.experts.count for layer in self.sizes.layers if layer.experts]
+        routed = [layer.routed for layer in self.sizes.layers if layer.routed]
+        shares = [block.units_per_token / block.units for block in routed]
         slower = (MAPPED_SLOWDOWN - 1) / self.machine.processor.bytes_per_second
         return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes, self.ram) + slower)
 

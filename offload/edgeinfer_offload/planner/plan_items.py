@@ -48,22 +48,24 @@ def placed_layer(
     cache = costs.cache[choice.cache]
     assert attention is not None
     assert cache is not None
-    add("attention", places[choice.attention], choice.attention, attention)
-    add("keys and values", PLACES[choice.cache], choice.cache, cache, read=0.0)
-    if costs.always and layer.experts:
+    block = layer.divisible
+    add(layer.undivided_label, places[choice.attention], choice.attention, attention)
+    if cache.nbytes:
+        add(layer.state_label, PLACES[choice.cache], choice.cache, cache, read=0.0)
+    if costs.always and block is not None:
         always = costs.always[choice.attention]
         assert always is not None
-        name = "router and shared expert" if layer.experts.shared else "router"
-        add(name, places[choice.attention], choice.attention, always)
+        add(block.label, places[choice.attention], choice.attention, always)
     own = costs.unit_neurons[choice.units]
-    total = layer.experts.count if layer.experts else layer.divisible().neurons
-    what, units = ("experts", "") if layer.experts else ("feed-forward", " neurons")
-    changing = changing and layer.experts is not None and 0 < own < total
+    total = 0 if block is None else block.units
+    what, units = ("", "") if block is None else (block.units_label, block.unit_name)
+    is_routed = block is not None and block.is_routed
+    changing = changing and is_routed and 0 < own < total
     cold = by_neuron.cold(own, total) if by_neuron and own < total else None
     for side, count in ((GPU, own), (CPU, total - own)):
         if count:
             name = what if count == total else f"{what}, {count} of {total}{units}"
-            read = layer.experts.used / total if layer.experts else 1.0
+            read = block.units_per_token / total if block is not None and is_routed else 1.0
             if changing and side == CPU:
                 name, read = f"{what}, all for {count} of {total}", read * count / total
             if cold and side == CPU:
@@ -106,10 +108,11 @@ def _placement(
 ) -> LayerPlacement:
     places: tuple[Place, Place] = (weights_place, "gpu")
     attention, cache = places[choice.attention], PLACES[choice.cache]
-    if not layer.experts:
-        neurons = layer.divisible().neurons
+    block = layer.divisible
+    if block is None or not block.is_routed:
+        neurons = 0 if block is None else block.units
         return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=weights_place)
-    numbers = range(layer.experts.count)
+    numbers = range(block.units)
     hottest = sorted(numbers, key=lambda number: -routing[number]) if routing else list(numbers)
     return LayerPlacement(
         attention, cache, gpu_experts=tuple(sorted(hottest[:own])), experts=len(numbers), rest=weights_place

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
-from edgeinfer_kernels.sizes.model_sizes import NEURON_GROUP, ModelSizes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.machine.hardware import Machine
 
 Place = Literal["gpu", "cpu", "disk"]
@@ -128,8 +129,8 @@ class LayerPlacement:
     changing: bool = False
 
     @property
-    def division(self) -> LayerSplit:
-        """The layer's split for a split model's two shards."""
+    def split(self) -> LayerSplit:
+        """The layer's split for the two shards of a split model."""
         return LayerSplit(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
 
     @property

@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edgeinfer_kernels.layer_split import host_batch
 from edgeinfer_kernels.sizes.cuda_buffers import refill_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.stages import host_batch
 from edgeinfer_offload.machine.hardware import OVERLAP_LOSS, Machine
 from edgeinfer_offload.planner.disk_offload import spilled
 from edgeinfer_offload.planner.layer_costs import Cost
@@ -197,7 +197,7 @@ def _items(
     for index, (layer, costs, choice) in enumerate(
         zip(placing.sizes.layers, placing.costs, chosen.choices, strict=True)
     ):
-        chances = routing[index] if routing and layer.experts else None
+        chances = routing[index] if routing and layer.routed else None
         by_neuron = sparse.get(index)
         changing = placing.wishes.changing_experts
         placed = placed_layer(
@@ -276,7 +276,7 @@ def _prediction(
     def at(depth: int) -> float:
         change = 0.0
         for layer, choice in zip(placing.sizes.layers, chosen.choices, strict=True):
-            cost = placing.pricing.cache_on_gpu if choice.cache == GPU else placing.pricing.cache_on_cpu
+            cost = placing.pricing.state_on_gpu if choice.cache == GPU else placing.pricing.state_on_cpu
             now, then = cost(layer), cost(layer, depth)
             if now and then:
                 change += then.seconds - now.seconds

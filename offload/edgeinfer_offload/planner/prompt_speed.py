@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from edgeinfer_kernels.blocks.block import DivisibleSizes
+from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
-from edgeinfer_kernels.sizes.model_sizes import LayerSizes, MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes
 from edgeinfer_offload.planner.layer_costs import LayerCosts
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placement
@@ -81,8 +83,7 @@ class _Layer:
 
     def scores(self, tokens: int, start: int) -> Work:
         """Attention work of a chunk of `tokens` tokens after `start` cached ones."""
-        seen = min(start + tokens / 2, self.sizes.window or start + tokens)
-        operations = 4 * tokens * seen * self.sizes.heads * self.sizes.head_dim
+        operations = sum(block.state_operations(tokens, start) for block in self.sizes.blocks)
         return Work(operations / SCORES_SHARE, 1.0)
 
 
@@ -110,8 +111,8 @@ class PromptSpeed:
         roof = self._gpu if chosen.ends.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
         embeds = chosen.ends.embedding == CPU
-        self._embedded = EMBEDDED_SECONDS * placing.sizes.width if embeds else 0.0
-        able = all(layer.attends_on_gpu or not layer.sizes.experts for layer in self._layers)
+        self._embedded = EMBEDDED_SECONDS * placing.sizes.hidden_size if embeds else 0.0
+        able = all(layer.attends_on_gpu or not layer.sizes.routed for layer in self._layers)
         self.stream_min_tokens = self._crossover() if placing.sends and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
@@ -137,7 +138,7 @@ class PromptSpeed:
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
             total += max(
-                computing, _mixture_launches(tokens, layer.there) if layer.sizes.experts else LAYER_SECONDS
+                computing, _mixture_launches(tokens, layer.there) if layer.sizes.routed else LAYER_SECONDS
             )
         return total
 
@@ -152,7 +153,7 @@ class PromptSpeed:
             unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
-            if layer.sizes.experts:
+            if layer.sizes.routed:
                 launched = _mixture_launches(tokens, (*layer.here, *layer.there))
                 busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
                 chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
@@ -202,11 +203,11 @@ def _chances(
     """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `units` are on the
     GPU. For a dense feed-forward, all of it.
     """
-    experts, routing = placing.sizes.layers[index].experts, placing.wishes.routing
-    if experts is None:
+    block, routing = placing.sizes.layers[index].routed, placing.wishes.routing
+    if block is None:
         return (1.0,), (1.0,)
     if routing is None:
-        alike = (experts.used / experts.count,)
+        alike = (block.units_per_token / block.units,)
         return alike, alike
     hottest = sorted(routing[index], reverse=True)
     return tuple(hottest[units:]), tuple(hottest[:units])
@@ -230,7 +231,7 @@ def _layer(
     """The parts of layer `index` on the CPU and on the GPU."""
     layer = placing.sizes.layers[index]
     sides: tuple[list[_Part], list[_Part]] = ([], [])
-    always = layer.attention_matrices() + (layer.experts.always() if layer.experts else [])
+    always = [matrix for each in layer.blocks for matrix in each.undivided()]
     own = costs.attention[choice.attention]
     shared = costs.always[choice.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
@@ -238,21 +239,36 @@ def _layer(
     unpacking = nbytes * _unpacking(always, unpacked)
     alike = _slowness(always, slow)
     sides[choice.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
-    block = layer.divisible()
-    matrices, total = block.matrices(), layer.experts.count if layer.experts else block.neurons
+    block = layer.divisible
+    if block is not None:
+        _add_units(placing, index, costs, choice, unpacked, block, sides)
+    cached = placing.context_bytes_of(layer) / placing.wishes.context
+    attends = choice.attention == GPU
+    return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)
+
+
+def _add_units(
+    placing: PlacementProblem,
+    index: int,
+    costs: LayerCosts,
+    choice: Choice,
+    unpacked: UnpackedRate | None,
+    block: DivisibleSizes,
+    sides: tuple[list[_Part], list[_Part]],
+) -> None:
+    """Add the units of a divisible block on the CPU and on the GPU."""
+    matrices, total = block.unit_matrices(), block.units
     share = costs.unit_neurons[choice.units] / total
-    weights = sum(matrix.weights for matrix in matrices) * (layer.experts.used if layer.experts else 1)
-    byte_unpacking, slowness, at_once = _unpacking(matrices, unpacked), _slowness(matrices, slow), 0
-    if layer.experts:
+    weights = sum(matrix.weights for matrix in matrices) * (block.units_per_token if block.is_routed else 1)
+    byte_unpacking, at_once = _unpacking(matrices, unpacked), 0
+    slowness = _slowness(matrices, placing.machine.processor.slowness)
+    if block.is_routed:
         slowness /= CPU_EXPERTS_SHARE
         at_once = max(SCRATCH_WEIGHTS // max(matrix.weights for matrix in matrices), 1)
     chances = _chances(placing, index, choice.units)
-    halves = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
-    for side, (half, part), touched in zip(sides, halves, chances, strict=True):
-        if half:
+    shards = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
+    for side, (nbytes, part), touched in zip(sides, shards, chances, strict=True):
+        if nbytes:
             pieces, operations = round(part * total), 2 * weights * part
-            unpacking = float(half) * byte_unpacking
-            side.append(_Part(float(half), operations, touched, unpacking, slowness, at_once, pieces))
-    cached = placing.pricing.cache_bytes_on_cpu(layer, placing.wishes.context) / placing.wishes.context
-    attends = choice.attention == GPU
-    return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)
+            unpacking = float(nbytes) * byte_unpacking
+            side.append(_Part(float(nbytes), operations, touched, unpacking, slowness, at_once, pieces))

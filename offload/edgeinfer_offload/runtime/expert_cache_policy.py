@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 @dataclass(frozen=True)
 class ExpertUsage:
     """Parameters of `ExpertCachePolicy`. Half-lives are in tokens; tuned on recorded traces, see
-    docs/plan.md.
+    docs/user/plan.md.
     """
 
     slow_half_life: float = 512.0

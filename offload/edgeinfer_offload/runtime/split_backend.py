@@ -5,150 +5,112 @@ direction, through an exchange buffer.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Rows
-from edgeinfer_kernels.expert_routing import PairCounts
+from edgeinfer_kernels.backend import (
+    Activations,
+    Backend,
+    ExpertCounts,
+    Logits,
+    SamplingSettings,
+    StateArrays,
+)
+
+if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
+    from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+    from edgeinfer_kernels.cuda.backend import CudaBackend
+    from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 
 
-class GpuShard(Protocol):
-    """The GPU shard, as `edgeinfer_kernels.cuda.backend.CudaBackend` with layer splits."""
-
-    batch: int
-    most_recent: int
-
-    def enter(self, tokens: int, start: int) -> Rows:
-        """Run the tokens whose embeddings are in the exchange buffer, at positions from `start`, through all
-        layers.
-        """
-        ...
-
-    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
-        """The token sampled after the one whose embedding is in the exchange buffer; -1: the host has to
-        sample.
-        """
-        ...
-
-    def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]: ...
-
-    def logits(self, x: Any) -> npt.NDArray[np.float32]: ...
-
-    def normed(self, x: Any) -> npt.NDArray[np.float32]: ...
-
-    def cached(self, end: int) -> list[npt.NDArray[np.generic]]: ...
-
-    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None: ...
-
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class HostPart(Protocol):
-    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
-
-    def embed(self, ids: Sequence[int]) -> Activations:
-        """Write the embeddings of tokens to the exchange buffer."""
-        ...
-
-    @property
-    def pairs(self) -> PairCounts:
-        """Number of token-expert assignments from the GPU, and how many of them the CPU computed."""
-        ...
-
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class RowsBetween:
-    """Hidden states in transit: embedded on the CPU, then the output of the last layer on the GPU."""
+class SplitStates:
+    """Hidden states of a split model: embedded on the CPU, then the output of the last layer on the GPU."""
 
     def __init__(self, embedded: Activations) -> None:
         self.embedded = embedded
-        self.above: Rows | None = None
+        self.final: DeviceRows | None = None
 
     def __len__(self) -> int:
         return len(self.embedded)
 
-    def __getitem__(self, part: slice) -> "RowsBetween":
-        rows = RowsBetween(self.embedded[part])
-        rows.above = None if self.above is None else self.above[part]
-        return rows
+    def __getitem__(self, part: slice) -> "SplitStates":
+        states = SplitStates(self.embedded[part])
+        states.final = None if self.final is None else self.final[part]
+        return states
 
 
-class SplitBackend:
-    """`host` has the embedding and its part of the layers; `device` has the other layers and the output
-    matrix.
+class SplitBackend(Backend[SplitStates]):
+    """`cpu_shard` has the embedding and its part of the layers; `gpu_shard` has the others and the head.
+
+    The state is that of the CPU shard's layers, then that of the GPU shard's.
     """
 
     name = "split"
 
-    def __init__(self, host: HostPart, device: GpuShard) -> None:
-        self.host = host
-        self.device = device
-        self.most_recent = device.most_recent
+    def __init__(self, cpu_shard: "CpuShard", gpu_shard: "CudaBackend") -> None:
+        self.cpu_shard = cpu_shard
+        self.gpu_shard = gpu_shard
+        self.capabilities = replace(gpu_shard.capabilities)
 
     @property
-    def pairs(self) -> PairCounts:
-        """Number of token-expert assignments from the GPU, and how many of them the CPU computed."""
-        return self.host.pairs
+    def state_nbytes(self) -> int:
+        return self.cpu_shard.state.nbytes + self.gpu_shard.state_nbytes
 
-    def embed(self, ids: Sequence[int]) -> RowsBetween:
-        return RowsBetween(self.host.embed(ids))
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        return self.cpu_shard.expert_counts
 
-    def all_layers(self, x: RowsBetween, start: int) -> None:
-        x.above = self.device.enter(len(x), start)
+    def embed(self, ids: Sequence[int]) -> SplitStates:
+        return SplitStates(self.cpu_shard.embed(ids))
 
-    def logits(self, x: RowsBetween) -> npt.NDArray[np.float32]:
-        if x.above is None:
-            raise ValueError("these rows have not been up all layers")
-        return self.device.logits(x.above)
+    def forward(self, x: SplitStates, start: int) -> None:
+        x.final = self.gpu_shard.enter(len(x), start)
 
-    def normed(self, x: RowsBetween) -> npt.NDArray[np.float32]:
-        if x.above is None:
-            raise ValueError("these rows have not been up all layers")
-        return self.device.normed(x.above)
+    def logits(self, x: SplitStates) -> Logits:
+        return self.gpu_shard.logits(_final(x))
 
-    def cached(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """The GPU's keys and values."""
-        return self.device.cached(end)
+    def final_norm(self, x: SplitStates) -> Activations:
+        return self.gpu_shard.final_norm(_final(x))
 
-    def put_cached(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        """As `CachingBackend.put_cached`."""
-        self.device.put_cached(arrays, end)
+    def snapshot(self, end: int) -> StateArrays:
+        return [*self.cpu_shard.state.snapshot(end), *self.gpu_shard.snapshot(end)]
 
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """As `EvictingBackend.forget`, in the caches of both shards."""
-        self.device.forget(gone, end)
-        self.host.forget(gone, end)
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        used = self.cpu_shard.state.restore(arrays, end)
+        self.gpu_shard.restore(arrays[used:], end)
 
-    def choose(
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        self.gpu_shard.evict(positions, end)
+        if self.cpu_shard.state.blocks:
+            self.cpu_shard.state.evict(positions, end)
+
+    def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
+        return self.gpu_shard.sampling_request(settings, recent, uniform)
+
+    def sample_next(
         self,
         token_id: int,
         start: int,
-        draw: Sequence[float] | None = None,
+        request: Sequence[float] | None = None,
         recent: Sequence[int] = (),
-        following: Sequence[float] | None = None,
-        room: bool = True,
+        next_request: Sequence[float] | None = None,
+        may_run_ahead: bool = True,
     ) -> int:
-        """Process one token at `start` and sample the next on the GPU; -1: the host has to sample.
-
-        The GPU can't run ahead, because the host has the next token's embedding: `following` and `room` only
-        match the signature of `CudaBackend.choose`.
-        """
-        self.host.embed([token_id])
-        return self.device.choose_above(start, draw, recent)
-
-    def draw_request(self, settings: Any, recent: int, chance: float) -> list[float]:
-        """One sampling request, in the format that `choose` takes."""
-        return self.device.draw_request(settings, recent, chance)
+        """As `Backend.sample_next`. The GPU can't run ahead, because the CPU has the next embedding."""
+        self.cpu_shard.embed([token_id])
+        return self.gpu_shard.sample_entered(start, request, recent)
 
     def close(self) -> None:
         try:
-            self.device.close()
+            self.gpu_shard.close()
         finally:
-            self.host.close()
+            self.cpu_shard.close()
+
+
+def _final(x: SplitStates) -> "DeviceRows":
+    if x.final is None:
+        raise ValueError("these hidden states have not passed the layers")
+    return x.final

@@ -1,6 +1,7 @@
-"""Decoders and encoders between blocks and float32: one pair of functions per format, by name."""
+"""Decode blocks to float32 by their `FormatSpec`, encode float32 by the encoder of each format."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -11,25 +12,16 @@ from edgeinfer_quant_formats.codecs import (
     codebooks,
     float_types,
     k_quants,
-    k_quants_encode,
     simple_blocks,
     ternary,
 )
+from edgeinfer_quant_formats.codecs.decoding import decode_blocks
 from edgeinfer_quant_formats.errors import FormatError
-from edgeinfer_quant_formats.formats import BlockFormat, block_format
-
-Decoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
-DECODERS: Mapping[str, Decoder] = MappingProxyType(
-    float_types.DECODERS | simple_blocks.DECODERS | k_quants.DECODERS | codebooks.DECODERS | ternary.DECODERS
-)
+from edgeinfer_quant_formats.formats import FormatSpec, block_format
 
 Encoder = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.uint8]]
 ENCODERS: Mapping[str, Encoder] = MappingProxyType(
-    float_types.ENCODERS
-    | simple_blocks.ENCODERS
-    | k_quants_encode.ENCODERS
-    | codebooks.ENCODERS
-    | ternary.ENCODERS
+    float_types.ENCODERS | simple_blocks.ENCODERS | k_quants.ENCODERS | codebooks.ENCODERS | ternary.ENCODERS
 )
 INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
@@ -42,7 +34,7 @@ LARGEST_WEIGHT = np.float32(1e10)
 MIN_IMPORTANCE = np.float32(1e-6)
 
 
-def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray[np.float32]:
+def decode(raw: bytes | NDArray[np.uint8], format: str | FormatSpec) -> NDArray[np.float32]:
     """Blocks of `format` as float32, (n,); bit-equal to gguf-py.
 
     `raw` is read in memory order, whatever its shape; it must hold whole blocks.
@@ -57,7 +49,8 @@ def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray
             f"{data.size} bytes are not a multiple of the {kind.name} block ({kind.block_bytes} bytes)"
         )
     blocks = data.reshape(-1, kind.block_bytes)
-    decoder, step = DECODERS[kind.name], DECODE_WEIGHTS // kind.block_elements
+    decoder = partial(decode_blocks, kind) if kind.is_quantized else float_types.DECODERS[kind.name]
+    step = DECODE_WEIGHTS // kind.block_elements
     # Damaged scales are infinite or NaN; as in gguf-py the weights then are too, without a warning.
     with np.errstate(all="ignore"):
         if 0 < len(blocks) <= step:
@@ -69,7 +62,7 @@ def decode(raw: bytes | NDArray[np.uint8], format: str | BlockFormat) -> NDArray
 
 
 def encode(
-    values: ArrayLike, format: str | BlockFormat, importance: ArrayLike | None = None
+    values: ArrayLike, format: str | FormatSpec, importance: ArrayLike | None = None
 ) -> NDArray[np.uint8]:
     """Weights as blocks of `format`, (bytes,).
 
@@ -106,7 +99,7 @@ def encode(
     return out.reshape(-1)
 
 
-def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: BlockFormat) -> None:
+def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: FormatSpec) -> None:
     if not (blocks.min() >= -LARGEST_WEIGHT and blocks.max() <= LARGEST_WEIGHT):
         fits = np.abs(blocks) <= LARGEST_WEIGHT
         index = int(np.argmin(fits))
@@ -116,7 +109,7 @@ def _check_magnitudes(blocks: NDArray[np.float32], first: int, kind: BlockFormat
         )
 
 
-def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> NDArray[np.float32]:
+def _importance_blocks(importance: ArrayLike, count: int, kind: FormatSpec) -> NDArray[np.float32]:
     array = np.asarray(importance, np.float32)
     if array.ndim != 1 or array.size < 1 or array.size % kind.block_elements or count % array.size:
         raise FormatError(
@@ -130,7 +123,7 @@ def _importance_blocks(importance: ArrayLike, count: int, kind: BlockFormat) -> 
     return array.reshape(-1, kind.block_elements)
 
 
-def _encode_integers(values: NDArray[Any], kind: BlockFormat) -> NDArray[np.uint8]:
+def _encode_integers(values: NDArray[Any], kind: FormatSpec) -> NDArray[np.uint8]:
     dtype = INTEGER_DTYPES[kind.name]
     stored = values.reshape(-1).astype(dtype)
     if not np.array_equal(stored, values.reshape(-1)):

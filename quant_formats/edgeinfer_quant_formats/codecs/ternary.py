@@ -1,13 +1,12 @@
-"""Ternary formats, with weights of -1, 0 and 1 times one scale: TQ1_0 (five per byte) and TQ2_0
-(four per byte).
-"""
+"""Ternary formats: TQ1_0 (five weights per byte) and the encoder of TQ2_0 (four per byte)."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_fields, read_half, unpack_fields
+from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_blocks
 from edgeinfer_quant_formats.codecs.scale_search import reciprocal
 from edgeinfer_quant_formats.codecs.simple_blocks import round_half_away
+from edgeinfer_quant_formats.formats import FORMATS, FormatSpec
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -15,24 +14,18 @@ Floats = NDArray[np.float32]
 POWERS_OF_THREE = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
-def decode_tq1_0(blocks: Bytes) -> Floats:
-    """TQ1_0: `uint8 qs[48]; uint8 qh[4]; half d`; weight = d·(digit - 1).
+def unpack_base_three(spec: FormatSpec, blocks: Bytes) -> Bytes:
+    """The ternary digits of TQ1_0, (n, 256).
 
-    A byte holds its ternary digits as a fraction of 256: multiplied by 3^k, the integer part of three times
-    the remainder is digit k. 32 bytes of five digits, 16 of five, 4 of four.
+    A byte holds its digits as a fraction of 256: multiplied by 3^k, the integer part of three times the
+    remainder is digit k. 32 bytes of five digits, 16 of five, 4 of four.
     """
     digits = [
         (blocks[:, None, start:end] * POWERS_OF_THREE[:count, None]).reshape(len(blocks), -1)
-        for start, end, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+        for start, end, count in ((0, 32, 5), (32, 48, 5), (48, spec.field("qh").end, 4))
     ]
     thirds = (np.hstack(digits).astype(np.uint16) * np.uint16(3)) >> np.uint16(8)
-    return read_half(blocks[:, 52:54]) * (thirds.astype(np.float32) - np.float32(1))
-
-
-def decode_tq2_0(blocks: Bytes) -> Floats:
-    """TQ2_0: `uint8 qs[64]; half d`; weight = d·(q - 1)."""
-    quants = unpack_fields(blocks[:, :64], 2, 32).view(np.int8) - np.int8(1)
-    return read_half(blocks[:, 64:66]) * quants.astype(np.float32)
+    return thirds.astype(np.uint8)
 
 
 def _digits(blocks: Floats) -> tuple[Bytes, Bytes]:
@@ -63,8 +56,7 @@ def encode_tq1_0(blocks: Floats, importance: Floats | None) -> Bytes:
 def encode_tq2_0(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 256) to TQ2_0 (n, 66); importance is not used."""
     scale, digits = _digits(blocks)
-    return np.hstack((pack_fields(digits, 2, 32), scale))
+    return pack_blocks(FORMATS["TQ2_0"], digits, d=scale)
 
 
 ENCODERS = {"TQ1_0": encode_tq1_0, "TQ2_0": encode_tq2_0}
-DECODERS = {"TQ1_0": decode_tq1_0, "TQ2_0": decode_tq2_0}

@@ -14,7 +14,7 @@ _UINT64 = struct.Struct("<Q")
 class Cursor:
     """The current position in a header; it never leaves the file.
 
-    `place` names what is being read (a key, a tensor), for error messages.
+    `location` names what is being read (a key, a tensor), for error messages.
     """
 
     def __init__(self, data: mmap.mmap | bytes, file: str) -> None:
@@ -22,11 +22,11 @@ class Cursor:
         self.end = len(data)
         self.position = 0
         self.file = printable(file)
-        self.place = "header"
+        self.location = "header"
 
     def error(self, text: str) -> FormatError:
-        """The error for the current position: file, place, then `text`."""
-        return FormatError(f"{self.file}: {self.place}: {text}")
+        """The error for the current position: file, location, then `text`."""
+        return FormatError(f"{self.file}: {self.location}: {text}")
 
     def take(self, size: int, what: str) -> int:
         """Advance by `size` bytes and return their start."""

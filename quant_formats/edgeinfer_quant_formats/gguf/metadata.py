@@ -92,13 +92,13 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
         raise cursor.error(f"{count} metadata keys, wanted at most {room}")
     entries: dict[str, Entry] = {}
     for index in range(count):
-        cursor.place = f"metadata key {index} of {count}"
+        cursor.location = f"metadata key {index} of {count}"
         key = cursor.name("key")
-        cursor.place = f"metadata key {printable(key)}"
+        cursor.location = f"metadata key {printable(key)}"
         if key in entries:
             raise cursor.error("the key stands twice, wanted once")
         entries[key] = _read_entry(cursor)
-    cursor.place = "header"
+    cursor.location = "header"
     return Metadata(cursor.data, entries)
 
 

@@ -4,7 +4,7 @@ import operator
 from dataclasses import dataclass, replace
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import BlockFormat, block_format
+from edgeinfer_quant_formats.formats import FormatSpec, block_format
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 
 MAX_TENSORS = 65536
@@ -22,7 +22,7 @@ class TensorInfo:
 
     name: str
     shape: tuple[int, ...]
-    format: BlockFormat
+    format: FormatSpec
     offset: int
     nbytes: int
     part: int
@@ -41,9 +41,9 @@ def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> 
         raise cursor.error(f"{count} tensors, wanted at most {room}")
     tensors: dict[str, TensorInfo] = {}
     for index in range(count):
-        cursor.place = f"tensor {index} of {count}"
+        cursor.location = f"tensor {index} of {count}"
         name = cursor.name("name")
-        cursor.place = f"tensor {printable(name)}"
+        cursor.location = f"tensor {printable(name)}"
         if name in tensors:
             raise cursor.error("the name stands twice, wanted once")
         tensors[name] = _read_record(cursor, name, alignment, part)
@@ -73,7 +73,7 @@ def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> Tensor
 def _check_bounds(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
     before: TensorInfo | None = None
     for info in sorted(tensors.values(), key=operator.attrgetter("offset")):
-        cursor.place = f"tensor {printable(info.name)}"
+        cursor.location = f"tensor {printable(info.name)}"
         end = info.offset + info.nbytes
         if end > cursor.end:
             raise cursor.error(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs import encode
 from edgeinfer_quant_formats.errors import FormatError
-from edgeinfer_quant_formats.formats import BlockFormat
+from edgeinfer_quant_formats.formats import FormatSpec
 
 Block = bytes | bytearray | memoryview | NDArray[Any]
 TensorSource = Block | Iterable[Block] | Callable[[], Block | Iterable[Block]]
@@ -24,7 +24,7 @@ def is_raw(array: NDArray[Any]) -> bool:
     return array.dtype == np.uint8
 
 
-def shape_of(source: TensorSource, kind: BlockFormat, shape: Sequence[int] | None) -> tuple[int, ...]:
+def shape_of(source: TensorSource, kind: FormatSpec, shape: Sequence[int] | None) -> tuple[int, ...]:
     """The shape of a tensor to be written, by default that of the source.
 
     Raises:
@@ -44,7 +44,7 @@ def shape_of(source: TensorSource, kind: BlockFormat, shape: Sequence[int] | Non
     return (*source.shape[:-1], source.shape[-1] // kind.block_bytes * kind.block_elements)
 
 
-def blocks_of(source: TensorSource, kind: BlockFormat) -> Iterator[bytes | memoryview]:
+def blocks_of(source: TensorSource, kind: FormatSpec) -> Iterator[bytes | memoryview]:
     """The tensor's bytes in pieces; weights are encoded into `kind`."""
     if callable(source):
         source = source()
@@ -57,7 +57,7 @@ def blocks_of(source: TensorSource, kind: BlockFormat) -> Iterator[bytes | memor
             yield from blocks_of(piece, kind)
 
 
-def _array_blocks(array: NDArray[Any], kind: BlockFormat) -> Iterator[memoryview]:
+def _array_blocks(array: NDArray[Any], kind: FormatSpec) -> Iterator[memoryview]:
     if is_raw(array):
         yield np.ascontiguousarray(array).reshape(-1).data
         return

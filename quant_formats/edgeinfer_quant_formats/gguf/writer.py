@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import BlockFormat, block_format
+from edgeinfer_quant_formats.formats import FormatSpec, block_format
 from edgeinfer_quant_formats.gguf.cursor import LONGEST_NAME
 from edgeinfer_quant_formats.gguf.file_part import ALIGNMENT_KEY
 from edgeinfer_quant_formats.gguf.metadata import Metadata
@@ -73,7 +73,7 @@ class GGUFWriter:
         self,
         name: str,
         source: TensorSource,
-        format: str | BlockFormat,
+        format: str | FormatSpec,
         shape: Sequence[int] | None = None,
     ) -> None:
         """Add a tensor of `shape` (rows, columns).

@@ -102,11 +102,11 @@ def _read_legacy(path: Path) -> Importance:
     tensors: dict[str, Floats] = {}
     for _ in range(reader.number("count of entries", least=1)):
         name = reader.text("name", least=1)
-        reader.place = printable(name)
+        reader.location = printable(name)
         calls = reader.number("count of calls")
         sums = reader.floats(reader.number("count of values", least=1))
         tensors[name] = sums / np.float32(max(calls, 1))
-    reader.place = "end"
+    reader.location = "end"
     if reader.is_at_end:
         return Importance(tensors)
     chunks = reader.number("count of chunks")
@@ -120,7 +120,7 @@ class _LegacyReader:
         self._data = path.read_bytes()
         self._position = 0
         self._file = printable(path)
-        self.place = "start"
+        self.location = "start"
 
     @property
     def is_at_end(self) -> bool:
@@ -149,4 +149,4 @@ class _LegacyReader:
         return self._data[self._position - size : self._position]
 
     def _error(self, text: str) -> FormatError:
-        return FormatError(f"{self._file}: importance matrix: {self.place}: {text}")
+        return FormatError(f"{self._file}: importance matrix: {self.location}: {text}")

@@ -16,7 +16,7 @@ _GROUPED_ONLY = ("llama", "llama-embed")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class SourceModel:
     """The model properties that determine the formats."""
 
     architecture: str
@@ -36,7 +36,7 @@ class ModelFacts:
     @classmethod
     def from_metadata(
         cls, metadata: Mapping[str, Any], layers: int, has_importance: bool, tied_output: bool
-    ) -> "ModelFacts":
+    ) -> "SourceModel":
         """The properties of a file; `layers` is used if the metadata has no layer count.
 
         Raises:
@@ -66,14 +66,14 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPosition:
     """The index of a tensor within its role: number `index` of `count`."""
 
     index: int
     count: int
 
 
-Condition = Callable[[Place, ModelFacts], bool]
+Condition = Callable[[TensorPosition, SourceModel], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,42 +84,46 @@ class Rule:
     format: str
     conditions: tuple[Condition, ...] = ()
 
-    def holds(self, role: Role, place: Place, facts: ModelFacts) -> bool:
-        return role is self.role and all(condition(place, facts) for condition in self.conditions)
+    def holds(self, role: Role, position: TensorPosition, model: SourceModel) -> bool:
+        return role is self.role and all(condition(position, model) for condition in self.conditions)
 
 
 def first(count: int) -> Condition:
     """The first `count` tensors of the role."""
-    return lambda place, facts: place.index < count
+    return lambda position, model: position.index < count
 
 
 def first_share(parts: int) -> Condition:
     """The first of `parts` equal parts of the layers."""
-    return lambda place, facts: place.index < place.count // parts
+    return lambda position, model: position.index < position.count // parts
 
 
-def more_bits(place: Place, facts: ModelFacts) -> bool:
+def more_bits(position: TensorPosition, model: SourceModel) -> bool:
     """The first and the last eighth of the layers, and every third between."""
-    eighth = place.count // 8
-    return place.index < eighth or place.index >= 7 * place.count // 8 or (place.index - eighth) % 3 == 2
+    eighth = position.count // 8
+    return (
+        position.index < eighth
+        or position.index >= 7 * position.count // 8
+        or (position.index - eighth) % 3 == 2
+    )
 
 
-def four_heads_share_a_key(place: Place, facts: ModelFacts) -> bool:
-    return facts.heads_per_key >= 4
+def four_heads_share_a_key(position: TensorPosition, model: SourceModel) -> bool:
+    return model.heads_per_key >= 4
 
 
-def eight_experts(place: Place, facts: ModelFacts) -> bool:
-    return facts.experts == 8
+def eight_experts(position: TensorPosition, model: SourceModel) -> bool:
+    return model.experts == 8
 
 
-def has_importance(place: Place, facts: ModelFacts) -> bool:
-    return facts.has_importance
+def has_importance(position: TensorPosition, model: SourceModel) -> bool:
+    return model.has_importance
 
 
-def is_falcon(place: Place, facts: ModelFacts) -> bool:
-    return facts.architecture == "falcon"
+def is_falcon(position: TensorPosition, model: SourceModel) -> bool:
+    return model.architecture == "falcon"
 
 
 def unless(condition: Condition) -> Condition:
     """The negated condition."""
-    return lambda place, facts: not condition(place, facts)
+    return lambda position, model: not condition(position, model)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import BlockFormat
+from edgeinfer_quant_formats.formats import FormatSpec
 from edgeinfer_quant_formats.gguf.reader import GGUFFile
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 from edgeinfer_quant_formats.quantizer.quantizing import QuantizationPlan, TensorPlan
@@ -88,7 +88,7 @@ def _moved_rows(raw: NDArray[np.uint8], info: TensorInfo, order: Order) -> NDArr
     return np.ascontiguousarray(parts[:, order].reshape(raw.shape))
 
 
-def _moved_columns(raw: NDArray[np.uint8], form: BlockFormat, order: Order) -> NDArray[np.uint8]:
+def _moved_columns(raw: NDArray[np.uint8], form: FormatSpec, order: Order) -> NDArray[np.uint8]:
     blocks = raw.reshape(*raw.shape[:-1], -1, form.block_bytes)
     wanted = order[:: form.block_elements] // form.block_elements
     return np.ascontiguousarray(blocks[..., wanted, :].reshape(raw.shape))
@@ -98,7 +98,7 @@ def reordered_plan(plan: QuantizationPlan, orders: Mapping[int, Order]) -> Quant
     """The plan with the importance of down's columns in the new order."""
     return QuantizationPlan(
         plan.mix,
-        plan.facts,
+        plan.model,
         tuple(_reordered(each, orders) for each in plan.tensors),
         plan.without_importance,
     )

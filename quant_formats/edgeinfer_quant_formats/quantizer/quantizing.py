@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import BlockFormat
+from edgeinfer_quant_formats.formats import FormatSpec
 from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_quant_formats.gguf.part_names import SPLIT_KEYS
 from edgeinfer_quant_formats.gguf.reader import GGUFFile
@@ -18,7 +18,7 @@ from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 from edgeinfer_quant_formats.gguf.writer import GGUFWriter
 from edgeinfer_quant_formats.quantizer.encoding_pool import EncodingPool, Piece
 from edgeinfer_quant_formats.quantizer.importance_file import Importance
-from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts
+from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import Mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, TOKEN_EMBEDDINGS, layer_of
 from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
@@ -43,8 +43,8 @@ class TensorPlan:
     """The plan for one tensor; `wanted` is its format if its rows filled whole blocks of it."""
 
     info: TensorInfo
-    target: BlockFormat
-    wanted: BlockFormat
+    target: FormatSpec
+    wanted: FormatSpec
     importance: NDArray[np.float32] | None = None
 
     @property
@@ -66,7 +66,7 @@ class QuantizationPlan:
     """The plan for a file's tensors, in file order."""
 
     mix: Mix
-    facts: ModelFacts
+    model: SourceModel
     tensors: tuple[TensorPlan, ...]
     without_importance: tuple[str, ...] = ()
     """Tensors without an entry in the given importance matrix."""
@@ -85,7 +85,7 @@ class QuantizationPlan:
 
 
 def plan_quantization(
-    file: GGUFFile, mix: Mix, wishes: TypeOptions | None = None, importance: Importance | None = None
+    file: GGUFFile, mix: Mix, options: TypeOptions | None = None, importance: Importance | None = None
 ) -> QuantizationPlan:
     """Choose the format of every tensor of an open file. Reads no weights.
 
@@ -93,10 +93,10 @@ def plan_quantization(
         FormatError: a requested format whose blocks the rows can't fill, an importance of another size.
     """
     layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
-    facts = ModelFacts.from_metadata(
+    model = SourceModel.from_metadata(
         file.metadata, layers, has_importance=importance is not None, tied_output=OUTPUT not in file.tensors
     )
-    choices = choose_types(file.tensors.values(), facts, mix, wishes)
+    choices = choose_types(file.tensors.values(), model, mix, options)
     plans, missing = [], []
     for name, info in file.tensors.items():
         choice, columns = choices[name], None
@@ -105,19 +105,19 @@ def plan_quantization(
             if columns is None and name not in (OUTPUT, *TOKEN_EMBEDDINGS):
                 missing.append(name)
         plans.append(TensorPlan(info, choice.format, choice.wanted, columns))
-    return QuantizationPlan(mix, facts, tuple(plans), tuple(missing))
+    return QuantizationPlan(mix, model, tuple(plans), tuple(missing))
 
 
 def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:
     """Every tensor in its current format."""
     layers = 1 + max((layer_of(name) for name in file.tensors), default=0)
-    facts = ModelFacts.from_metadata(
+    model = SourceModel.from_metadata(
         file.metadata, layers, has_importance=False, tied_output=OUTPUT not in file.tensors
     )
     stated = file.metadata.get(FILE_TYPE_KEY)
     mix = Mix("as it is", stated if type(stated) is int else 0, "F32", 32.0)
     plans = tuple(TensorPlan(info, info.format, info.format) for info in file.tensors.values())
-    return QuantizationPlan(mix, facts, plans)
+    return QuantizationPlan(mix, model, plans)
 
 
 def _importance_of(info: TensorInfo, importance: Importance) -> NDArray[np.float32] | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import FORMATS, BlockFormat, block_format
+from edgeinfer_quant_formats.formats import FORMATS, FormatSpec, block_format
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
-from edgeinfer_quant_formats.quantizer.mix_rules import ModelFacts, Place
+from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel, TensorPosition
 from edgeinfer_quant_formats.quantizer.mixes import Mix, rules_of
 from edgeinfer_quant_formats.quantizer.tensor_roles import (
     PER_LAYER_EMBEDDING,
@@ -18,18 +18,7 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import (
     role_of,
 )
 
-# Fallback formats for rows that don't fill whole blocks of 256; if they don't fill 32 either, F16.
-_STAND_IN = {
-    "IQ4_XS": "IQ4_NL",
-    "Q2_K": "Q4_0",
-    "Q3_K": "Q4_0",
-    "TQ1_0": "Q4_0",
-    "TQ2_0": "Q4_0",
-    "Q4_K": "Q5_0",
-    "Q5_K": "Q5_1",
-    "Q6_K": "Q8_0",
-}
-_LAST_STAND_IN = "F16"
+_LAST_FALLBACK = "F16"
 _RAISED_IN_70B = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}
 _Q8_0_IN_ARCHITECTURE = {"glm5-next": ("attn_q_a", "attn_q_b", "nextn.eh_proj")}
 _EXPERT_ROLES_OF_ARCHITECTURE = {"bailingmoe3": (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)}
@@ -40,7 +29,7 @@ class Override:
     """Tensors whose name contains a match of the regular expression `pattern` get `format`."""
 
     pattern: re.Pattern[str]
-    format: BlockFormat
+    format: FormatSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +38,8 @@ class TypeOptions:
 
     pure: bool = False
     """Every tensor gets the base format of the mix."""
-    output: BlockFormat | None = None
-    embedding: BlockFormat | None = None
+    output: FormatSpec | None = None
+    embedding: FormatSpec | None = None
     overrides: tuple[Override, ...] = ()
 
 
@@ -58,12 +47,12 @@ class TypeOptions:
 class TypeChoice:
     """The format of a tensor, and the one that it would have if its rows filled whole blocks."""
 
-    format: BlockFormat
-    wanted: BlockFormat
+    format: FormatSpec
+    wanted: FormatSpec
 
 
 def choose_types(
-    tensors: Iterable[TensorInfo], facts: ModelFacts, mix: Mix, wishes: TypeOptions | None = None
+    tensors: Iterable[TensorInfo], model: SourceModel, mix: Mix, options: TypeOptions | None = None
 ) -> dict[str, TypeChoice]:
     """The format of each tensor by name; tensors that are never quantized keep theirs.
 
@@ -72,7 +61,7 @@ def choose_types(
             model's last.
     """
     by_layer = sorted(tensors, key=lambda info: (layer_of(info.name), info.name))
-    chooser = _Chooser(facts, mix, wishes or TypeOptions())
+    chooser = _Chooser(model, mix, options or TypeOptions())
     for info in by_layer:
         chooser.role_counts[role_of(info.name)] += 1
     return {info.name: chooser.choose(info) for info in by_layer}
@@ -82,80 +71,80 @@ def choose_types(
 class _Chooser:
     """Processes the tensors layer by layer and counts those of each role."""
 
-    facts: ModelFacts
+    model: SourceModel
     mix: Mix
-    wishes: TypeOptions
+    options: TypeOptions
     role_counts: Counter[Role] = field(default_factory=Counter)
     seen: Counter[Role] = field(default_factory=Counter)
 
     def choose(self, info: TensorInfo) -> TypeChoice:
-        if not is_quantized(info.name, info.shape, self.facts.architecture):
+        if not is_quantized(info.name, info.shape, self.model.architecture):
             return TypeChoice(info.format, info.format)
         role = role_of(info.name)
         override = next(
-            (each.format for each in self.wishes.overrides if each.pattern.search(info.name)), None
+            (each.format for each in self.options.overrides if each.pattern.search(info.name)), None
         )
         named_itself = info.name == PER_LAYER_EMBEDDING and override is not None
-        if role is Role.TOKEN_EMBEDDING and self.wishes.embedding is not None and not named_itself:
-            return _as_asked(info, self.wishes.embedding)
-        if role is Role.OUTPUT and self.wishes.output is not None:
-            return _as_asked(info, self.wishes.output)
+        if role is Role.TOKEN_EMBEDDING and self.options.embedding is not None and not named_itself:
+            return _as_requested(info, self.options.embedding)
+        if role is Role.OUTPUT and self.options.output is not None:
+            return _as_requested(info, self.options.output)
         base = FORMATS[self.mix.base]
-        wanted = override or (base if self.wishes.pure else self._by_mix(info, role))
-        return TypeChoice(stand_in(wanted, info.shape[-1]), wanted)
+        wanted = override or (base if self.options.pure else self._by_mix(info, role))
+        return TypeChoice(fitting_format(wanted, info.shape[-1]), wanted)
 
-    def _by_mix(self, info: TensorInfo, role: Role) -> BlockFormat:
-        base, architecture = FORMATS[self.mix.base], self.facts.architecture
+    def _by_mix(self, info: TensorInfo, role: Role) -> FormatSpec:
+        base, architecture = FORMATS[self.mix.base], self.model.architecture
         if base.block_elements == 1:
             return base
         if any(part in info.name for part in _Q8_0_IN_ARCHITECTURE.get(architecture, ())):
             return FORMATS["Q8_0"]
-        if role is Role.OUTPUT or (role is Role.TOKEN_EMBEDDING and self.facts.tied_output):
-            return self.wishes.output or self._of_output(info.shape[-1])
+        if role is Role.OUTPUT or (role is Role.TOKEN_EMBEDDING and self.model.tied_output):
+            return self.options.output or self._of_output(info.shape[-1])
         if self.mix.experts_only:
             roles = _EXPERT_ROLES_OF_ARCHITECTURE.get(architecture, tuple(Role))
             is_expert = len(info.shape) > 2 and info.shape[-3] > 1 and role in roles
             return base if is_expert else FORMATS["Q8_0"]
-        place = self._place(info.name, role)
-        rule = next((rule for rule in rules_of(self.mix) if rule.holds(role, place, self.facts)), None)
+        position = self._position(info.name, role)
+        rule = next((rule for rule in rules_of(self.mix) if rule.holds(role, position, self.model)), None)
         found = rule.format if rule else self.mix.base
-        if role is Role.ATTENTION_VALUE and self.facts.is_70b:
+        if role is Role.ATTENTION_VALUE and self.model.is_70b:
             found = _RAISED_IN_70B.get(found, found)
         return FORMATS[found]
 
-    def _of_output(self, columns: int) -> BlockFormat:
+    def _of_output(self, columns: int) -> FormatSpec:
         """The output matrix processes every token: 6 bits at least."""
         base = FORMATS[self.mix.base]
         eight_bits = (
             self.mix.experts_only
             or base.name == "Q8_0"
-            or self.facts.architecture == "falcon"
+            or self.model.architecture == "falcon"
             or columns % base.block_elements
         )
         return FORMATS["Q8_0" if eight_bits else "Q6_K"]
 
-    def _place(self, name: str, role: Role) -> Place:
+    def _position(self, name: str, role: Role) -> TensorPosition:
         index, count = self.seen[role], self.role_counts[role]
         self.seen[role] += 1
         if role is not Role.FFN_DOWN:
-            return Place(index, count)
-        if self.facts.experts > 1:
+            return TensorPosition(index, count)
+        if self.model.experts > 1:
             # Files may have a tensor per expert, so the number of tensors isn't the number of layers.
             index = layer_of(name)
-            if not 0 <= index < self.facts.layers:
+            if not 0 <= index < self.model.layers:
                 raise FormatError(
-                    f"{printable(name)}: layer {index}, wanted 0 to {self.facts.layers - 1}, "
+                    f"{printable(name)}: layer {index}, wanted 0 to {self.model.layers - 1}, "
                     f"the layers that the metadata count"
                 )
-        return Place(index, self.facts.layers)
+        return TensorPosition(index, self.model.layers)
 
 
-def stand_in(wanted: BlockFormat, columns: int) -> BlockFormat:
-    """`wanted`, or its fallback for rows of `columns` weights that don't fill its blocks."""
+def fitting_format(wanted: FormatSpec, columns: int) -> FormatSpec:
+    """`wanted`, or its fallback for rows of `columns` weights that don't fill its blocks: in the end F16."""
     if columns % wanted.block_elements == 0:
         return wanted
-    smaller = FORMATS[_STAND_IN.get(wanted.name, _LAST_STAND_IN)]
-    return smaller if columns % smaller.block_elements == 0 else FORMATS[_LAST_STAND_IN]
+    smaller = FORMATS[wanted.fallback]
+    return smaller if columns % smaller.block_elements == 0 else FORMATS[_LAST_FALLBACK]
 
 
 def unmatched(
@@ -168,7 +157,7 @@ def unmatched(
     ]
 
 
-def _as_asked(info: TensorInfo, wanted: BlockFormat) -> TypeChoice:
+def _as_requested(info: TensorInfo, wanted: FormatSpec) -> TypeChoice:
     try:
         wanted.row_bytes(info.shape[-1])
     except FormatError as error:
@@ -176,7 +165,7 @@ def _as_asked(info: TensorInfo, wanted: BlockFormat) -> TypeChoice:
     return TypeChoice(wanted, wanted)
 
 
-def weight_format(name: str) -> BlockFormat:
+def weight_format(name: str) -> FormatSpec:
     """The format with this name, if it can store weights.
 
     Raises:

@@ -1,9 +1,5 @@
 """The programs about a GPU, on the built-in model and the CPU."""
 
-from pathlib import Path
-
-import pytest
-
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
@@ -26,14 +22,6 @@ def test_the_table_gives_ratios_and_what_decoding_reads() -> None:
     assert lines[3].split("|")[9].strip() == "-"
 
 
-def test_widths_are_told_against_the_narrowest() -> None:
-    found = [compared("verify", 1, 0.002, 0.004), compared("verify", 4, 0.003, 0.008)]
-    lines = cuda_runs.widths_table(found).splitlines()
-    assert "t(4)/t(1)" in lines[0]
-    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["1.50", "2.00"]
-    assert "2.000 ms" in lines[2]
-
-
 def test_every_workload_is_timed_behind_its_depth() -> None:
     workloads = [
         Workload("generate", 4, 9),
@@ -48,22 +36,3 @@ def test_every_workload_is_timed_behind_its_depth() -> None:
                 assert len(model.engine.ids) == workload.depth + workload.tokens
         again = own_seconds(model, workloads[1])
         assert 0 < again < 10
-
-
-def test_the_options_make_a_suite() -> None:
-    options = cuda_runs.parser("").parse_args(
-        ["--llama-bench", "there", "--types", "Q4_0, Q8_0", "--rounds", "2"]
-    )
-    suite = cuda_runs.suite(options)
-    assert suite.types == ("Q4_0", "Q8_0")
-    assert suite.rounds == 2
-    assert suite.bench is not None
-    assert cuda_runs.suite(cuda_runs.parser("").parse_args(["--smoke"])).models == ("tiny",)
-
-
-def test_the_report_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    suite = cuda_runs.suite(cuda_runs.parser("").parse_args(["--smoke"]))
-    cuda_runs.publish("Title", "H", suite, [("tg", "| a |")], tmp_path / "folder" / "out.md")
-    told = capsys.readouterr().out
-    assert told.startswith("# Title\n\n- GPU: H\n- machine: ")
-    assert (tmp_path / "folder" / "out.md").read_text() == told

@@ -58,18 +58,7 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)
 
 
-def test_output_that_is_no_json_is_quoted(tmp_path: Path) -> None:
-    bench = LlamaBench(program(tmp_path, "#!{python}\nprint('| model |')\n"))
-    with pytest.raises(EdgeInferError, match=r"saw '\| model \|\\n', wanted JSON"):
-        bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)
-
-
 def test_a_test_that_is_missing_is_named(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nprint('[]')\n"))
     with pytest.raises(EdgeInferError, match="said nothing of pp8"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)
-
-
-def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EdgeInferError, match="nowhere: No such file"):
-        LlamaBench(tmp_path / "nowhere").run(Path("model.gguf"), [Workload("prompt", 8)], 1)

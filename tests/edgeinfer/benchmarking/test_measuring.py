@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from edgeinfer.benchmarking import measuring
-from edgeinfer.benchmarking.contestants import rest
+from edgeinfer.benchmarking.bench_targets import wait_until_idle
 from edgeinfer.benchmarking.measuring import interleave, repeat
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids, workloads
 
@@ -39,7 +39,7 @@ class Recorder:
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happened; a rest between pieces is written down and takes no time."""
     happened: list[str] = []
-    monkeypatch.setattr(measuring, "rest", lambda: happened.append("rest"))
+    monkeypatch.setattr(measuring, "wait_until_idle", lambda: happened.append("rest"))
     return happened
 
 
@@ -54,9 +54,9 @@ def test_without_warm_up_nothing_is_read_twice(log: list[str]) -> None:
     assert log == ["a reads 1 to 1", "a reads 1 to 2", "a reads 1 to 3"]
 
 
-def test_contestants_take_turns_and_rest_between_them(log: list[str]) -> None:
-    contestants = [Recorder("a", log), Recorder("b", log)]
-    ((ours, theirs),) = interleave(contestants, [Workload("prompt", 4)], rounds=2)
+def test_targets_take_turns_and_rest_between_them(log: list[str]) -> None:
+    targets = [Recorder("a", log), Recorder("b", log)]
+    ((ours, theirs),) = interleave(targets, [Workload("prompt", 4)], rounds=2)
     assert log == ["rest", "a reads 4 to 4", "rest", "b reads 4 to 4"] * 3
     assert len(ours.seconds) == len(theirs.seconds) == 2
     assert ours.tokens == 4
@@ -78,9 +78,9 @@ def test_a_verification_wants_logits_of_every_token(log: list[str]) -> None:
 
 
 def test_workloads_take_turns_too(log: list[str]) -> None:
-    contestants = [Recorder("a", log), Recorder("b", log)]
+    targets = [Recorder("a", log), Recorder("b", log)]
     wanted = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
-    found = interleave(contestants, wanted, rounds=1)
+    found = interleave(targets, wanted, rounds=1)
     turns = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
     assert [line for line in log if line != "rest"][2:] == turns * 2
     assert [timings.tokens for pair in found for timings in pair] == [4, 4, 8, 8]
@@ -110,4 +110,4 @@ def test_random_ids_are_the_same_for_the_same_seed() -> None:
 
 
 def test_a_rest_ends() -> None:
-    assert rest() > 0
+    assert wait_until_idle() > 0

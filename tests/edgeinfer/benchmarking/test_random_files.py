@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.benchmarking import random_files
-from edgeinfer.benchmarking.contestants import LlamaCppTarget
+from edgeinfer.benchmarking.bench_targets import LlamaCppTarget
 from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
 from edgeinfer.benchmarking.shapes import SHAPES, Shape

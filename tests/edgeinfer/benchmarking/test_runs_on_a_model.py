@@ -9,7 +9,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.benchmarking import speed_runs
-from edgeinfer.benchmarking.contestants import bytes_per_token
+from edgeinfer.benchmarking.bench_targets import bytes_per_token
 from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings, measure_speed, measure_versus
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
@@ -91,7 +91,7 @@ def test_a_start_is_split_into_phases() -> None:
 
 def test_a_program_that_fails_is_an_error_not_a_time(tmp_path: Path) -> None:
     with pytest.raises(EdgeInferError, match="failed"):
-        commands(str(tmp_path / "none.gguf"))["edgeinfer run MODEL Once -n 1"]()
+        commands(str(tmp_path / "none.gguf"))["edgeinfer run MODEL Once --max-tokens 1"]()
 
 
 def test_reading_a_file_takes_time(tmp_path: Path) -> None:

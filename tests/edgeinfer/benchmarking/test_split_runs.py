@@ -6,18 +6,15 @@ from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.planning.model_plan import model_sizes
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_offload.planner.plan_types import PlanOptions
-from edgeinfer_offload.planner.planner import plan_memory
-from harness.split_runs import HEAD, SplitRow, SplitSuite, llama_cpp_settings, placed, planned_rate
-from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model
+from harness.split_runs import HEAD, SplitRow, SplitSuite, llama_cpp_settings
+from tests.offload.model_shapes import GIB, dense_model
 from tests.random_models import ZOO
 
 
 def test_llama_cpp_gets_as_many_layers_as_the_budget_holds() -> None:
     sizes = dense_model()
     layer = sum(matrix.nbytes for matrix in sizes.layers[0].matrices())
-    layer += LayerCache.nbytes_for(sizes.layers[0], 1024, "f16")
+    layer += sizes.layers[0].blocks[0].state_bytes(1024, "f16")
     head = sizes.head.nbytes
     for budget, layers in [
         (head - 1, "0"),
@@ -27,30 +24,6 @@ def test_llama_cpp_gets_as_many_layers_as_the_budget_holds() -> None:
         (head + 99 * layer, "33"),
     ]:
         assert llama_cpp_settings(sizes, 1024, budget) == [("-ngl", layers)]
-
-
-def test_a_mixture_may_leave_experts_only_on_the_cpu() -> None:
-    sizes = mixture_model()
-    count = len(sizes.layers)
-    assert [setting[0] for setting in llama_cpp_settings(sizes, 1024, 3 * GIB)] == ["-ngl", "-ngl"]
-    assert llama_cpp_settings(sizes, 1024, 3 * GIB)[1][2] == "-ncmoe"
-    assert 0 < int(llama_cpp_settings(sizes, 1024, 3 * GIB)[1][3]) < count
-    assert len(llama_cpp_settings(sizes, 1024, GIB // 8)) == 1
-    assert llama_cpp_settings(sizes, 1024, 99 * GIB) == [
-        ("-ngl", str(count + 1)),
-        ("-ngl", "99", "-ncmoe", "0"),
-    ]
-
-
-def test_what_is_placed_and_planned_is_told() -> None:
-    plan = plan_memory(dense_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
-    assert planned_rate(plan, Workload("generate", 8)) == plan.prediction.decode_tokens_per_second
-    assert planned_rate(plan, Workload("prompt", 512)) == plan.prediction.prefill_tokens_per_second
-    assert planned_rate(plan, Workload("prompt", 32)) == 0
-    divided = plan_memory(mixture_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
-    share = sum(len(layer.gpu_experts) for layer in divided.layers) / (48 * 128)
-    assert placed(divided) == f"48 of 48 attentions, {share:.0%} of experts"
-    assert placed(plan_memory(dense_model(), laptop(), PlanOptions(1024))) == "32 of 32 layers"
 
 
 def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:

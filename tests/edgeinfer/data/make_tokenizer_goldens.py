@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.tokenizer import known_pre_tokenizers
-from edgeinfer.tokenizer.byte_alphabet import CHARACTER_OF_BYTE, spell
+from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, spell
 from edgeinfer_quant_formats import GGUFWriter
 
 FOLDER = Path(__file__).parent / "tokenizer"

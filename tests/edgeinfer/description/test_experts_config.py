@@ -10,8 +10,9 @@ import pytest
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
-from edgeinfer_kernels.specification import ExpertsSpecification, FeedForwardSpecification
-from edgeinfer_kernels.weights import ExpertWeights
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.description.test_model_weights import Altered, refusal, weights_of
 from tests.random_models import VOCABULARY, ZOO, RandomModel
@@ -28,10 +29,8 @@ def config_of(name: str, without: str = "", **changed: Any) -> ModelConfig:
     return ModelConfig.from_metadata(metadata_of(name, without, **changed), VOCABULARY)
 
 
-def facts_of(config: ModelConfig) -> ExpertsSpecification:
-    facts = config.specification().layers[-1].feed_forward
-    assert isinstance(facts, ExpertsSpecification)
-    return facts
+def facts_of(config: ModelConfig) -> MoeSpec:
+    return config.specification().layers[-1].block_of(MoeSpec)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +71,11 @@ def test_an_architecture_without_experts_refuses_them() -> None:
 
 def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
     found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {name: (facts.gating, facts.normalized, facts.early) for name, facts in found.items()}
+    ways = {
+        name: (facts.gating, facts.normalized, facts.pre_attention_router) for name, facts in found.items()
+    }
     assert ways == {
-        "gpt-oss": ("softmax_of_chosen", False, False),
+        "gpt-oss": ("softmax_of_selected", False, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
         "mixtral": ("softmax", True, False),
@@ -84,7 +85,7 @@ def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
         "smallthinker": ("sigmoid", True, True),
         "smallthinker-softmax": ("softmax", True, True),
     }
-    assert found["granitemoe"].residual_scale == 0.22
+    assert config_of("granitemoe").residual_scale == 0.22
     assert facts_of(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
 
 
@@ -103,24 +104,31 @@ def test_lengths_that_the_file_leaves_out_follow_from_the_feed_forwards() -> Non
 
 def test_leading_layers_may_be_dense() -> None:
     layers = config_of("qwen3moe", leading_dense_block_count=2).specification().layers
-    kinds = [type(layer.feed_forward) for layer in layers]
-    assert kinds == [FeedForwardSpecification] * 2 + [ExpertsSpecification]
+    kinds = [type(layer.blocks[1].block) for layer in layers]
+    assert kinds == [FeedForwardSpec] * 2 + [MoeSpec]
 
 
 def test_smallthinker_has_positions_in_windows_only_and_everywhere_without_windows() -> None:
     layers = config_of("smallthinker").specification().layers
-    assert [layer.attention.window for layer in layers] == [0, 4096, 4096, 4096, 0]
-    assert [layer.attention.rope is None for layer in layers] == [True, False, False, False, True]
+    assert [layer.block_of(AttentionSpec).window for layer in layers] == [0, 4096, 4096, 4096, 0]
+    assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     layers = config_of("smallthinker-softmax").specification().layers
-    assert not any(layer.attention.window or layer.attention.rope is None for layer in layers)
+    assert not any(
+        layer.block_of(AttentionSpec).window or layer.block_of(AttentionSpec).rope is None for layer in layers
+    )
 
 
 def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
     path = ZOO["gpt-oss"].write(tmp_path / "model.gguf")
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        weights = read_weights(file, config).layers[1].feed_forward
-        assert isinstance(weights, ExpertWeights)
+        weights = read_weights(file, config).layers[1].block_of(MoeWeights)
         stack, bias = file.decode("blk.1.ffn_down_exps.weight"), file.decode("blk.1.ffn_down_exps.bias")
         for index in (0, 5):
             expert = weights.expert(index)

@@ -9,6 +9,7 @@ import pytest
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 
@@ -92,8 +93,8 @@ def test_heads_and_widths_may_differ_from_layer_to_layer() -> None:
         attention__head_count_kv=np.array([2, 1, 4], np.int32),
         feed_forward_length=np.array([96, 32, 64], np.int32),
     )
-    layers = config.specification().layers
-    assert [(layer.attention.heads, layer.attention.kv_heads) for layer in layers] == [(4, 2), (2, 1), (4, 4)]
+    specs = config.specification().specs(AttentionSpec)
+    assert [(spec.heads, spec.kv_heads) for spec in specs] == [(4, 2), (2, 1), (4, 4)]
     assert [shape.feed_forward for shape in config.shapes] == [96, 32, 64]
 
 
@@ -107,7 +108,7 @@ def test_one_head_count_serves_queries_and_keys_where_the_file_names_one() -> No
 def windows_of(architecture: str, layers: int, **extra: Any) -> list[int]:
     model = RandomModel(architecture, layers=layers, extra={"attention.sliding_window": 6, **extra})
     specification = ModelConfig.from_metadata(model.metadata(), VOCABULARY).specification()
-    return [layer.attention.window for layer in specification.layers]
+    return [layer.block_of(AttentionSpec).window for layer in specification.layers]
 
 
 def test_windows_follow_the_architectures_pattern() -> None:
@@ -141,9 +142,15 @@ def test_a_window_pattern_that_fits_no_layers_is_refused(pattern: Any, seen: str
 
 def test_the_last_of_every_four_layers_of_smollm3_has_no_positions() -> None:
     layers = config_of("smollm3").specification().layers
-    assert [layer.attention.rope is None for layer in layers] == [False] * 3
+    assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [False] * 3
     layers = ModelConfig.from_metadata(ZOO["smollm3"].metadata(), VOCABULARY).specification().layers
-    assert [layer.attention.rope is None for layer in layers] == [False, False, False, True, False]
+    assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_scales_and_caps_reach_the_specification() -> None:
@@ -152,17 +159,16 @@ def test_scales_and_caps_reach_the_specification() -> None:
     )
     specification = config.specification()
     assert (specification.logit_scale, specification.embedding_scale) == (0.25, 3.0)
-    assert specification.layers[0].attention.scale == 0.1
-    assert specification.layers[0].attention.residual_scale == 0.5
-    assert specification.layers[0].feed_forward.residual_scale == 0.5
+    assert specification.layers[0].block_of(AttentionSpec).scale == 0.1
+    assert [each.residual_scale for each in specification.layers[0].blocks] == [0.5, 0.5]
     gemma = config_of("gemma2", attn_logit_softcapping=20.0, final_logit_softcapping=10.0).specification()
-    assert (gemma.layers[0].attention.soft_cap, gemma.logit_soft_cap) == (20.0, 10.0)
+    assert (gemma.layers[0].block_of(AttentionSpec).soft_cap, gemma.logit_soft_cap) == (20.0, 10.0)
     assert gemma.embedding_scale == 8.0
 
 
 def test_gemma2_caps_its_logits_even_if_the_file_does_not_say_so() -> None:
     gemma = config_of("gemma2").specification()
-    assert (gemma.layers[0].attention.soft_cap, gemma.logit_soft_cap) == (50.0, 30.0)
+    assert (gemma.layers[0].block_of(AttentionSpec).soft_cap, gemma.logit_soft_cap) == (50.0, 30.0)
     uncapped = config_of("gemma2", final_logit_softcapping=0.0).specification()
     assert uncapped.logit_soft_cap == 0.0
     assert config_of("gemma3").specification().logit_soft_cap == 0.0
@@ -173,3 +179,12 @@ def test_gemma2_of_46_layers_scales_queries_by_width_over_heads() -> None:
     large = ModelConfig.from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)
     assert small.query_scale == 1 / math.sqrt(16)
     assert large.query_scale == 1 / math.sqrt(64 // 4)
+
+
+def test_exaone4_has_rope_in_windowed_layers_only_and_everywhere_without_windows() -> None:
+    windowed = config_of("exaone4", block_count=5, attention__sliding_window=6).specification()
+    specs = windowed.specs(AttentionSpec)
+    assert [spec.window for spec in specs] == [6, 6, 6, 0, 6]
+    assert [spec.rope is None for spec in specs] == [False, False, False, True, False]
+    specs = config_of("exaone4").specification().specs(AttentionSpec)
+    assert not any(spec.window or spec.rope is None for spec in specs)

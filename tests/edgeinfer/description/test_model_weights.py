@@ -11,7 +11,9 @@ import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
-from edgeinfer_kernels.weights import DecoderWeights, FeedForwardWeights
+from edgeinfer_kernels.blocks.attention import AttentionWeights
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.decoder import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
@@ -80,7 +82,7 @@ def test_tensors_that_nothing_uses_are_refused_with_the_way_out(tmp_path: Path) 
 
 
 def test_a_fused_projection_equals_its_three_parts(tmp_path: Path) -> None:
-    attention = weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].attention
+    attention = weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].block_of(AttentionWeights)
     assert (attention.attn_q.rows, attention.attn_k.rows, attention.attn_v.rows) == (64, 32, 32)
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         fused = file.decode("blk.0.attn_qkv.weight")
@@ -89,10 +91,11 @@ def test_a_fused_projection_equals_its_three_parts(tmp_path: Path) -> None:
 
 
 def test_a_fused_gate_comes_before_the_rows_of_up(tmp_path: Path) -> None:
-    feed_forward = weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].feed_forward
+    feed_forward = (
+        weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].block_of(FeedForwardWeights)
+    )
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         fused = file.decode("blk.0.ffn_up.weight")
-    assert isinstance(feed_forward, FeedForwardWeights)
     assert feed_forward.ffn_gate is not None
     assert np.array_equal(feed_forward.ffn_gate.decoded(), fused[:96])
     assert np.array_equal(feed_forward.ffn_up.decoded(), fused[96:])
@@ -100,7 +103,7 @@ def test_a_fused_gate_comes_before_the_rows_of_up(tmp_path: Path) -> None:
 
 def test_a_fused_bias_is_split_like_its_rows(tmp_path: Path) -> None:
     model = Altered("phi3", fused=True, altered={"blk.0.attn_qkv.bias": (128,)})
-    attention = weights_of(model.write(tmp_path / "model.gguf")).layers[0].attention
+    attention = weights_of(model.write(tmp_path / "model.gguf")).layers[0].block_of(AttentionWeights)
     biases = (attention.attn_q_bias, attention.attn_k_bias, attention.attn_v_bias)
     assert [None if bias is None else len(bias) for bias in biases] == [64, 32, 32]
 

@@ -11,6 +11,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification, yarn_magnitude, yarn_ramp
 from edgeinfer.model_config.weights import embedding_rows, rope_factors
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO, RandomModel
 
@@ -85,7 +86,7 @@ def test_longrope_takes_its_short_factors_up_to_the_original_context(
         factors = rope_factors(file, config, context)
         assert factors is not None
         assert factors[-1] == most
-        rope = config.specification(factors).layers[0].attention.rope
+        rope = config.specification(factors).layers[0].block_of(AttentionSpec).rope
     assert rope is not None
     assert rope.magnitude == pytest.approx(1.19)
     assert rope.inverse_frequencies[-1] == pytest.approx(10000 ** (-14 / 16) / most)
@@ -111,7 +112,7 @@ def test_factors_that_make_no_sense_are_refused(tmp_path: Path, factors: list[fl
 def test_windowed_layers_of_gemma3_have_a_base_of_their_own_and_no_scaling() -> None:
     config = ModelConfig.from_metadata(ZOO["gemma3"].metadata(), 288)
     layers = config.specification().layers
-    windowed, full = layers[0].attention.rope, layers[5].attention.rope
+    windowed, full = layers[0].block_of(AttentionSpec).rope, layers[5].block_of(AttentionSpec).rope
     assert windowed is not None
     assert full is not None
     assert windowed.inverse_frequencies[1] == pytest.approx(10000 ** (-2 / 32))

@@ -8,9 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.evaluation import log_probabilities
-from edgeinfer.evaluation.log_probabilities import log_softmax, row_blocks
-from edgeinfer.evaluation.scores import Scores, score
+from edgeinfer.evaluation import scores
+from edgeinfer.evaluation.scores import Scores, log_softmax, row_blocks, score
 from edgeinfer.evaluation.summary import Estimate, exponential, mean, summarize
 
 RANDOM = np.random.default_rng(11)
@@ -43,14 +42,14 @@ def test_far_below_the_best_a_log_probability_stays_finite() -> None:
 
 
 def test_row_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probabilities, "BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(scores, "BLOCK_ELEMENTS", 100)
     assert list(row_blocks(5, 40)) == [slice(0, 2), slice(2, 4), slice(4, 5)]
     assert list(row_blocks(2, 1000)) == [slice(0, 1), slice(1, 2)]
 
 
 @pytest.mark.parametrize("block", [1, 100, 10_000])
 def test_scores_are_the_formulas(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_probabilities, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(scores, "BLOCK_ELEMENTS", block)
     ours, base = logits(), logits()
     base[2] = ours[2]
     targets = [0, 1, 2, 3, 49, 5, 6]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.speculation.draft_controller import EVIDENCE, DraftController, DraftStats
+from edgeinfer.speculation.draft_controller import MIN_STEPS, DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
@@ -19,7 +19,7 @@ class CountingSpeculator:
         self._costs = costs
         self.measured = 0
         self.begun: MeasuredCosts | None = None
-        self.paces = {kind: DraftController() for kind in KINDS}
+        self.controllers = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] = lambda: None
 
     def measure(self) -> MeasuredCosts:
@@ -29,7 +29,7 @@ class CountingSpeculator:
     def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
         self.begun = costs
         for kind, known in learnt.items():
-            self.paces[kind].begin(known)
+            self.controllers[kind].begin(known)
 
 
 def begun(folder: Path, costs: MeasuredCosts, of: str = "a pair", machine: str = "m") -> CountingSpeculator:
@@ -74,27 +74,27 @@ def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> N
 
 
 def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, -0.25), begun(tmp_path, COSTS)
-    first.paces["greedy"].begin(learnt)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, -0.25), begun(tmp_path, COSTS)
+    first.controllers["greedy"].begin(learnt)
     first.on_close()
     again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
-    assert again.paces["greedy"].learnt == learnt
-    assert again.paces["drawn"].learnt == other.paces["greedy"].learnt == DraftController().learnt
+    assert again.controllers["greedy"].stats == learnt
+    assert again.controllers["sampled"].stats == other.controllers["greedy"].stats == DraftController().stats
 
 
 def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5), begun(tmp_path, COSTS)
-    first.paces["greedy"].begin(learnt)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5), begun(tmp_path, COSTS)
+    first.controllers["greedy"].begin(learnt)
     first.on_close()
     second = begun(tmp_path, COSTS)
-    second.paces["drawn"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, EVIDENCE, -2.0))
+    second.controllers["sampled"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, MIN_STEPS, -2.0))
     second.on_close()
-    assert begun(tmp_path, COSTS).paces["greedy"].learnt == learnt
+    assert begun(tmp_path, COSTS).controllers["greedy"].stats == learnt
 
 
 def test_a_model_is_closed_even_where_nothing_can_be_written(tmp_path: Path) -> None:
     first = begun(tmp_path / "cache", COSTS)
-    first.paces["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, EVIDENCE, 0.5))
+    first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5))
     (tmp_path / "cache" / "measured.json").unlink()
     (tmp_path / "cache").rmdir()
     (tmp_path / "cache").write_bytes(b"")

@@ -21,7 +21,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
 )
 from edgeinfer.loading import cpu_loading
-from edgeinfer.loading.load_options import MAX_THREADS
+from edgeinfer.options.load_options import MAX_THREADS
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError
@@ -35,19 +35,22 @@ from tests.random_models import ZOO, RandomModel
     ("settings", "text"),
     [
         ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f16', 'f32', 'q8_0', 'q4_0'"),
+        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f32', 'f16', 'q8_0', 'q4_0'"),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, or None"),
         ({"draft": "none"}, "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, or None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
-        ({"threads": True}, "threads: saw True, wanted a whole number of at least 1, or None"),
-        ({"threads": 100_000}, f"threads: saw 100000, wanted {MAX_THREADS} at most"),
+        ({"threads": True}, f"threads: saw True, wanted a whole number from 1 to {MAX_THREADS}, or None"),
+        (
+            {"threads": 100_000},
+            f"threads: saw 100000, wanted a whole number from 1 to {MAX_THREADS}, or None",
+        ),
         ({"ram": "much"}, "ram: saw 'much', wanted bytes or a size like \"8GiB\""),
         ({"vram": -1}, 'vram: saw -1, wanted bytes or a size like "8GiB"'),
         (
             {"engine": "llama.cpp", "ram": "1GiB"},
-            "ram: llama.cpp keeps to no budget; leave it out, or the engine",
+            "ram: llama.cpp has no memory budget; leave out ram, or the engine",
         ),
     ],
 )
@@ -315,7 +318,7 @@ def test_repack_is_true_or_false_and_none_of_llama_cpps_business(zoo_file: ZooFi
     wrong: Any = "no"
     with pytest.raises(SettingError, match="repack: saw 'no', wanted True or False"):
         edgeinfer.load(zoo_file("llama"), repack=wrong)
-    with pytest.raises(SettingError, match=r"repack: llama\.cpp decides that by itself"):
+    with pytest.raises(SettingError, match=r"repack: llama\.cpp decides it"):
         edgeinfer.load(zoo_file("llama"), repack=False, engine="llama.cpp")
 
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.layout.packed_matrix import HUGE_PAGE
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_offload.planner.memory_plan import PlanError
@@ -45,8 +46,10 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
             if item.device == "disk":  # the embedding stays in the file
                 continue
             planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
-        of_cache = {id(array) for layer in engine.cache.layers for array in layer.arrays()}
-        kept_bytes = [kept for kept in engine.backend._arena._kept if kept.dtype == np.uint8]
+        states = engine.backend.state.blocks.values()
+        caches = [state.cache for state in states if isinstance(state, AttentionState)]
+        of_cache = {id(array) for cache in caches for array in cache.arrays()}
+        kept_bytes = [kept for kept in engine.backend._decoder.arena._kept if kept.dtype == np.uint8]
         arrays = [kept for kept in kept_bytes if id(kept) not in of_cache]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes
@@ -81,7 +84,7 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     assert {"head", "workspace"} <= items.keys()
     assert items["embedding"].device == "disk"
     planned = sum(item.bytes for item in items.values() if "keys and values" in item.item)
-    assert planned == KVCache.nbytes_for(specification, 100, "f16")
+    assert planned == DecoderState.nbytes_for(specification, 100, "f16")
 
 
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])

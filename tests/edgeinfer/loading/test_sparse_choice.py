@@ -37,8 +37,9 @@ def profiled(path: Path, active: list[float]) -> None:
 def sparse_layers(model: edgeinfer.Model) -> list[int]:
     assert isinstance(model.engine, NativeEngine)
     assert isinstance(model.engine.backend, CpuBackend)
-    steps = enumerate(model.engine.backend._feed_forward)
-    return [layer for layer, (function, _) in steps if function == "sparse_feed_forward_block"]
+    blocks = model.engine.backend._blocks.items()
+    name = "sparse_feed_forward_block"
+    return [index.layer for index, built in blocks if built.calls[0].kernel == name]
 
 
 def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
@@ -93,7 +94,7 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         edgeinfer.load(path, device="cpu", sparse="predicted")
     with pytest.raises(SettingError, match="sparse: 'exact' keeps layouts of its own"):
         edgeinfer.load(path, device="cpu", sparse="exact", repack=False)
-    with pytest.raises(SettingError, match="sparse: 'exact' is for our kernels; leave it out, or the engine"):
+    with pytest.raises(SettingError, match=r"sparse: llama\.cpp doesn't support 'exact'; leave out sparse"):
         edgeinfer.load(path, engine="llama.cpp", sparse="exact")
     with pytest.raises(
         SettingError, match="sparse: saw 'yes', wanted one of 'auto', 'exact', 'predicted', 'off'"
@@ -110,7 +111,7 @@ def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
-        kept = model.engine.backend._arena._kept
+        kept = model.engine.backend._decoder.arena._kept
         ours = sum(
             array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
         )

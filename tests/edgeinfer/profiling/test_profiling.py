@@ -12,9 +12,9 @@ from edgeinfer.errors import SettingError
 from edgeinfer.profiling.predictor_training import Samples, predictor_arrays, read_predictor, train
 from edgeinfer.profiling.profiling import profile
 from edgeinfer.profiling.recording import active_neurons, cpu_engine, record
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
-from edgeinfer_kernels.specification import ExpertsSpecification
-from edgeinfer_kernels.weights import FeedForwardWeights
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from tests.kernels.row_matrices import random_matrix
 from tests.random_models import ZOO
@@ -145,10 +145,9 @@ def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
     assert "an expert that the router chose" in found.profile.rule
     for layer, counts in found.profile.layers("experts").items():
         with edgeinfer.load(path, device="cpu") as model:
-            facts = cpu_engine(model)[0].specification.layers[layer].feed_forward
-        assert isinstance(facts, ExpertsSpecification)
-        assert counts.shape == (2, facts.count)
-        assert counts.sum() == 100 * facts.used
+            facts = cpu_engine(model)[0].specification.layers[layer].block_of(MoeSpec)
+        assert counts.shape == (2, facts.experts)
+        assert counts.sum() == 100 * facts.experts_per_token
         assert counts.max() <= max(found.profile.tokens)
     with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
         profile(path, [TEXT], tokens=100, predictor=True)

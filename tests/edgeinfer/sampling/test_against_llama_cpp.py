@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 
 llama_cpp = pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.llama_cpp
@@ -15,9 +15,7 @@ pytestmark = pytest.mark.llama_cpp
 VOCABULARY = 3000
 
 
-def theirs(
-    logits: npt.NDArray[np.float32], history: list[int], settings: SamplerSettings
-) -> dict[int, float]:
+def theirs(logits: npt.NDArray[np.float32], history: list[int], settings: SamplingParams) -> dict[int, float]:
     """llama.cpp's default chain up to the draw, id -> probability. DRY needs a model and is left out."""
     penalties = llama_cpp.llama_sampler_init_penalties
     # Some releases want the size of the vocabulary first.
@@ -30,6 +28,7 @@ def theirs(
             settings.frequency_penalty,
             settings.presence_penalty,
         ),
+        llama_cpp.llama_sampler_init_top_n_sigma(settings.top_n_sigma),
         llama_cpp.llama_sampler_init_top_k(settings.top_k),
         llama_cpp.llama_sampler_init_typical(settings.typical_p, 0),
         llama_cpp.llama_sampler_init_top_p(settings.top_p, 0),
@@ -47,7 +46,8 @@ def theirs(
             llama_cpp.llama_sampler_accept(sampler, token_id)
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
         llama_cpp.llama_sampler_free(sampler)
-    return {array.data[index].id: array.data[index].p for index in range(array.size)}
+    found = {array.data[index].id: array.data[index].p for index in range(array.size)}
+    return {token_id: probability for token_id, probability in found.items() if probability > 0}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def theirs(
         {"top_k": 0, "top_p": 0.9, "min_p": 0.0},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.1},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"top_n_sigma": 1.5},
+        {"top_n_sigma": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
         {"typical_p": 0.6},
         {"top_k": 0, "typical_p": 0.6, "min_p": 0.02},
         {"repeat_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.2, "repeat_last_n": 20},
@@ -66,7 +68,7 @@ def theirs(
 )
 def test_candidates_and_probabilities_agree(fields: dict[str, Any]) -> None:
     random = np.random.default_rng(9)
-    settings = SamplerSettings(**fields)
+    settings = SamplingParams(**fields)
     for spread in (1.0, 4.0):
         logits = (random.standard_normal(VOCABULARY) * spread).astype(np.float32)
         history = [int(token_id) for token_id in np.argsort(-logits)[random.integers(0, 60, 40)]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.sampling import SamplingParams
 from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties, repeated_lengths
 
 WORDS = {
@@ -16,7 +16,7 @@ NONE = SequenceBreakers((), None)
 
 
 def penalties(history: list[int], breakers: tuple[str, ...] = (), **fields: Any) -> dict[int, float]:
-    settings = SamplerSettings(dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=breakers, **fields)
+    settings = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_sequence_breakers=breakers, **fields)
     return dry_penalties(history, settings, SequenceBreakers(breakers, WORDS.__getitem__))
 
 
@@ -95,14 +95,14 @@ def test_lengths_equal_their_definition(alphabet: int, limit: int) -> None:
 
 
 def test_extreme_lengths_stay_finite() -> None:
-    settings = SamplerSettings(dry_multiplier=1e300, dry_base=1e6)
+    settings = SamplingParams(dry_multiplier=1e300, dry_base=1e6)
     assert dry_penalties([3] * 5000, settings, NONE) == {3: 1e30}
-    assert dry_penalties([3] * 5000, SamplerSettings(dry_multiplier=2.0, dry_base=1.0), NONE) == {3: 2.0}
+    assert dry_penalties([3] * 5000, SamplingParams(dry_multiplier=2.0, dry_base=1.0), NONE) == {3: 2.0}
 
 
 @pytest.mark.parametrize("period", [1, 2, 97])
 def test_a_history_twice_as_long_costs_about_twice_as_much(period: int) -> None:
-    settings = SamplerSettings(dry_multiplier=1.0, dry_base=1.001)
+    settings = SamplingParams(dry_multiplier=1.0, dry_base=1.001)
 
     def seconds(size: int) -> float:
         history = [index % period for index in range(size)]

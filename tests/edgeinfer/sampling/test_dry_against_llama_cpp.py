@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.registry.registry import find_model
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.sampling import SamplingParams
 from edgeinfer.sampling.dry import SequenceBreakers, dry_penalties
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -30,7 +30,7 @@ def vocabulary() -> Iterator[Any]:
     llama_cpp.llama_model_free(model)
 
 
-def theirs(vocabulary: Any, history: list[int], settings: SamplerSettings) -> dict[int, float]:
+def theirs(vocabulary: Any, history: list[int], settings: SamplingParams) -> dict[int, float]:
     size = llama_cpp.llama_vocab_n_tokens(vocabulary)
     breakers = [text.encode() for text in settings.dry_sequence_breakers]
     sampler = llama_cpp.llama_sampler_init_dry(
@@ -68,7 +68,7 @@ def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
     for trial in range(80):
         alphabet = [chance.randrange(5, size) for _ in range(2 + trial % 3)] + breaking * (trial % 2)
         history = [chance.choice(alphabet) for _ in range(chance.randrange(60))]
-        settings = SamplerSettings(
+        settings = SamplingParams(
             dry_multiplier=chance.choice([0.5, 1.0]),
             dry_base=chance.choice([1.0, 1.2, 1.75]),
             dry_allowed_length=chance.choice([1, 2, 3]),

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.sampling import SamplingParams
 from edgeinfer.sampling.penalties import last_tokens, penalize_repetition
 
 
 def penalized(logits: list[float], history: list[int], **fields: Any) -> list[float]:
     values = np.array(logits, dtype=np.float32)
-    penalize_repetition(values, history, SamplerSettings(**fields))
+    penalize_repetition(values, history, SamplingParams(**fields))
     return [round(float(value), 5) for value in values]
 
 

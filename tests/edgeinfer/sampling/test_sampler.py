@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.errors import LogitsError
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams, chain
+from edgeinfer.speculation.draft_model import draft_sampling
 
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -21,7 +22,7 @@ def logits_of(*probabilities: float) -> npt.NDArray[np.float32]:
 def distribution(
     logits: npt.NDArray[np.float32], history: list[int] | None = None, **fields: Any
 ) -> dict[int, float]:
-    sampler = Sampler(SamplerSettings(**{**OFF, **fields}), logits.size)
+    sampler = Sampler(SamplingParams(**{**OFF, **fields}), logits.size)
     ids, probabilities = sampler.distribution(logits, history or [])
     assert ids.tolist() == sorted(ids.tolist())
     assert (probabilities > 0).all()
@@ -29,8 +30,43 @@ def distribution(
     return {int(token_id): round(float(p), 5) for token_id, p in zip(ids, probabilities, strict=True)}
 
 
+def test_an_undeclared_sampler_keeps_the_device_and_the_draft_loop_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = chain.SamplerStep("new", "truncate", lambda logits, params: chain.top_k(logits, 1), lambda p: True)
+    assert draft_sampling(SamplingParams()) is not None
+    monkeypatch.setattr(chain, "CHAIN", (*chain.CHAIN, new))
+    assert not all(step.on_device for step in chain.active_steps(SamplingParams()))
+    assert draft_sampling(SamplingParams()) is None
+    assert distribution(logits_of(0.4, 0.6)) == {1: 1.0}
+
+
+def test_truncation_has_no_effect_at_temperature_0() -> None:
+    steps = chain.active_steps(SamplingParams(temperature=0, xtc_probability=1.0, presence_penalty=1.0))
+    assert [step.name for step in steps] == ["penalties"]
+
+
+def test_mirostat_replaces_all_steps_after_the_penalties() -> None:
+    steps = chain.active_steps(SamplingParams(mirostat=2, xtc_probability=1.0, logit_bias={1: 1.0}))
+    assert [step.name for step in steps] == ["logit_bias", "mirostat"]
+
+
 def test_with_all_samplers_off_the_distribution_is_softmax() -> None:
     assert distribution(logits_of(0.1, 0.2, 0.3, 0.4)) == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
+
+
+def test_top_n_sigma_counts_standard_deviations_of_the_finite_logits() -> None:
+    logits = np.array([3.0, 2.0, 1.0, 0.0, -np.inf], np.float32)  # a deviation of 1.118
+    assert sorted(distribution(logits, top_n_sigma=0.5)) == [0]
+    assert sorted(distribution(logits, top_n_sigma=1.0)) == [0, 1]
+    assert sorted(distribution(logits, top_n_sigma=2.0)) == [0, 1, 2]
+    for off in (0.0, -1.0):
+        assert sorted(distribution(logits, top_n_sigma=off)) == [0, 1, 2, 3]
+
+
+def test_top_n_sigma_comes_before_top_k() -> None:
+    logits = np.array([3.0, 2.0, 1.0, 0.0], np.float32)
+    assert sorted(distribution(logits, top_n_sigma=1.0, top_k=3)) == [0, 1]  # of three, 0.8 deviations
 
 
 def test_temperature_raises_probabilities_to_its_inverse() -> None:
@@ -105,7 +141,7 @@ def test_one_finite_logit_is_certain() -> None:
         {"temperature": 0.0},
     ]
     for fields in variants:
-        sampler = Sampler(SamplerSettings(**fields), logits.size)
+        sampler = Sampler(SamplingParams(**fields), logits.size)
         assert sampler.sample(logits, []) == 4321
 
 
@@ -122,7 +158,7 @@ def test_one_finite_logit_is_certain() -> None:
 def test_logits_that_cannot_be_sampled_are_an_error(
     logits: list[float], message: str, temperature: float
 ) -> None:
-    sampler = Sampler(SamplerSettings(temperature=temperature), 3)
+    sampler = Sampler(SamplingParams(temperature=temperature), 3)
     with pytest.raises(LogitsError) as caught:
         sampler.sample(np.array(logits, dtype=np.float32), [])
     assert str(caught.value).startswith(message)
@@ -140,7 +176,7 @@ def test_logits_that_cannot_be_sampled_are_an_error(
 )
 def test_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
     logits = np.random.default_rng(5).standard_normal(300).astype(np.float32) * 2
-    sampler = Sampler(SamplerSettings(seed=11, **fields), logits.size)
+    sampler = Sampler(SamplingParams(seed=11, **fields), logits.size)
     ids, probabilities = sampler.distribution(logits, [1, 2, 3])
     draws = 3000
     drawn = np.bincount([sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size)
@@ -162,7 +198,7 @@ def test_one_seed_gives_one_sequence_and_another_seed_another() -> None:
     logits = np.zeros(1000, dtype=np.float32)
 
     def drawn(seed: int) -> list[int]:
-        sampler = Sampler(SamplerSettings(**OFF, seed=seed), logits.size)
+        sampler = Sampler(SamplingParams(**OFF, seed=seed), logits.size)
         return [sampler.sample(logits, []) for _ in range(20)]
 
     assert drawn(7) == drawn(7)
@@ -171,14 +207,14 @@ def test_one_seed_gives_one_sequence_and_another_seed_another() -> None:
 
 def test_without_a_seed_the_one_in_use_repeats_the_draws() -> None:
     logits = np.zeros(1000, dtype=np.float32)
-    first = Sampler(SamplerSettings(**OFF), logits.size)
-    again = Sampler(SamplerSettings(**OFF, seed=first.seed), logits.size)
+    first = Sampler(SamplingParams(**OFF), logits.size)
+    again = Sampler(SamplingParams(**OFF, seed=first.seed), logits.size)
     assert [first.sample(logits, []) for _ in range(9)] == [again.sample(logits, []) for _ in range(9)]
 
 
 def test_restoring_a_snapshot_repeats_draws_and_mirostat() -> None:
     logits = np.random.default_rng(6).standard_normal(500).astype(np.float32)
-    sampler = Sampler(SamplerSettings(seed=1, mirostat=2), logits.size)
+    sampler = Sampler(SamplingParams(seed=1, mirostat=2), logits.size)
 
     def step() -> int:
         token_id = sampler.sample(logits, [])
@@ -194,7 +230,7 @@ def test_restoring_a_snapshot_repeats_draws_and_mirostat() -> None:
 
 def test_sampling_leaves_the_callers_logits_alone() -> None:
     logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
-    settings = SamplerSettings(repeat_penalty=2.0, logit_bias={1: 4.0}, dry_multiplier=1.0)
+    settings = SamplingParams(repeat_penalty=2.0, logit_bias={1: 4.0}, dry_multiplier=1.0)
     Sampler(settings, 3).sample(logits, [0, 1, 0, 1])
     assert logits.tolist() == [1.0, 2.0, 3.0]
 
@@ -207,7 +243,7 @@ def test_mirostat_leaves_out_what_would_surprise_beyond_its_limit() -> None:
 
 def test_mirostat_learns_from_the_surprise_of_what_was_kept() -> None:
     logits = logits_of(0.5, 0.3, 0.2)
-    sampler = Sampler(SamplerSettings(**OFF, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5), 3)
+    sampler = Sampler(SamplingParams(**OFF, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5), 3)
     sampler.distribution(logits, [])
     sampler.accept(1)
     # 0.375 surprises by 1.41504 bits, 0.41504 more than wanted.
@@ -215,7 +251,7 @@ def test_mirostat_learns_from_the_surprise_of_what_was_kept() -> None:
 
 
 def test_mirostat_ignores_a_token_that_was_forced() -> None:
-    sampler = Sampler(SamplerSettings(**OFF, mirostat=2, mirostat_tau=1.0), 3)
+    sampler = Sampler(SamplingParams(**OFF, mirostat=2, mirostat_tau=1.0), 3)
     sampler.distribution(logits_of(0.5, 0.3, 0.2), [])
     sampler.accept(2)
     assert sampler.snapshot().surprise_limit == 2.0
@@ -229,11 +265,11 @@ def test_mirostat_takes_the_place_of_the_truncations() -> None:
 def test_the_best_of_several_rows_are_those_of_each() -> None:
     rows = np.random.default_rng(4).standard_normal((5, 300)).astype(np.float32)
     rows[2, [7, 90]] = 9.0  # the lowest id among equals
-    sampler = Sampler(SamplerSettings(temperature=0.0), 300)
+    sampler = Sampler(SamplingParams(temperature=0.0), 300)
     assert sampler.best_of_each(rows) == [sampler.sample(row, []) for row in rows]
     others: list[dict[str, Any]] = [{"temperature": 0.5}, {"temperature": 0.0, "repeat_penalty": 1.2}]
     for fields in others:
-        assert Sampler(SamplerSettings(**fields), 300).best_of_each(rows) is None
+        assert Sampler(SamplingParams(**fields), 300).best_of_each(rows) is None
     rows[3, 5] = np.nan
     with pytest.raises(LogitsError, match="saw NaN for 1 of 300 tokens"):
         sampler.best_of_each(rows)

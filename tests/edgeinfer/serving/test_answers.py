@@ -15,11 +15,13 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
-from tests.edgeinfer.serving.asking import HELLO, TOOL_TEMPLATE, Asked, chat, events, fake, post
+from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Asked, chat, events, fake, post
+
+pytestmark = pytest.mark.anyio
 
 
-def test_a_chat_is_answered_whole() -> None:
-    reply = chat({"model": "fake"})
+async def test_a_chat_is_responded_to_whole() -> None:
+    reply = await chat({"model": "fake"})
     found = reply.json()
     assert reply.status_code == 200
     assert (found["object"], found["model"]) == ("chat.completion", "fake")
@@ -31,29 +33,29 @@ def test_a_chat_is_answered_whole() -> None:
     assert used["completion_tokens"] == len("The fox is here.")
 
 
-def test_a_chat_streams_the_same_piece_by_piece() -> None:
-    found = events(chat({"stream": True, "stream_options": {"include_usage": True}}).text)
+async def test_a_chat_streams_the_same_piece_by_piece() -> None:
+    found = events((await chat({"stream": True, "stream_options": {"include_usage": True}})).text)
     assert {each["object"] for each in found} == {"chat.completion.chunk"}
     assert len({each["id"] for each in found}) == 1
-    *pieces, last, used = found
-    assert "".join(each["choices"][0]["delta"]["content"] for each in pieces) == "The fox is here."
+    *chunks, last, used = found
+    assert "".join(each["choices"][0]["delta"]["content"] for each in chunks) == "The fox is here."
     assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop"}
     assert used["choices"] == []
     assert used["usage"]["completion_tokens"] == len("The fox is here.")
 
 
-def test_several_answers_and_limits() -> None:
-    found = chat({"n": 2, "max_tokens": 3}).json()
+async def test_several_responses_and_limits() -> None:
+    found = (await chat({"n": 2, "max_tokens": 3})).json()
     assert [(each["index"], each["message"]["content"]) for each in found["choices"]] == [
         (0, "The"),
         (1, "The"),
     ]
     assert {each["finish_reason"] for each in found["choices"]} == {"length"}
-    streamed = events(chat({"n": 2, "max_completion_tokens": 3, "stream": True}).text)
+    streamed = events((await chat({"n": 2, "max_completion_tokens": 3, "stream": True})).text)
     assert {each["choices"][0]["index"] for each in streamed} == {0, 1}
 
 
-def test_an_answer_keeps_to_a_schema() -> None:
+async def test_a_response_keeps_to_a_schema() -> None:
     pytest.importorskip("llguidance")
     schema = {
         "type": "object",
@@ -63,68 +65,65 @@ def test_an_answer_keeps_to_a_schema() -> None:
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     model = model_on(FakeEngine(drawn, 512))
-    found = chat({"response_format": form, "max_tokens": 300}, model).json()
+    found = (await chat({"response_format": form, "max_tokens": 300}, model)).json()
     assert json.loads(found["choices"][0]["message"]["content"]) == {"a": "b"}
-    refused = chat({"response_format": {**form, "json_schema": {"schema": {"enum": []}}}}, model)
+    refused = await chat({"response_format": {**form, "json_schema": {"schema": {"enum": []}}}}, model)
     assert refused.status_code == 400
     assert "Unsatisfiable schema" in refused.json()["error"]["message"]
 
 
-def test_calls_of_tools_are_found_whole_and_streamed() -> None:
+async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
-    found = chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE)).json()["choices"][0]
+    found = (await chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE))).json()["choices"][0]
     assert found["finish_reason"] == "tool_calls"
     assert found["message"]["content"] is None
     call = found["message"]["tool_calls"][0]
     assert (call["type"], call["function"]["name"]) == ("function", "look")
     assert json.loads(call["function"]["arguments"]) == {"at": "ä"}
-    pieces = events(chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE)).text)
-    deltas = [each["choices"][0]["delta"] for each in pieces]
+    chunks = events((await chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE))).text)
+    deltas = [each["choices"][0]["delta"] for each in chunks]
     assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
         call["function"]
     ]
-    said = chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
+    said = await chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
     assert events(said.text)[0]["choices"][0]["delta"]["content"] == "No need."
-    assert (
-        chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE)).json()["choices"][
-            0
-        ]["message"]["content"]
-        == text
-    )
+    assert (await chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE))).json()[
+        "choices"
+    ][0]["message"]["content"] == text
 
 
-def test_log_probabilities_come_with_their_bytes() -> None:
-    found = chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2}).json()["choices"][0]["logprobs"][
-        "content"
-    ]
+async def test_log_probabilities_come_with_their_bytes() -> None:
+    found = (await chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2})).json()["choices"][0][
+        "logprobs"
+    ]["content"]
     assert [each["token"] for each in found] == ["T", "h"]
     assert found[0]["bytes"] == list(b"T")
     assert found[0]["logprob"] == pytest.approx(0, abs=1e-3)
     assert len(found[0]["top_logprobs"]) == 2
 
 
-def test_a_text_is_continued() -> None:
+async def test_a_text_is_continued() -> None:
     body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0}
-    found = post(fake(), "/v1/completions", body | {"logprobs": 1}).json()
+    found = (await post(fake(), "/v1/completions", body | {"logprobs": 1})).json()
     assert found["object"] == "text_completion"
     assert found["choices"][0]["text"] == "The"
     assert found["choices"][0]["logprobs"]["tokens"] == ["T", "h", "e"]
     assert found["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
-    streamed = post(fake(), "/v1/completions", {"prompt": "Once", "stream": True, "temperature": 0})
+    streamed = await post(fake(), "/v1/completions", {"prompt": "Once", "stream": True, "temperature": 0})
     assert "".join(each["choices"][0]["text"] for each in events(streamed.text)) == "The fox is here."
 
 
-def test_an_echoed_prompt_stands_before_the_answer_whole_and_streamed() -> None:
+async def test_an_echoed_prompt_stands_before_the_response_whole_and_streamed() -> None:
     body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "echo": True}
-    found = post(fake(), "/v1/completions", body).json()
+    found = (await post(fake(), "/v1/completions", body)).json()
     assert found["choices"][0]["text"] == "OnceThe"
-    streamed = events(post(fake(), "/v1/completions", body | {"stream": True}).text)
+    streamed = events((await post(fake(), "/v1/completions", body | {"stream": True})).text)
     assert [each["choices"][0]["text"] for each in streamed][:2] == ["Once", "T"]
     assert "".join(each["choices"][0]["text"] for each in streamed) == "OnceThe"
 
 
-def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     model, generate = fake(), Model.stream_async
 
@@ -139,15 +138,15 @@ def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
         "dry_penalty_last_n": 9,
         "dry_sequence_breakers": ["x"],
     }
-    assert chat(given, model).status_code == 200
+    assert (await chat(given, model)).status_code == 200
     assert asked[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
 
 
-def test_texts_become_vectors() -> None:
-    reply = post(fake(), "/v1/embeddings", {"input": ["a b", "c"]}).json()
+async def test_texts_become_vectors() -> None:
+    reply = (await post(fake(), "/v1/embeddings", {"input": ["a b", "c"]})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     assert np.linalg.norm(reply["data"][0]["embedding"]) == pytest.approx(1)
-    packed = post(fake(), "/v1/embeddings", {"input": "c", "encoding_format": "base64"}).json()
+    packed = (await post(fake(), "/v1/embeddings", {"input": "c", "encoding_format": "base64"})).json()
     assert isinstance(packed["data"][0]["embedding"], str)
 
 
@@ -174,8 +173,8 @@ def test_the_openai_client_meets_what_it_expects() -> None:
         assert [each.id for each in asker.models.list()] == ["tiny"]
         settings: Asked = {"model": "tiny", "max_tokens": 12, "temperature": 0}
         whole = asker.chat.completions.create(messages=HELLO, **settings)
-        pieces = list(asker.chat.completions.create(messages=HELLO, stream=True, **settings))
-        said = "".join(each.choices[0].delta.content or "" for each in pieces)
+        chunks = list(asker.chat.completions.create(messages=HELLO, stream=True, **settings))
+        said = "".join(each.choices[0].delta.content or "" for each in chunks)
         assert said == whole.choices[0].message.content
         assert whole.usage.completion_tokens <= 12
         text = asker.completions.create(prompt="Once upon a time", **settings)

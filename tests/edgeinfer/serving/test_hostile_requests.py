@@ -1,6 +1,5 @@
 """Foreign pages, unknown fields, wrong and oversized values: each is refused in one short line."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -8,18 +7,30 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from tests.edgeinfer.serving.asking import CHAT, HELLO, JSON, TOOL_TEMPLATE, chat, client, events, fake, post
+from tests.edgeinfer.serving.http_client import (
+    CHAT,
+    HELLO,
+    JSON,
+    TOOL_TEMPLATE,
+    chat,
+    client,
+    events,
+    fake,
+    post,
+)
+
+pytestmark = pytest.mark.anyio
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
-def sent(headers: dict[str, str], path: str = CHAT) -> Any:
+async def sent(headers: dict[str, str], path: str = CHAT) -> Any:
     async def ask() -> Any:
         async with client(fake()) as http:
             body = json.dumps({"messages": HELLO, "max_tokens": 2})
             return await http.post(path, content=body, headers=headers)
 
-    return asyncio.run(ask())
+    return await ask()
 
 
 @pytest.mark.parametrize(
@@ -46,8 +57,8 @@ def sent(headers: dict[str, str], path: str = CHAT) -> Any:
         ({"Host": "127.0.0.1:8080", "Origin": "http://127.0.0.1:8080"}, 200),
     ],
 )
-def test_only_this_machines_own_programs_and_pages_are_answered(headers: Any, status: int) -> None:
-    reply = sent({**JSON, **headers})
+async def test_only_this_machines_own_programs_and_pages_are_responded_to(headers: Any, status: int) -> None:
+    reply = await sent({**JSON, **headers})
     assert reply.status_code == status
     if status != 200:
         assert reply.json()["error"]["message"]
@@ -89,25 +100,27 @@ def test_only_this_machines_own_programs_and_pages_are_answered(headers: Any, st
         ({f"f{i}": 1 for i in range(60_000)}, "the body: saw 60002 fields, wanted 100 at most"),
     ],
 )
-def test_a_field_without_effect_is_named_and_not_dropped(body: Any, said: str) -> None:
-    reply = chat({"temperature": None, **body})
+async def test_a_field_without_effect_is_named_and_not_dropped(body: Any, said: str) -> None:
+    reply = await chat({"temperature": None, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
     assert said in message
     assert len(message) < 300
 
 
-def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
+async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
     body = {"user": "me", "store": False, "metadata": None, "best_of": 1, "suffix": None}
-    found = chat(body).json()
+    found = (await chat(body)).json()
     assert found["warnings"] == ["user: has no effect here", "store: has no effect here"]
-    assert "warnings" not in chat({}).json()
-    streamed = events(chat({**body, "stream": True}).text)
+    assert "warnings" not in (await chat({})).json()
+    streamed = events((await chat({**body, "stream": True})).text)
     assert [each.get("warnings") for each in streamed[:2]] == [found["warnings"], None]
-    vectors = post(fake(), "/v1/embeddings", {"input": "x", "user": "me"}).json()
+    vectors = (await post(fake(), "/v1/embeddings", {"input": "x", "user": "me"})).json()
     assert vectors["warnings"] == ["user: has no effect here"]
     sent_back = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
-    assert chat({"messages": sent_back}).json()["warnings"] == ["messages[0].refusal: has no effect here"]
+    assert (await chat({"messages": sent_back})).json()["warnings"] == [
+        "messages[0].refusal: has no effect here"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +145,8 @@ def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
         ({"tools": [TOOL] * 129}, "tools: saw 129, wanted 128 at most"),
     ],
 )
-def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, said: str) -> None:
-    reply = post(fake(template=TOOL_TEMPLATE), CHAT, {"messages": HELLO, **body})
+async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, said: str) -> None:
+    reply = await post(fake(template=TOOL_TEMPLATE), CHAT, {"messages": HELLO, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
     assert said in message
@@ -149,8 +162,8 @@ def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, said:
         ("embeddings", {"input": ["x"] * 3_000}, "input: saw 3000, wanted 2048 at most"),
     ],
 )
-def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: Any, said: str) -> None:
-    reply = post(fake(), f"/v1/{path}", body)
+async def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: Any, said: str) -> None:
+    reply = await post(fake(), f"/v1/{path}", body)
     assert reply.status_code == 400
     assert said in reply.json()["error"]["message"]
 
@@ -165,18 +178,18 @@ def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: An
         (b" " * (1 << 20) + b" ", 413, "the body: saw 1048577 bytes, wanted 1048576 at most"),
     ],
 )
-def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, said: str) -> None:
+async def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, said: str) -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.post(CHAT, content=raw, headers=JSON)
 
-    reply = asyncio.run(ask())
+    reply = await ask()
     assert reply.status_code == status
     assert said in reply.json()["error"]["message"]
     assert len(reply.text) < 400
 
 
-def test_a_body_without_a_length_is_bounded_too() -> None:
+async def test_a_body_without_a_length_is_bounded_too() -> None:
     async def parts() -> Any:
         for _ in range(20):
             yield b" " * 100_000
@@ -185,19 +198,19 @@ def test_a_body_without_a_length_is_bounded_too() -> None:
         async with client(fake()) as http:
             return await http.post(CHAT, content=parts(), headers=JSON)
 
-    reply = asyncio.run(ask())
+    reply = await ask()
     assert reply.status_code == 413
 
 
-def test_a_path_is_quoted_in_short() -> None:
-    reply = post(fake(), "/" + "x" * 10_000, {})
+async def test_a_path_is_quoted_in_short() -> None:
+    reply = await post(fake(), "/" + "x" * 10_000, {})
     assert reply.status_code == 404
     assert len(reply.text) < 300
 
 
-def test_odd_calls_of_a_model_are_no_calls() -> None:
+async def test_odd_calls_of_a_model_are_no_calls() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
-    found = post(
+    found = await post(
         fake(text, 8192, TOOL_TEMPLATE), CHAT, {"messages": HELLO, "temperature": 0, "tools": [TOOL]}
     )
     assert found.json()["choices"][0]["message"]["content"] == text

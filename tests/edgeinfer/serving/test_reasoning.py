@@ -2,8 +2,10 @@
 
 import pytest
 
-from tests.edgeinfer.serving.asking import chat, fake
+from tests.edgeinfer.serving.http_client import chat, fake
 from tests.random_models import CHAT_TEMPLATE
+
+pytestmark = pytest.mark.anyio
 
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}calm {% endif %}" + CHAT_TEMPLATE
 EFFORT = "{{ reasoning_effort }} " + CHAT_TEMPLATE
@@ -20,19 +22,19 @@ EFFORT = "{{ reasoning_effort }} " + CHAT_TEMPLATE
         (CHAT_TEMPLATE, "high", "reasoning_effort: has no effect, the model's chat template has no setting"),
     ],
 )
-def test_an_effort_is_the_nearest_that_the_template_has(
+async def test_an_effort_is_the_nearest_that_the_template_has(
     template: str, effort: str, warning: str | None
 ) -> None:
-    response = chat({"reasoning_effort": effort, "max_tokens": 4}, fake(template=template))
+    response = await chat({"reasoning_effort": effort, "max_tokens": 4}, fake(template=template))
     assert response.status_code == 200
     warnings = response.json().get("warnings", [])
     assert len(warnings) == (warning is not None)
     assert warning is None or warnings[0].startswith(warning)
 
 
-def test_variables_of_the_template_reach_it() -> None:
-    plain = chat({"max_tokens": 4}, fake(template=SWITCH)).json()["usage"]["prompt_tokens"]
+async def test_variables_of_the_template_reach_it() -> None:
+    plain = (await chat({"max_tokens": 4}, fake(template=SWITCH))).json()["usage"]["prompt_tokens"]
     body = {"max_tokens": 4, "chat_template_kwargs": {"enable_thinking": False}}
-    calm = chat(body, fake(template=SWITCH)).json()["usage"]["prompt_tokens"]
+    calm = (await chat(body, fake(template=SWITCH))).json()["usage"]["prompt_tokens"]
     assert calm > plain
-    assert chat({**body, "reasoning_effort": "low"}, fake(template=SWITCH)).status_code == 200
+    assert (await chat({**body, "reasoning_effort": "low"}, fake(template=SWITCH))).status_code == 200

@@ -14,21 +14,23 @@ pytest.importorskip("starlette")
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
-from tests.edgeinfer.serving.asking import CHAT, HELLO, JSON, chat, client, fake, post, saying_after_any
+from tests.edgeinfer.serving.http_client import CHAT, HELLO, JSON, chat, client, fake, post, saying_after_any
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", CHAT, 405)])
-def test_what_is_not_there_is_an_error_object_too(method: str, path: str, status: int) -> None:
+async def test_what_is_not_there_is_an_error_object_too(method: str, path: str, status: int) -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.request(method, path)
 
-    reply = asyncio.run(ask())
+    reply = await ask()
     assert reply.status_code == status
     assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
 
 
-def test_the_model_is_listed_and_no_other_is_pretended() -> None:
+async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
     async def ask() -> list[Any]:
         async with client(fake()) as http:
             return [
@@ -36,12 +38,12 @@ def test_the_model_is_listed_and_no_other_is_pretended() -> None:
                 for path in ("/v1/models", "/v1/models/fake", "/v1/models/other", "/health")
             ]
 
-    listed, one, other, health = asyncio.run(ask())
+    listed, one, other, health = await ask()
     assert [each["id"] for each in listed.json()["data"]] == ["fake"]
     assert one.json()["context"] == 512
     assert other.status_code == 404
     assert health.json()["status"] == "ok"
-    refused = chat({"model": "gpt-4"})
+    refused = await chat({"model": "gpt-4"})
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
     assert "this server has 'fake'" in refused.json()["error"]["message"]
@@ -89,30 +91,30 @@ def test_the_model_is_listed_and_no_other_is_pretended() -> None:
         ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's width"),
     ],
 )
-def test_a_mistake_is_told_in_openais_way(path: str, body: Any, told: str) -> None:
-    reply = post(fake(), f"/v1/{path}", body)
+async def test_a_mistake_is_reported_in_openais_way(path: str, body: Any, told: str) -> None:
+    reply = await post(fake(), f"/v1/{path}", body)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
     assert told in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_what_does_not_fit_the_context_is_refused_before_a_word(streamed: bool) -> None:
+async def test_what_does_not_fit_the_context_is_refused_before_a_word(streamed: bool) -> None:
     long = [{"role": "user", "content": "x" * 600}]
-    reply = chat({"messages": long, "stream": streamed})
+    reply = await chat({"messages": long, "stream": streamed})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_body_that_is_no_json_is_refused() -> None:
+async def test_a_body_that_is_no_json_is_refused() -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.post(CHAT, content=b"{nothing", headers=JSON)
 
-    assert "the body isn't JSON" in asyncio.run(ask()).json()["error"]["message"]
+    assert "the body isn't JSON" in (await ask()).json()["error"]["message"]
 
 
-def test_with_a_key_only_those_who_know_it_are_answered() -> None:
+async def test_with_a_key_only_those_who_know_it_are_responded_to() -> None:
     async def ask() -> list[int]:
         async with client(fake(), key="secret") as http:
             found = []
@@ -121,16 +123,16 @@ def test_with_a_key_only_those_who_know_it_are_answered() -> None:
                 found.append((await http.get("/v1/models", headers=headers)).status_code)
             return found
 
-    assert asyncio.run(ask()) == [401, 401, 200]
+    assert (await ask()) == [401, 401, 200]
 
 
-def test_another_name_for_this_machine_is_refused() -> None:
+async def test_another_name_for_this_machine_is_refused() -> None:
     async def ask() -> int:
         async with client(fake()) as http:
             reply = await http.get("/v1/models", headers={"Host": "evil.example"})
             return int(reply.status_code)
 
-    assert asyncio.run(ask()) == 400
+    assert (await ask()) == 400
 
 
 class Gate:
@@ -151,7 +153,7 @@ class Gate:
         return model_on(FakeEngine(waiting, 512))
 
 
-def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
+async def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
     gate = Gate()
 
     async def ask() -> list[int]:
@@ -167,11 +169,11 @@ def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
             gate.open.set()
             return [(await first).status_code, (await second).status_code, third.status_code]
 
-    assert asyncio.run(ask()) == [200, 200, 429]
+    assert (await ask()) == [200, 200, 429]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_client_that_leaves_ends_its_answer(streamed: bool) -> None:
+async def test_a_client_that_leaves_ends_its_response(streamed: bool) -> None:
     gate = Gate()
     model = gate.model()
     app = serving_app(model)
@@ -202,6 +204,6 @@ def test_a_client_that_leaves_ends_its_answer(streamed: bool) -> None:
         gate.open.set()
         await asyncio.wait_for(request, 10)
 
-    asyncio.run(ask())
+    (await ask())
     assert len(model.engine.ids) < len("The fox.") + 60
-    assert chat({}, model).json()["choices"][0]["message"]["content"] == "The fox."
+    assert (await chat({}, model)).json()["choices"][0]["message"]["content"] == "The fox."

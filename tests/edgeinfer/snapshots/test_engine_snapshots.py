@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
 
 LONG = list(range(3, 103))
-GREEDY = {"max_tokens": 8, "temperature": 0.0}
+GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
 
 
 @pytest.fixture

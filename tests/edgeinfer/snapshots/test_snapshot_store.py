@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.snapshots.fingerprint import file_fingerprint
 from edgeinfer.snapshots.snapshot_file import (
     DIGEST_BYTES,
     PART_SUFFIX,
@@ -19,7 +18,7 @@ from edgeinfer.snapshots.snapshot_file import (
     read_snapshot,
     write_snapshot,
 )
-from edgeinfer.snapshots.store import SnapshotStore, delete_snapshots
+from edgeinfer.snapshots.store import SnapshotStore, delete_snapshots, file_fingerprint
 
 
 def snapshot(count: int, first: int = 0, nbytes: int = 1000) -> Snapshot:

@@ -12,9 +12,9 @@ from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
-from edgeinfer.sampling import SamplerSettings
-from edgeinfer.speculation.chained_drafter import ChainedDrafter
-from edgeinfer.speculation.draft_model import DraftModel, manner_of
+from edgeinfer.sampling import SamplingParams
+from edgeinfer.speculation.draft_model import DraftModel, draft_sampling
+from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
@@ -26,11 +26,10 @@ REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 def always_draft(model: Model, length: int) -> None:
     """Drafts of this length, whatever they cost."""
     assert model.speculator is not None
-    for pace in model.speculator.paces.values():
-        setattr(pace, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-        setattr(pace, "least_chances", lambda length: [0.0] * length)  # noqa: B010
-        setattr(pace, "further_chances", lambda length: [0.0] * length)  # noqa: B010
-        pace.rest = 0
+    for controller in model.speculator.controllers.values():
+        setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+        setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+        controller.cooldown_tokens = 0
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,9 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize(
+    "length", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -143,9 +144,7 @@ def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> Non
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.engine.ids == []
         assert model.speculator is not None
-        pace = model.speculator.paces["drawn"]
-        assert pace.costs.of_pass(1) > 0
-        assert pace.further_chances(1)[0] > 0
+        assert model.speculator.controllers["sampled"].min_probs(1)[1] > 0
 
 
 def test_auto_says_what_the_draft_costs() -> None:
@@ -214,7 +213,7 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
     path.write_text(PROMPT + want.text, encoding="utf-8")
     for draft, kind in (("lookup", PromptLookup), ("auto", ChainedDrafter)):
         with edgeinfer.load(
-            "tiny", device="cpu", threads=1, draft=draft, references=path, context=256
+            "tiny", device="cpu", threads=1, draft=draft, lookup_files=path, context=256
         ) as model:
             assert model.speculator is not None
             assert isinstance(model.speculator.drafter, kind)
@@ -229,19 +228,19 @@ def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) 
     path = tmp_path / "picture.bin"
     path.write_bytes(b"ab\xff\xfe")
     with pytest.raises(SettingError, match=r"byte 2 of .*picture\.bin isn't UTF-8"):
-        edgeinfer.load("tiny", device="cpu", threads=1, references=[path])
+        edgeinfer.load("tiny", device="cpu", threads=1, lookup_files=[path])
     with pytest.raises(FileNotFoundError):
-        edgeinfer.load("tiny", device="cpu", threads=1, references=[tmp_path / "nothing.txt"])
-    with pytest.raises(SettingError, match="they are for drafts"):
-        edgeinfer.load("tiny", device="cpu", threads=1, references=[path], draft=None)
+        edgeinfer.load("tiny", device="cpu", threads=1, lookup_files=[tmp_path / "nothing.txt"])
+    with pytest.raises(SettingError, match="used only by drafts"):
+        edgeinfer.load("tiny", device="cpu", threads=1, lookup_files=[path], draft=None)
 
 
 def test_the_first_drafter_with_a_guess_makes_it() -> None:
     lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
-    drafter, settings = ChainedDrafter(lookups), SamplerSettings()
-    assert drafter.propose([1, 2], settings, [0.0]).ids == (3,)
-    assert drafter.propose([5, 6], settings, [0.0]).ids == (7,)
-    assert drafter.propose([8, 8, 0], settings, [0.0]).ids == ()
+    drafter, settings = ChainedDrafter(lookups), SamplingParams()
+    assert drafter.propose([1, 2], DraftRequest(1, settings)).ids == (3,)
+    assert drafter.propose([5, 6], DraftRequest(1, settings)).ids == (7,)
+    assert drafter.propose([8, 8, 0], DraftRequest(1, settings)).ids == ()
     assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)
 
 
@@ -256,22 +255,22 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
         assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
 
 
-def proposed(drafter: Any, settings: SamplerSettings, natively: bool, texts: list[list[int]]) -> list[Any]:
+def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
     """The drafts behind some texts, made in one run or one by one."""
-    drafter._most_given, kept = (16 if natively else 0), drafter._most_given
+    drafter._max_prompt, kept = (16 if natively else 0), drafter._max_prompt
     try:
-        return [drafter.propose(text, settings, [0.0] * 5, [0.2] * 5) for text in texts]
+        return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
     finally:
-        drafter._most_given = kept
+        drafter._max_prompt = kept
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
 def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
-    asked = SamplerSettings(**settings)
+    asked = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
-        assert drafter._most_given == 16
+        assert drafter._max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
         # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
         texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
@@ -280,7 +279,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
         assert any(len(draft.ids) < 5 for draft in native)
         for one, other in zip(native, single, strict=True):
             assert one.ids == other.ids
-            assert one.chances == pytest.approx(other.chances, rel=1e-4)
+            assert one.probs == pytest.approx(other.probs, rel=1e-4)
             assert one.distributions is None
 
 
@@ -289,14 +288,14 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         assert model.speculator is not None
         ids = model.tokenizer.encode(PROMPT)
         drafts = [
-            model.speculator.drafter.propose(ids, SamplerSettings(temperature=1.5), [0.0] * 3)
+            model.speculator.drafter.propose(ids, DraftRequest(3, SamplingParams(temperature=1.5)))
             for _ in range(20)
         ]
         assert len({draft.ids for draft in drafts}) > 1
         for draft in drafts:
             assert draft.distributions is not None
             for token, word, (candidates, chances) in zip(
-                draft.ids, draft.chances, draft.distributions, strict=True
+                draft.ids, draft.probs, draft.distributions, strict=True
             ):
                 assert chances.sum() == pytest.approx(1.0)
                 place = candidates.tolist().index(token)
@@ -310,6 +309,7 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is drawn
         ({"temperature": 0.8}, True),
         ({"temperature": 0.0, "repeat_penalty": 1.1}, False),
+        ({"temperature": 0.8, "top_n_sigma": 1.0}, False),
         ({"temperature": 0.8, "typical_p": 0.9}, False),
         ({"temperature": 0.8, "xtc_probability": 0.5}, False),
         ({"temperature": 0.8, "mirostat": 2}, False),
@@ -318,4 +318,4 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
     ],
 )
 def test_only_simple_ways_to_choose_a_token_need_no_sampler(settings: dict[str, Any], simple: bool) -> None:
-    assert (manner_of(SamplerSettings(**settings)) is not None) == simple
+    assert (draft_sampling(SamplingParams(**settings)) is not None) == simple

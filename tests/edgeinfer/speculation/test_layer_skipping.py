@@ -8,7 +8,8 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.sampling import SamplingParams
+from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from tests.kernels.test_cpu_backend import cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
@@ -32,7 +33,7 @@ def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_pat
     own.rewind(len(IDS) - 1)
     truth.append(IDS[:-1])
     layers = [0, len(own.specification.layers) - 1]
-    got, right = (engine.read_by_some_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
+    got, right = (engine.logits_of_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
     assert relative(got, right) < 5e-6
     assert own.ids == IDS[:-1]
     assert relative(own.append(IDS[-1:]), want) < 1e-6
@@ -46,11 +47,11 @@ def test_all_layers_guess_what_the_model_says() -> None:
         answer = model.generate("Once upon a time", max_tokens=12, temperature=0.0)
         said = [*answer.prompt_ids, *answer.ids]
         model.engine.rewind(len(said) - 7)
-        settings = SamplerSettings(temperature=0.0)
-        assert drafter.propose(said[:-6], settings, [0.0] * 6).ids == tuple(said[-6:])
-        assert drafter.propose([5, 6, 7], settings, [0.0]).ids == ()  # another text than the engine holds
+        settings = SamplingParams(temperature=0.0)
+        assert drafter.propose(said[:-6], DraftRequest(6, settings)).ids == tuple(said[-6:])
+        assert drafter.propose([5, 6, 7], DraftRequest(1, settings)).ids == ()  # not cached
 
 
 def test_more_leaves_than_a_pass_takes_are_refused() -> None:
-    with pytest.raises(SettingError, match="draft_leaves: saw 9, wanted a whole number from 0 to 8"):
-        edgeinfer.load("tiny", draft_leaves=9)
+    with pytest.raises(SettingError, match="draft_tree_width: saw 9, wanted a whole number from 0 to 8"):
+        edgeinfer.load("tiny", draft_tree_width=9)

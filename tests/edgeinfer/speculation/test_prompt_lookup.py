@@ -2,15 +2,16 @@
 
 import pytest
 
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.sampling import SamplingParams
+from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 
-SETTINGS = SamplerSettings()
+PARAMS = SamplingParams()
 
 
 def guess(lookup: PromptLookup, text: str, most: int = 3) -> str:
     """Characters as tokens."""
-    return "".join(map(chr, lookup.propose([*map(ord, text)], SETTINGS, [0.0] * most).ids))
+    return "".join(map(chr, lookup.propose([*map(ord, text)], DraftRequest(most, PARAMS)).ids))
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,9 @@ def test_runs_across_two_references_and_behind_their_end_are_none() -> None:
 
 def test_guesses_from_runs_that_mislead_are_left_out_in_time() -> None:
     lookup, history = PromptLookup(), [1, 2, 3]
-    least = [0.1]
     for other in range(40):
         history += [1, 2]
-        asked = lookup.propose(history, SETTINGS, least).ids
+        asked = lookup.propose(history, DraftRequest(1, PARAMS, 0.1)).ids
         history.append(100 + other)
     assert asked == ()
-    assert lookup.propose(history[:-1], SETTINGS, [0.0]).ids != ()
+    assert lookup.propose(history[:-1], DraftRequest(1, PARAMS)).ids != ()

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.sampler import Distribution
-from edgeinfer.speculation.drafts import Draft
+from edgeinfer.speculation.drafter import Draft
 from edgeinfer.speculation.verification import verify
 
 SIZE = 6
@@ -38,7 +38,7 @@ def chi_square(counts: npt.NDArray[np.int64], chances: npt.NDArray[np.float64]) 
 
 @pytest.mark.parametrize("name", DRAFTED_FROM)
 def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
-    sampler = Sampler(SamplerSettings(seed=7, **PLAIN), SIZE)
+    sampler = Sampler(SamplingParams(seed=7, **PLAIN), SIZE)
     random, chances = np.random.default_rng(11), DRAFTED_FROM[name]
     counts, logits = np.zeros(SIZE, np.int64), rows(2)
     for _ in range(20_000):
@@ -50,7 +50,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
 
 
 def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
-    sampler = Sampler(SamplerSettings(seed=1, **PLAIN), SIZE)
+    sampler = Sampler(SamplingParams(seed=1, **PLAIN), SIZE)
     same = sampler.distribution(TARGET, [])
     for guess in range(SIZE):
         found = verify(Draft((guess, guess), (same, same)), rows(3), [0], sampler, ())
@@ -61,7 +61,7 @@ def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
 def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, Any]) -> None:
     random = np.random.default_rng(3)
     logits = random.standard_normal((200, SIZE)).astype(np.float32) * 2
-    plain, with_drafts = (Sampler(SamplerSettings(**settings), SIZE) for _ in range(2))
+    plain, with_drafts = (Sampler(SamplingParams(**settings), SIZE) for _ in range(2))
     want: list[int] = []
     for row in logits:
         want.append(plain.sample(row, want))
@@ -79,7 +79,7 @@ def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, A
 
 
 def test_nothing_follows_the_first_guess_that_falls() -> None:
-    sampler = Sampler(SamplerSettings(temperature=0.0), SIZE)
+    sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(4)
     logits[:, 2] = 9
     found = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
@@ -88,7 +88,7 @@ def test_nothing_follows_the_first_guess_that_falls() -> None:
 
 
 def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
-    sampler = Sampler(SamplerSettings(temperature=0.0), SIZE)
+    sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(3)
     logits[:, 4] = 9
     found = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
@@ -96,6 +96,6 @@ def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
 
 
 def test_penalties_count_the_drafted_tokens_before_each() -> None:
-    sampler = Sampler(SamplerSettings(temperature=0.0, presence_penalty=5.0), SIZE)
+    sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=5.0), SIZE)
     found = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
     assert [token.id for token in found] == [0, 1, 2, 3]

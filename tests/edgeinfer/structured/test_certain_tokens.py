@@ -11,7 +11,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import LogitsError
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import json_schema
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on
@@ -164,7 +164,7 @@ def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
     logits = np.full(50, -np.inf, np.float32)
     logits[7] = 1.0
     for settings in ({"temperature": 0.0, "seed": 1}, {"seed": 1}, {"seed": 1, "mirostat": 2}):
-        taken, sampled = (Sampler(SamplerSettings.from_fields(settings), 50) for _ in range(2))
+        taken, sampled = (Sampler(SamplingParams.from_keywords(settings), 50) for _ in range(2))
         assert sampled.sample(logits, [1]) == 7
         sampled.accept(7)
         assert taken.take(7)
@@ -196,7 +196,8 @@ def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: 
     answers = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for _ in range(2):
-            for settings in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 3}):
+            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
+            for settings in wanted:
                 answer = model.generate("Once", schema=NAMED, max_tokens=200, **settings)
                 json.loads(answer.text)
                 answers.append(answer.ids)
@@ -211,7 +212,7 @@ def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without
     many = {"type": "array", "items": NAMED, "minItems": 9, "maxItems": 9}
     with edgeinfer.load("tiny", device="cpu", draft=None, context=96) as model:
         for _ in range(2):
-            answer = model.generate("Once", schema=many, on_full="slide", max_tokens=300, seed=3)
+            answer = model.generate("Once", schema=many, context_overflow="shift", max_tokens=300, seed=3)
             assert answer.slides >= 2
             answers.append(answer.ids)
             without_forced()

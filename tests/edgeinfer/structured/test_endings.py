@@ -84,7 +84,8 @@ def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None
 
 
 def test_with_log_probabilities_it_ends_alike() -> None:
-    schema, settings = SCHEMAS["texts"], {"max_tokens": 40, "temperature": 0.0}
+    settings: Any = {"max_tokens": 40, "temperature": 0.0}
+    schema = SCHEMAS["texts"]
     plain = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, **settings)
     told = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, logprobs=2, **settings)
     assert plain.ids == told.ids

@@ -11,7 +11,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import LogitsError, SettingError
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import grammar, json_schema
 from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
@@ -246,7 +246,7 @@ def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
     logits = (3 * random.standard_normal(size)).astype(np.float32)
     mask = random.random(size) < share
     mask[17] = True
-    chain = SamplerSettings.from_fields({"temperature": 0.8, "seed": 1, **settings})
+    chain = SamplingParams.from_keywords({"temperature": 0.8, "seed": 1, **settings})
     ids, chances = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
     masked = np.where(mask, logits, np.float32(-np.inf))
     want_ids, want = Sampler(chain, size).distribution(masked, history)
@@ -257,7 +257,7 @@ def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_the_best_token_is_taken_if_it_may_be_and_else_the_best_that_may(penalty: float) -> None:
-    settings = SamplerSettings(temperature=0.0, repeat_penalty=penalty)
+    settings = SamplingParams(temperature=0.0, repeat_penalty=penalty)
     logits = np.array([1.0, 5.0, 3.0, 4.0], np.float32)
     for mask, best in (([1, 1, 0, 0], 1), ([1, 0, 1, 0], 2), ([0, 0, 1, 1], 3)):
         constraint = Allowing(np.array(mask, bool))
@@ -267,7 +267,7 @@ def test_the_best_token_is_taken_if_it_may_be_and_else_the_best_that_may(penalty
 
 def test_a_broken_logit_is_told_whatever_may_follow() -> None:
     logits = np.array([1.0, np.nan], np.float32)
-    sampler = Sampler(SamplerSettings(temperature=0.0), 2, constraint=Allowing(np.array([True, True])))
+    sampler = Sampler(SamplingParams(temperature=0.0), 2, constraint=Allowing(np.array([True, True])))
     with pytest.raises(LogitsError, match="saw NaN"):
         sampler.sample(logits, [0])
 
@@ -293,7 +293,8 @@ def test_tokens_without_a_choice_are_read_together_and_change_nothing(
         for forced in (True, False):
             if not forced:
                 monkeypatch.setattr(Constraint, "forced", lambda self: [])
-            for settings in ({"temperature": 0.0}, {"temperature": 1.2, "seed": 3}):
+            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
+            for settings in wanted:
                 answer = model.generate("Once", schema=schema, max_tokens=100, **settings)
                 assert json.loads(answer.text)["a_rather_long_name"] in ("one_of_two", "two_of_two")
                 answers.append(answer.ids)
@@ -307,7 +308,8 @@ def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
     answers = []
     for draft in (None, "auto"):
         with edgeinfer.load("tiny", device="cpu", draft=draft) as model:
-            for settings in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4}):
+            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}]
+            for settings in wanted:
                 answer = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
                 assert is_person(json.loads(answer.text))
                 answers.append(answer.ids)
@@ -316,6 +318,6 @@ def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_where_nothing_may_follow_that_is_told(temperature: float) -> None:
-    sampler = Sampler(SamplerSettings(temperature=temperature), 6, constraint=Allowing(np.zeros(6, bool)))
+    sampler = Sampler(SamplingParams(temperature=temperature), 6, constraint=Allowing(np.zeros(6, bool)))
     with pytest.raises(LogitsError, match="saw -inf for all 6 tokens"):
         sampler.sample(np.arange(6, dtype=np.float32), [0])

@@ -6,20 +6,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cache_formats import rotated, rounded_to_nibbles
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 
-NORM = NormSpecification("rms", 1e-5)
+NORM = NormSpec("rms", 1e-5)
 KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
 BYTE = 77
 """What elements of a cache are where nothing was written."""
 
 
-def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> AttentionSpecification:
-    rope = RopeSpecification(tuple(10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)), halves=True)
+def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> AttentionSpec:
+    rope = RopeSpec(tuple(10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)), neox=True)
     facts = {"scale": head_dim**-0.5, "norm": NORM, "rope": rope} | more
-    return AttentionSpecification(heads, kv_heads, head_dim, **facts)
+    return AttentionSpec(heads, kv_heads, head_dim, **facts)
 
 
 def spread(scales: Any, width: int) -> Any:
@@ -38,9 +40,7 @@ class DeviceCache:
     head_dim: int
 
     @classmethod
-    def poisoned(
-        cls, device: str, facts: AttentionSpecification, positions: int, kind: CacheType
-    ) -> "DeviceCache":
+    def poisoned(cls, device: str, facts: AttentionSpec, positions: int, kind: CacheType) -> "DeviceCache":
         heads, head_dim = facts.kv_heads, facts.head_dim
         shape = (heads, positions, head_dim)
         if kind == "f16":

@@ -12,14 +12,13 @@ import torch
 
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
-from edgeinfer_kernels.context_shift import forget
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference import ReferenceBackend
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.random_models import RandomModel
@@ -38,7 +37,7 @@ Logits = npt.NDArray[np.float64]
 class Decoder:
     """A decoder as backends are given it; its file is open."""
 
-    specification: DecoderSpecification
+    specification: DecoderSpec
     weights: DecoderWeights
 
     def ids(self, count: int) -> list[int]:
@@ -48,13 +47,10 @@ class Decoder:
 
     def reference_logits(self, ids: Sequence[int], kind: CacheType = "f32") -> Logits:
         """(tokens, vocabulary) in float64, with a cache of that type."""
-        layers = self.specification.layers
-        caches = [LayerCache.allocate(layer.attention, CONTEXT, kind) for layer in layers]
-        backend = ReferenceBackend(self.specification, self.weights, caches, np.float64)
+        state = DecoderState.allocate(self.specification, CONTEXT, kind)
+        backend = ReferenceBackend(self.specification, self.weights, state, np.float64)
         x = backend.embed(ids)
-        for index in range(len(layers)):
-            backend.attention_block(index, x, 0)
-            backend.feed_forward_block(index, x)
+        backend.forward(x, 0)
         return np.asarray(backend.logits(x), np.float64)
 
     def slid_logits(
@@ -62,13 +58,12 @@ class Decoder:
     ) -> Logits:
         """Of `more` behind what is left of `ids` without the tokens at `gone`."""
         facts = self.specification
-        caches = [LayerCache.allocate(layer.attention, CONTEXT, kind) for layer in facts.layers]
-        backend = ReferenceBackend(facts, self.weights, caches, np.float64)
-        backend.all_layers(backend.embed(ids), 0)
-        for layer, cache in zip(facts.layers, caches, strict=True):
-            forget(cache, layer.attention, gone, len(ids))
+        state = DecoderState.allocate(facts, CONTEXT, kind)
+        backend = ReferenceBackend(facts, self.weights, state, np.float64)
+        backend.forward(backend.embed(ids), 0)
+        backend.evict(gone, len(ids))
         x = backend.embed(more)
-        backend.all_layers(x, len(ids) - len(gone))
+        backend.forward(x, len(ids) - len(gone))
         return np.asarray(backend.logits(x), np.float64)
 
     def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:
@@ -96,7 +91,7 @@ class Decoder:
 
 def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
     """The id of the highest logit behind a token, chosen on the device."""
-    return backend.choose(token_id, start, room=room)
+    return backend.sample_next(token_id, start, may_run_ahead=room)
 
 
 @contextmanager
@@ -128,7 +123,7 @@ def read(
     at = 0
     for count in counts:
         x = backend.embed(ids[at : at + count])
-        backend.all_layers(x, start + at)
+        backend.forward(x, start + at)
         first = max(count - wanted, 0)
         logits = backend.logits(x[first:]).astype(np.float64)
         found |= {at + first + row: logits[row] for row in range(count - first)}

@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, raw_row_bytes
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, PlaneShapes, padded_blocks
 from edgeinfer_quant_formats import block_format, encode
 
@@ -16,17 +17,12 @@ FLOATS: dict[str, np.uint16 | np.uint32] = {
     "BF16": np.uint16(0xBFFF),
     "F32": np.uint32(0xBFFFFFFF),
 }
-"""What is left of random bits so that the number is finite and below 2."""
-HALVES = {
-    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
-    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q6_K": (208,),
-}
-"""Where the float16 of a block lie."""
-SOURCES = ("normal", "bits", "extreme scales", "zeros")
-"""What the rows of a test are made of."""
+"""Masks of random bits that leave finite numbers below 2."""
+SOURCES = (
+    "bits",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("normal", "extreme scales", "zeros")),
+)
+"""Contents of the rows of a test, as its parameters."""
 EXTREMES = np.array([0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1], np.float16)
 PLANES = 44
 """Planes of activations that have their float values as well."""
@@ -39,7 +35,7 @@ def normal_rows(name: str, rows: int, columns: int, seed: int = 0) -> Raw:
 
 
 def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float16] | None = None) -> Raw:
-    """Any bits but in the scales, which are drawn from `scales` or between 1/100 and 1/10, either sign."""
+    """Random bits, with scales from `scales` or between 1/100 and 1/10 of either sign."""
     random, form = np.random.default_rng([rows, columns, *name.encode()]), block_format(name)
     count = rows * columns // form.block_elements
     blocks = random.integers(0, 256, (count, form.block_bytes), np.uint8)
@@ -48,7 +44,9 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
         return np.ascontiguousarray(bits).view(np.uint8).reshape(rows, -1)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(0 if scales is not None else 120, 130, count)
-    for at in HALVES.get(name, ()):
+    scale = form.scales
+    assert scale is not None
+    for at in range(scale.offset, scale.offset + 2 * scale.count, 2) if name != "MXFP4" else ():
         sane = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
         drawn = sane if scales is None else random.choice(scales, count)
         blocks[:, at : at + 2] = drawn[:, None].view(np.uint8)
@@ -60,14 +58,14 @@ def rows_from(source: str, name: str, rows: int, columns: int) -> Raw:
     if source == "normal":
         return normal_rows(name, rows, columns)
     if source == "zeros":
-        return np.zeros((rows, raw_row_bytes(name, columns)), np.uint8)
+        return np.zeros((rows, block_format(name).row_bytes(columns)), np.uint8)
     return random_bits(name, rows, columns, EXTREMES if source == "extreme scales" else None)
 
 
 def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatrix:
-    """The rows on the device, brought there in two parts; what nobody writes to holds garbage."""
+    """The rows on the device, copied in two parts; memory that is not written holds garbage."""
     shapes = PlaneShapes.of("test", name, len(raw), columns)
-    sizes = (shapes.words, shapes.scales, shapes.supers)
+    sizes = (shapes.words, shapes.scales, shapes.super_scales)
     parts = [torch.full(size, 0x7C017E03, dtype=torch.int32, device=device) for size in sizes]
     matrix = DeviceMatrix(shapes, name, *parts)
     middle = len(raw) // 4 * 2
@@ -78,7 +76,7 @@ def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatri
 
 
 def places(columns: int) -> npt.NDArray[np.int64]:
-    """Where each block of a row lies, padding included."""
+    """The index of each block of a row, with padding."""
     blocks = padded_blocks(columns)
     index = np.arange(blocks)
     return index % 8 * (blocks // 8) + index // 8
@@ -111,7 +109,7 @@ def activation_planes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
 
 
 def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """What the activations stand for where a kernel of this format reads them."""
+    """The values of the activations as a kernel of this format reads them."""
     if name in FLOATS:
         return x.astype(np.float64)
     codes, scales = quantized(np.pad(x, ((0, 0), (0, -x.shape[1] % 16))))

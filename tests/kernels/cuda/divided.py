@@ -5,26 +5,28 @@ from contextlib import contextmanager
 
 import torch
 
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.layer_split import LayerSplit
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
 CHUNK = 16
-HERE = LayerSplit(attention=False)
+HERE = LayerSplit(on_gpu=False)
 """All of a layer on the host."""
 
 
 def device_layer(decoder: Decoder, index: int) -> LayerSplit:
     """All of a layer on the device."""
-    second = decoder.weights.layers[index].feed_forward
-    if hasattr(second, "ffn_up_exps"):
+    second = decoder.weights.layers[index].blocks[1].block
+    if isinstance(second, MoeWeights):
         return LayerSplit(True, experts=tuple(range(second.ffn_up_exps.experts)))
     return LayerSplit(True, neurons=second.ffn_up.rows)
 
@@ -41,22 +43,19 @@ def divided(
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    mailbox = ExchangeBuffer(where, CHUNK, facts.width, most_used(facts))
+    mailbox = ExchangeBuffer(where, CHUNK, facts.hidden_size, most_used(facts))
     upper = CudaBackend(
         facts,
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, kv=kv, divisions=tuple(divisions), stream_min_tokens=stream_min_tokens),
+        DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         mailbox=mailbox,
     )
-    caches = {
-        index: LayerCache.allocate(facts.layers[index].attention, CONTEXT, "f32" if kv == "f16" else kv)
-        for index, division in enumerate(divisions)
-        if not division.attention
-    }
-    host = CpuShard(facts, weights, divisions, caches, kernels, mailbox.addresses, batch=CHUNK, threads=2)
+    here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
+    state = DecoderState.allocate(facts, CONTEXT, "f32" if kv == "f16" else kv, here)
+    host = CpuShard(facts, weights, divisions, state, kernels, mailbox.addresses, batch=CHUNK, threads=2)
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

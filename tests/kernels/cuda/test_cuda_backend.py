@@ -98,8 +98,8 @@ def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: 
         backend = decoder.backend(device)
         read(backend, other, (10, 1, 1), wanted=1)
         x = backend.embed(ids[9:])
-        backend.all_layers(x, 9)
-        logits, rows = backend.logits(x), backend.normed(x)
+        backend.forward(x, 9)
+        logits, rows = backend.logits(x), backend.final_norm(x)
         backend.close()
         want = decoder.reference_logits(ids)
         head = decoder.weights.output.decoded().astype(np.float64)
@@ -114,7 +114,7 @@ def test_logits_stay_what_they_are_when_more_is_read(device: str, tmp_path: Path
         kept, copies = [], []
         for position in range(0, 4, 2):
             x = backend.embed(ids[position : position + 2])
-            backend.all_layers(x, position)
+            backend.forward(x, position)
             kept.append(backend.logits(x))
             copies.append(kept[-1].copy())
         backend.close()
@@ -129,7 +129,7 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
         plain = [decoder.ids(1)[0]]
         for position in range(steps):
             x = backend.embed(plain[-1:])
-            backend.all_layers(x, position)
+            backend.forward(x, position)
             plain.append(int(backend.logits(x)[0].argmax()))
         ahead = plain[:1]
         for position in range(steps):
@@ -163,9 +163,9 @@ def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> No
 
 def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
-        head = replace(decoder.weights.output, format="TQ2_0")
+        head = replace(decoder.weights.output, format="TQ1_0")
         broken = replace(decoder, weights=replace(decoder.weights, output=head))
-        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: TQ2_0 has no kernel on the GPU"):
+        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: TQ1_0 has no kernel on the GPU"):
             broken.backend(device)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer.sampling import Sampler, SamplerSettings
+from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
     CHOSEN,
     NO_NUMBERS,
@@ -22,7 +22,7 @@ CLOSE = 1e-5
 """How near to a border between two tokens a draw may lie to be left out: the two sum in another order."""
 
 
-def device_settings(settings: SamplerSettings) -> DrawSettings:
+def device_settings(settings: SamplingParams) -> DrawSettings:
     names = (
         "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty"
     )  # fmt: skip
@@ -44,11 +44,11 @@ def run(device: str, logits: Any, settings: list[DrawSettings], recent: list[lis
     return results.cpu().numpy(), chosen.cpu().numpy()
 
 
-def random_settings(random: np.random.Generator) -> SamplerSettings:
+def random_settings(random: np.random.Generator) -> SamplingParams:
     def maybe(value: float, off: float, often: float = 0.5) -> float:
         return float(value) if random.random() < often else off
 
-    return SamplerSettings(
+    return SamplingParams(
         temperature=maybe(random.uniform(0.05, 3), 0.0, 0.9),
         top_k=int(maybe(float(random.integers(1, 40)), 0, 0.6)),
         top_p=maybe(random.uniform(0, 1), 1.0),
@@ -79,7 +79,7 @@ def is_borderline(probabilities: Any, chance: float, others: list[Any]) -> bool:
     return any(ids.shape != others[0].shape or (ids != others[0]).any() for ids in others)
 
 
-def neighbours(settings: SamplerSettings, logits: Any, history: list[int]) -> list[Any]:
+def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> list[Any]:
     """The ids that survive with top_p and min_p as they are, and a hair lower and higher."""
     found = []
     for factor in (1.0, 1 - CLOSE, 1 + CLOSE):
@@ -88,7 +88,7 @@ def neighbours(settings: SamplerSettings, logits: Any, history: list[int]) -> li
         values["top_p"] = (
             values["top_p"] if values["top_p"] == 1 else min(values["top_p"] * factor, 0.9999999)
         )
-        found.append(Sampler(SamplerSettings(**values), logits.size).distribution(logits, history)[0])
+        found.append(Sampler(SamplingParams(**values), logits.size).distribution(logits, history)[0])
     return found
 
 
@@ -134,13 +134,13 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
     assert (refused > 20) == (vocabulary > kept)
 
 
-def needs_more_than(kept: int, settings: SamplerSettings, logits: Any, history: list[int]) -> bool:
+def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
     """Whether the host needed more than the `kept` best: survivors, or the mass of a longer top-k."""
     if settings.top_k > kept and settings.top_p < 1:
         return True
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
-    looser = SamplerSettings(temperature=1.0, min_p=settings.min_p * (1 - CLOSE), **values)
+    looser = SamplingParams(temperature=1.0, min_p=settings.min_p * (1 - CLOSE), **values)
     adjusted = Sampler(looser, logits.size)._adjusted(logits, history)
     survivors = Sampler(looser, logits.size).distribution(logits, history)[0].size
     barred = np.isneginf(adjusted).sum()
@@ -203,7 +203,7 @@ def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
 
 def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> None:
     logits = np.tile(np.random.default_rng(3).standard_normal(40).astype(np.float32), (200, 1))
-    settings = SamplerSettings(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)
+    settings = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)
     ids, probabilities = Sampler(settings, 40).distribution(logits[0], [])
     chances = [(i + 0.5) / 200 for i in range(200)]
     results, _ = run(device, logits, [device_settings(settings)] * 200, [[]] * 200, chances, 16, 64)

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerSplit
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.random_models import ZOO, RandomModel
 
@@ -28,17 +29,19 @@ def counted(parts: list[Part], ending: str) -> int:
     return sum(part.nbytes for part in parts if part.name.endswith(ending))
 
 
-def feed_forward_bytes(layer: LayerSizes) -> int:
-    if layer.experts is None:
-        return cuda_matrices.feed_forward_bytes(layer.divisible())
-    each = cuda_matrices.feed_forward_bytes(layer.experts.expert)
-    return layer.experts.count * each + cuda_matrices.shared_bytes(layer.experts)
+def divisible_bytes(layer: LayerSizes) -> int:
+    block = layer.divisible
+    assert block is not None
+    times = block.units if block.is_routed else 1
+    return times * block.units_device_bytes() + block.undivided_device_bytes()
 
 
 def most_over(layer: LayerSizes) -> int:
     """Each expert's biases are rounded up in the count, those of all in one vector on the device."""
-    experts = layer.experts
-    return 0 if experts is None else experts.count * len(experts.expert.vectors) * cuda_matrices.ALIGNMENT
+    block = layer.routed
+    if not isinstance(block, MoeSizes):
+        return 0
+    return block.units * len(block.expert.vectors) * cuda_matrices.ALIGNMENT
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
@@ -53,19 +56,17 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
             DeviceOptions(kv=kind),
         )
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
-    attention = sum(map(cuda_matrices.attention_bytes, sizes.layers)) + cuda_matrices.rope_bytes(
-        sizes, CONTEXT
-    )
-    blocks = sum(map(feed_forward_bytes, sizes.layers))
-    if MODELS[name].experts:  # a mixture's norm is counted with the attention's
-        blocks += attention - counted(parts, "attention")
-    else:
-        assert attention == counted(parts, "attention")
+    undivided = [block for layer in sizes.layers for block in layer.undivided]
+    attention = sum(block.undivided_device_bytes() for block in undivided)
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention")
+    blocks = sum(map(divisible_bytes, sizes.layers))
+    vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
+    blocks += sum(map(cuda_matrices.vector_bytes, vectors))
     over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
-    caches = sum(cuda_matrices.cache_bytes(layer, CONTEXT, kind) for layer in sizes.layers)
+    caches = sum(block.state_device_bytes(CONTEXT, kind) for block in sizes.blocks)
     assert caches == counted(parts, "keys and values")
-    assert cuda_matrices.head_bytes(sizes) == counted(parts, "head")
+    assert sizes.head_device_bytes() == counted(parts, "head")
     embedding = cuda_matrices.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
     assert cuda_buffers.workspace_bytes(sizes) == counted(parts, "workspace")
@@ -94,12 +95,12 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
                     decoder.weights,
                     CONTEXT,
                     torch.device("cpu"),
-                    DeviceOptions(divisions=tuple(divisions), stream_min_tokens=stream_min_tokens),
+                    DeviceOptions(splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
                 )
             )
             for stream_min_tokens in (None, 1)
         ]
-    attends = not all(division.attention for division in divisions)
+    attends = not all(division.on_gpu for division in divisions)
     counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
     pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)
@@ -111,7 +112,7 @@ def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) ->
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         with pytest.raises(UnsupportedOnDeviceError) as one:
-            cuda_matrices.attention_bytes(sizes.layers[0])
+            sizes.layers[0].blocks[0].undivided_device_bytes()
         with pytest.raises(UnsupportedOnDeviceError) as other:
             count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
     assert str(one.value) == str(other.value)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
@@ -18,10 +19,10 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload import expert_loading
 from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.expert_routing import Routing
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerSplit
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -65,7 +66,7 @@ def changing(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
     found = []
     for index, layer in enumerate(decoder.weights.layers):
-        count = layer.feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
+        count = layer.block_of(MoeWeights).ffn_up_exps.experts
         found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), changing=True))
     return found
 
@@ -84,10 +85,10 @@ def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
         divisions, ids = changing(decoder), decoder.ids(sum(steps))
-        count = decoder.weights.layers[0].feed_forward.ffn_up_exps.experts  # type: ignore[union-attr]
+        count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
         with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
-            used = decoder.specification.layers[0].feed_forward.used  # type: ignore[union-attr]
-            policy, device_half = Restless(count, used, experts_of(divisions)), backend.device
+            used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
+            policy, device_half = Restless(count, used, experts_of(divisions)), backend.gpu_shard
             assert isinstance(device_half, CudaBackend)
             device_half.refill_experts(policy)
             found = read_split(backend, ids, steps)
@@ -100,10 +101,10 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
     """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
     facts = decoder.specification
     routing = Routing.allocate(facts, len(ids))
-    caches = [LayerCache.allocate(layer.attention, CONTEXT, "f32") for layer in facts.layers]
-    backend = CpuBackend(facts, decoder.weights, caches, kernels, batch=len(ids), threads=1, routing=routing)
+    state = DecoderState.allocate(facts, CONTEXT, "f32")
+    backend = CpuBackend(facts, decoder.weights, state, kernels, batch=len(ids), threads=1, routing=routing)
     try:
-        backend.all_layers(backend.embed(ids), 0)
+        backend.forward(backend.embed(ids), 0)
     finally:
         backend.close()
     return routing.ids
@@ -115,17 +116,17 @@ def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
         divisions, steps = changing(decoder), (4, 12, 3, 1, 1)
-        facts = decoder.specification.layers[0].feed_forward
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
-            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
             policy.look_after = 1 << 20
-            backend.device.refill_experts(policy)  # type: ignore[attr-defined]
+            backend.gpu_shard.refill_experts(policy)
             read_split(backend, decoder.ids(sum(steps)), steps)
-            asked = np.array(list(backend.host.asked.values()))  # type: ignore[attr-defined]
+            asked = np.array(list(backend.cpu_shard.requests.values()))
         ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
-        counts = [np.bincount(each.ravel(), minlength=facts.count) for each in ids]  # type: ignore[union-attr]
+        counts = [np.bincount(each.ravel(), minlength=facts.experts) for each in ids]
         assert asked[0].tolist() == counts[0].tolist()
-        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.used] * len(counts)  # type: ignore[union-attr]
+        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.experts_per_token] * len(counts)
         assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
 
 
@@ -135,13 +136,13 @@ def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
         divisions = changing(decoder)
         with divided(decoder, device, divisions, kernels) as backend:
-            facts = decoder.specification.layers[0].feed_forward
-            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
+            facts = decoder.specification.layers[0].block_of(MoeSpec)
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
             policy.look_after = 4
-            assert isinstance(backend.device, CudaBackend)
-            backend.device.refill_experts(policy)
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            backend.gpu_shard.refill_experts(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
-            seen, _ = backend.pairs
+            seen, _ = backend.expert_counts
         # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
         heard = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
         assert policy.noted.sum() in heard
@@ -168,15 +169,15 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
     monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
         divisions, ids = changing(decoder), decoder.ids(6)
-        facts = decoder.specification.layers[0].feed_forward
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
-            assert isinstance(backend.device, CudaBackend)
-            policy = Restless(facts.count, facts.used, experts_of(divisions))  # type: ignore[union-attr]
-            told = backend.device.refill_experts(policy)
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            told = backend.gpu_shard.refill_experts(policy)
             assert told is not None
             assert why in told
             found = read_split(backend, ids, (4, 1, 1))
-            assert backend.device.changed_experts == 0
+            assert backend.gpu_shard.changed_experts == 0
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
@@ -191,12 +192,14 @@ def test_experts_come_in_pieces(
     steps = (1,) * (groups // pieces + 6)
     with opened(model, tmp_path, LAYERS) as decoder:
         divisions, ids = changing(decoder), decoder.ids(len(steps))
-        facts = decoder.specification.layers[0].feed_forward
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
-            assert isinstance(backend.device, CudaBackend)
-            backend.device.refill_experts(Restless(facts.count, facts.used, experts_of(divisions)))  # type: ignore[union-attr]
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            backend.gpu_shard.refill_experts(
+                Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            )
             found = read_split(backend, ids, steps)
-            assert backend.device.changed_experts
+            assert backend.gpu_shard.changed_experts
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cache_formats import rotated
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.reference.backend import attend
-from edgeinfer_kernels.specification import AttentionSpecification
+from edgeinfer_kernels.reference.blocks.attention import attend
 from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts
 
 SMALL = AttentionTile(rows=32, positions=16, warps=4, stages=1)
 
 
-def check(device: str, facts: AttentionSpecification, start: int, tokens: int, kind: CacheType = "f16",
+def check(device: str, facts: AttentionSpec, start: int, tokens: int, kind: CacheType = "f16",
           tile: AttentionTile = SMALL, spread: float = 1.0) -> None:  # fmt: skip
     random = np.random.default_rng(start * 1000 + tokens)
     end = start + tokens

@@ -58,4 +58,4 @@ def test_a_head_is_launched_as_a_step_does(device: str, monkeypatch: pytest.Monk
     assert found.seconds > 0
     assert found.nbytes == 32 * 64 * 8 * 4 + 16 * 64 * 4
     with pytest.raises(UnsupportedOnDeviceError):
-        gpu_speed._head(torch.device(device), "TQ2_0", 32)
+        gpu_speed._head(torch.device(device), "TQ1_0", 32)

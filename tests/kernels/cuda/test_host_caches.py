@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification, RopeSpecification
 
 POSITIONS = 80
 KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0", "q4_0")
@@ -18,9 +20,9 @@ WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
 """How far what lies in a cache is from what was written there."""
 
 
-def attention(head_dim: int, halves: bool) -> AttentionSpecification:
-    rope = RopeSpecification((0.5,) * (head_dim // 2), halves)
-    return AttentionSpecification(4, 2, head_dim, 0.25, NormSpecification("rms", 1e-5), rope)
+def attention(head_dim: int, halves: bool) -> AttentionSpec:
+    rope = RopeSpec((0.5,) * (head_dim // 2), halves)
+    return AttentionSpec(4, 2, head_dim, 0.25, NormSpec("rms", 1e-5), rope)
 
 
 def rows(tokens: int, head_dim: int, seed: int) -> Any:
@@ -28,7 +30,7 @@ def rows(tokens: int, head_dim: int, seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal((tokens, 2, head_dim)).astype(np.float16)
 
 
-def opened(facts: AttentionSpecification, cache: LayerCache, device: str) -> HostCaches:
+def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
     """The layer's cache is that of layer 3."""
     counting = Arena()
     HostCaches({3: facts}, POSITIONS, counting)

@@ -11,14 +11,15 @@ import edgeinfer
 from edgeinfer_kernels.cuda.weights.packing import has_non_finite
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import FormatError, block_format, encode
-from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS
 from tests.edgeinfer.loading.test_non_finite_weights import MATRIX, model_file
 from tests.kernels.cuda.test_split_loading import small_gpu  # noqa: F401  # a fixture
 
 
 @pytest.mark.parametrize("name", TILES)
 def test_every_scale_of_a_block_is_looked_at(device: str, name: str) -> None:
-    form, field = block_format(name), SCALE_FIELDS[name]
+    form = block_format(name)
+    field = form.scales
+    assert field is not None
     columns = 2 * max(form.block_elements, 32)
     values = np.random.default_rng(5).standard_normal((6, columns)).astype(np.float32)
     raw = encode(values.reshape(-1), name).reshape(6, -1)

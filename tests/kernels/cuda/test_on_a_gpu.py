@@ -93,7 +93,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
     """Logits of the first `count` tokens, by a graph or by launches."""
     x = backend.embed(ids[:count])
     if how == "graph":
-        backend.all_layers(x, 0)
+        backend.forward(x, 0)
     else:
         backend._steps.set_state(ids[:count], 0)
         backend.step.launches.dependent = (

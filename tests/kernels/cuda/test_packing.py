@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, raw_row_bytes
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
 from edgeinfer_quant_formats import block_format, decode
 from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_rows, rows_from
@@ -15,7 +15,7 @@ from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_ro
 
 def columns_for(name: str) -> int:
     """A row that fills no multiple of sixteen blocks."""
-    return 768 if block_format(name).block_elements == 256 else 96
+    return 768 if block_format(name).block_elements > 32 else 96
 
 
 def dequantized(matrix: DeviceMatrix, first_row: int, rows: int) -> Any:
@@ -52,11 +52,6 @@ def test_rows_from_the_middle_come_back(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_a_row_takes_the_bytes_that_the_file_says(name: str) -> None:
-    assert raw_row_bytes(name, 768) == block_format(name).row_bytes(768)
-
-
-@pytest.mark.parametrize("name", TILES)
 def test_bytes_on_the_device_are_those_of_the_planes(device: str, name: str) -> None:
     matrix = device_matrix(device, name, normal_rows(name, 18, 768), 768)
     assert matrix.shapes.nbytes == sum(part.numel() * part.element_size() for part in matrix.parts)
@@ -66,7 +61,7 @@ def test_bytes_on_the_device_are_those_of_the_planes(device: str, name: str) -> 
 
 def test_a_format_or_a_row_without_a_kernel_is_named() -> None:
     with pytest.raises(
-        UnsupportedOnDeviceError, match=r"a\.weight: IQ2_XS has no kernel on the GPU; it has Q4_0"
+        UnsupportedOnDeviceError, match=r"a\.weight: IQ2_XS has no kernel on the GPU; it has F32, F16, Q4_0"
     ):
         PlaneShapes.of("a.weight", "IQ2_XS", 16, 256)
     with pytest.raises(UnsupportedOnDeviceError, match=r"b: rows of 100 weights, .* multiple of 32"):

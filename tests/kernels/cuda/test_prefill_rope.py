@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cache_formats import rotated
 from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.reference.backend import normalize, rotate
-from edgeinfer_kernels.specification import AttentionSpecification, NormSpecification
+from edgeinfer_kernels.reference.blocks.attention import apply_rope
+from edgeinfer_kernels.reference.step import normalize
 from tests.kernels.cuda.attention_inputs import BYTE, KINDS, DeviceCache, assert_rounded, attention_facts
 
 POSITIONS = 24
@@ -18,9 +20,7 @@ START = 5
 TOKENS = 3
 
 
-def wanted_of(
-    facts: AttentionSpecification, row: Any, bias: Any, q_norm: Any, k_norm: Any
-) -> tuple[Any, Any, Any]:
+def wanted_of(facts: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: Any) -> tuple[Any, Any, Any]:
     q_end, k_end = facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim
     row = row + bias
     parts = []
@@ -30,7 +30,7 @@ def wanted_of(
         part = part.reshape(len(row), -1, facts.head_dim)
         if facts.qk_norm == "head":
             part = normalize(part, facts.norm, norm)
-        parts.append(rotate(part, facts.rope, START))
+        parts.append(apply_rope(part, facts.rope, START))
     return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, facts.head_dim)
 
 
@@ -47,7 +47,7 @@ def test_queries_are_turned_and_keys_and_values_appended(
     qk_norm: Literal["none", "head", "row"],
     kind: CacheType,
 ) -> None:
-    norm = NormSpecification("layer" if heads == 3 else "rms", 1e-5)
+    norm = NormSpec("layer" if heads == 3 else "rms", 1e-5)
     facts = attention_facts(heads, kv_heads, head_dim, qk_norm=qk_norm, norm=norm)
     assert facts.rope is not None
     random = np.random.default_rng(heads)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
-from edgeinfer_kernels.reference.backend import activate, normalize
-from edgeinfer_kernels.specification import Activation, NormSpecification
+from edgeinfer_kernels.reference.blocks.feed_forward import activate
+from edgeinfer_kernels.reference.step import normalize
 
-RMS = NormSpecification("rms", 1e-5)
-LAYER = NormSpecification("layer", 1e-6)
+RMS = NormSpec("rms", 1e-5)
+LAYER = NormSpec("layer", 1e-6)
 
 
 def random(*shape: int, seed: int = 0, spread: float = 1.0) -> Any:
@@ -35,7 +37,7 @@ def rescaled(out: torch.Tensor, scales: torch.Tensor) -> Any:
     (RMS, True, False), (RMS, True, True), (LAYER, True, True), (LAYER, True, False), (RMS, False, False),
 ])  # fmt: skip
 def test_norm_rows_are_those_of_the_reference(
-    device: str, width: int, norm: NormSpecification, weighted: bool, biased: bool
+    device: str, width: int, norm: NormSpec, weighted: bool, biased: bool
 ) -> None:
     x = random(3, width, spread=3) + 1
     x[2] = 0
@@ -79,7 +81,7 @@ def test_values_that_are_no_numbers_stay_to_be_seen(device: str) -> None:
 @pytest.mark.parametrize("post", [None, RMS, LAYER])
 @pytest.mark.parametrize("norm", [RMS, LAYER])
 def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
-    device: str, width: int, post: NormSpecification | None, norm: NormSpecification
+    device: str, width: int, post: NormSpec | None, norm: NormSpec
 ) -> None:
     x, y, y_scales = random(3, width), random(3, width, seed=1), np.array([1, 2, 0.5], np.float32)
     y_bias, weight, bias = (random(width, seed=seed) for seed in (2, 3, 4))

@@ -7,25 +7,26 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.shift_kernels import slide
 from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
-from edgeinfer_kernels.cuda.weights.device_layers import DeviceCache as LayerCache
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache as LayerCache
 from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.specification import AttentionSpecification, RopeSpecification
 from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts
 
 END, POSITIONS = 52, 56
 NEAR = {"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
 """Relative to the keys: each is rounded once more."""
 ROPES = {
-    "all": RopeSpecification(tuple(0.8**i for i in range(20)), halves=True, magnitude=1.3),
-    "some, scaled": RopeSpecification((1.0, 0.31, 0.3 / 8), halves=False),
+    "all": RopeSpec(tuple(0.8**i for i in range(20)), neox=True, magnitude=1.3),
+    "some, scaled": RopeSpec((1.0, 0.31, 0.3 / 8), neox=False),
     "none": None,
 }
 
 
-def filled(device: str, facts: AttentionSpecification, kind: CacheType, kept: list[int]) -> DeviceCache:
+def filled(device: str, facts: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
     """The cache with these of some random tokens."""
     random = np.random.default_rng(1)
     rows = random.standard_normal((END, 4 * facts.head_dim)).astype(np.float32)[kept]
@@ -39,11 +40,11 @@ def filled(device: str, facts: AttentionSpecification, kind: CacheType, kept: li
     return cache
 
 
-def table_of(device: str, facts: AttentionSpecification) -> torch.Tensor:
+def table_of(device: str, facts: AttentionSpec) -> torch.Tensor:
     return torch.from_numpy(rope_table(facts.rope, facts.head_dim, POSITIONS)).to(device)
 
 
-def slid(device: str, cache: DeviceCache, facts: AttentionSpecification, keep: int, dropped: int) -> None:
+def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropped: int) -> None:
     nothing = torch.empty(0, device=device)
     scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
     tensors: Any = cache.keys, scales[0], cache.values, scales[1]

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.layer_split import LayerSplit
+from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.divided import device_layer, divided
@@ -74,7 +74,7 @@ def test_a_cache_that_slid_is_that_of_the_reference(
         backend = decoder.backend(device, kv=kind, chunk=45)
         taken = backend.nbytes
         read(backend, ids, (45,))
-        backend.forget(GONE, 45)
+        backend.evict(GONE, 45)
         found = read(backend, ids[45:], (1, 2, 3) if HAS_GPU else (2,), wanted=3, start=29)
         assert backend.nbytes == taken
         backend.close()
@@ -88,7 +88,7 @@ def test_no_more_than_there_is_can_be_forgotten(device: str, tmp_path: Path) -> 
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         with pytest.raises(ValueError, match="to forget, wanted rising ones of 19"):
-            backend.forget(np.arange(4, 20), 19)
+            backend.evict(np.arange(4, 20), 19)
         backend.close()
 
 
@@ -96,9 +96,9 @@ def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids, backend = decoder.ids(12), decoder.backend(device, kv="q4_0")
         want = read(backend, ids, (11, 1), wanted=1)[11]
-        held = [array.copy() for array in backend.cached(11)]
+        held = [array.copy() for array in backend.snapshot(11)]
         read(backend, ids[::-1], (11,))
-        backend.put_cached(held, 11)
+        backend.restore(held, 11)
         np.testing.assert_array_equal(read(backend, ids[11:], (1,), start=11)[0], want)
         backend.close()
 
@@ -119,6 +119,6 @@ def test_halves_of_a_divided_decoder_slide_together(
         ) as backend:
             half: Any = backend
             read(half, ids, (16, 16, 13), wanted=1)
-            backend.forget(GONE, 45)
+            backend.evict(GONE, 45)
             found = read(half, ids[45:], (1, 3) if HAS_GPU else (2,), wanted=3, start=29)
         assert worst(found, decoder.slid_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]

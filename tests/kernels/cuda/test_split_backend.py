@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.layer_split import LayerSplit
+from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
@@ -17,7 +18,7 @@ from tests.kernels.cuda.divided import HERE, device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05
-ATTENTION_ONLY = LayerSplit(attention=True)
+ATTENTION_ONLY = LayerSplit(on_gpu=True)
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -25,7 +26,7 @@ def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -
     found, done = {}, 0
     for count in counts:
         x = backend.embed(ids[done : done + count])
-        backend.all_layers(x, done)
+        backend.forward(x, done)
         found[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
         done += count
     return found
@@ -49,8 +50,8 @@ def mixed(decoder: Decoder, index: int) -> LayerSplit:
 
 def halves(decoder: Decoder, index: int) -> LayerSplit:
     """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
-    second = decoder.weights.layers[index].feed_forward
-    if hasattr(second, "ffn_up_exps"):
+    second = decoder.weights.layers[index].blocks[1].block
+    if isinstance(second, MoeWeights):
         numbers = range(second.ffn_up_exps.experts)
         return LayerSplit(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
     fifths = second.ffn_up.rows // 5
@@ -171,12 +172,12 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
         divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
         with divided(decoder, device, divisions, kernels) as backend:
             x = backend.embed(decoder.ids(4))
-            backend.all_layers(x, 0)
+            backend.forward(x, 0)
             token = int(backend.logits(x[-1:])[0].argmax())
             for start in range(4, 6):
-                chosen = backend.choose(token, start)
+                chosen = backend.sample_next(token, start)
                 again = backend.embed([token])
-                backend.all_layers(again, start)
+                backend.forward(again, start)
                 assert chosen == int(backend.logits(again)[0].argmax())
                 token = chosen
 
@@ -190,7 +191,7 @@ def test_the_host_tells_how_many_experts_it_was_asked_for(
             divisions = [divide(decoder, index) for index in range(count)]
             with divided(decoder, device, divisions, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
-                seen, here = backend.pairs
+                seen, here = backend.expert_counts
             assert seen == 12 * count * 3
             assert here == seen if expected else 0 < here < seen
 
@@ -199,7 +200,7 @@ def test_rows_that_stayed_below_have_no_logits(device: str, kernels: Kernels, tm
     with opened(ZOO["llama"], tmp_path) as decoder:
         divisions = [cut(1)(decoder, index) for index in range(3)]
         with divided(decoder, device, divisions, kernels) as backend:
-            with pytest.raises(ValueError, match="have not been up all layers"):
+            with pytest.raises(ValueError, match="have not passed the layers"):
                 backend.logits(backend.embed([1, 2]))
             with pytest.raises(ValueError, match="17 tokens in one step"):
                 backend.embed(list(range(17)))

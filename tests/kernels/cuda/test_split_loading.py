@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None],
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.notes
-        above: Any = engine.backend.device
+        above: Any = engine.backend.gpu_shard
         assert any(note.startswith("on the GPU: attention of ") for note in model.notes)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
@@ -298,19 +298,18 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter._engine.backend, CudaBackend)
-        pace = speculator.paces["greedy"]
-        pace.length = lambda most: max(0, min(most, 3))
-        pace.least_chances = lambda length: [0.0] * length
-        pace.further_chances = lambda length: [0.0] * length
+        controller = speculator.controllers["greedy"]
+        controller.length = lambda most: max(0, min(most, 3))
+        controller.min_probs = lambda length: (0.0, 0.0)
         got = model.generate(ids, max_tokens=6, temperature=0.0)
         assert got.ids == want
         assert got.speed.accepted_share == 1.0  # it is the model itself
         assert got.speed.tokens_per_pass == pytest.approx(2.5)
         # The device draws what isn't drafted, with the numbers that the host would draw with.
-        pace = speculator.paces["seeded"]
+        controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
-        pace.length = lambda most: min(most, next(lengths))
-        pace.least_chances = pace.further_chances = lambda length: [0.0] * length
+        controller.length = lambda most: min(most, next(lengths))
+        controller.min_probs = lambda length: (0.0, 0.0)
         assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == drawn
         answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
         assert [answer.ids for answer in answers] == [want[:3]] * 2
@@ -360,9 +359,9 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
         assert isinstance(backend, CudaBackend)
         assert backend.nbytes <= drafts[0].bytes
         assert " and the draft model; " in model.notes[0]
-        pace = speculator.paces["greedy"]
-        pace.length = lambda most: max(0, min(most, 2))
-        pace.least_chances = pace.further_chances = lambda length: [0.0] * length
+        controller = speculator.controllers["greedy"]
+        controller.length = lambda most: max(0, min(most, 2))
+        controller.min_probs = lambda length: (0.0, 0.0)
         drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
         assert drafted.speed.accepted_share is not None
         model.speculator = None
@@ -391,7 +390,7 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
         assert all(0 < len(layer.gpu_experts) < layer.experts for layer in changing)
         needed = model.plan.bytes_on("cpu")
         assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
-        device_half: Any = engine.backend.device
+        device_half: Any = engine.backend.gpu_shard
         assert device_half.changed_experts == 0
     with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
         assert model.plan is not None

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.cuda.weights.device_layers import CACHE_ELEMENTS
+from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 from harness.empty_decoders import empty_decoder
 
 ALL = sum(len(trials.changes) for trials in TRIALS)

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.matrix import Matrix
 from tests.kernels.cuda.device_matrices import SOURCES, Raw, rows_from
 from tests.kernels.cuda.test_packing import columns_for, decoded
 

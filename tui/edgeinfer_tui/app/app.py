@@ -6,18 +6,20 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import App
 from textual.driver import Driver
 
+from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_screen import ChatScreen
-from edgeinfer_tui.app.keeping import Keeping
-from edgeinfer_tui.options.run_options import RunOptions
+from edgeinfer_tui.chat_session import SessionStore
+from edgeinfer_tui.options.parsed_options import ParsedOptions
 
 if TYPE_CHECKING:
-    from edgeinfer.history.records import StoredChat
+    pass
 
 LEAVE_SECONDS = 5.0
 """Time limit for the model to free its memory at exit, in seconds."""
@@ -29,27 +31,31 @@ FEW_COLOURS = (None, "standard", "windows")
 class ChatApp(App[None]):
     """The Textual application. `failure`: the error that ended it, or None."""
 
-    CSS_PATH = "chat.tcss"
+    CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "edgeinfer"
     ENABLE_COMMAND_PALETTE = False
 
     def __init__(
         self,
-        wishes: RunOptions,
-        keeping: Keeping | None = None,
-        stored: "StoredChat | None" = None,
+        options: ParsedOptions,
+        store: SessionStore | None = None,
         dark: bool = True,
-        remarks: Sequence[str] = (),
+        warnings: Sequence[str] = (),
     ) -> None:
-        """`remarks`: warnings to show before the first message."""
+        """`warnings`: warnings to show before the first message."""
         # Textual's constructor decides how colours are removed, so the theme is set after it.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]
         self.theme = self._themes[0 if dark else 1]
-        self.chat = ChatScreen(wishes, keeping, stored, self._fail, remarks)
+        self.chat_screen = ChatScreen(options, store, self._fail, warnings)
         self.failure: Exception | None = None
         self._left: Future[None] | None = None
+
+    @property
+    def chat(self) -> ChatController:
+        """The chat of the screen."""
+        return self.chat_screen.chat
 
     def get_driver_class(self) -> type[Driver]:
         usual = super().get_driver_class()
@@ -57,12 +63,12 @@ class ChatApp(App[None]):
             return usual
         from textual.drivers.linux_driver import LinuxDriver
 
-        from edgeinfer_tui.app.lost_terminal import DisconnectSafeDriver
+        from edgeinfer_tui.app.disconnect_safe_driver import DisconnectSafeDriver
 
         return DisconnectSafeDriver if usual is LinuxDriver else usual
 
     def get_default_screen(self) -> ChatScreen:
-        return self.chat
+        return self.chat_screen
 
     def on_mount(self) -> None:
         if not self.is_headless and sys.platform != "win32":
@@ -73,7 +79,7 @@ class ChatApp(App[None]):
     def on_paste(self, event: events.Paste) -> None:
         """Send text that no other widget pasted to the message input, on any screen."""
         event.stop()
-        self.chat.input.paste(event.text)
+        self.chat_screen.input.paste(event.text)
 
     def switch_theme(self) -> None:
         """Switch between the dark and the light theme."""

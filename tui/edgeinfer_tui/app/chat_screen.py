@@ -2,29 +2,37 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import events
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
 from typer import BadParameter
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.history.tree import ChatTree, Turn, newest_end
-from edgeinfer_tui.app.chat_commands import COMMANDS, bindings
-from edgeinfer_tui.app.choice_screen import PickerScreen, models_here, past_chats
-from edgeinfer_tui.app.dialogue import Dialogue
-from edgeinfer_tui.app.help_screen import HelpScreen
-from edgeinfer_tui.app.memory_panel import MemoryPanel
+from edgeinfer.history.tree import ChatMessage
+from edgeinfer_tui.app.chat_commands import COMMANDS, HelpScreen, bindings
+from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.message_input import MessageInput
+from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
+from edgeinfer_tui.app.picker_screen import PickerScreen, models_here, past_chats
 from edgeinfer_tui.app.settings_screen import ChosenSettings, SettingsScreen
-from edgeinfer_tui.app.talk_screen import TalkScreen
-from edgeinfer_tui.app.turn_view import MessageView
+from edgeinfer_tui.app.transcript import Transcript
+from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
 from edgeinfer_tui.failures import one_line
-from edgeinfer_tui.options.completion import models_here as model_names
+from edgeinfer_tui.options.arguments import models_here as model_names
+from edgeinfer_tui.options.parsed_options import ParsedOptions
 from edgeinfer_tui.output.status_line import status_line
-from edgeinfer_tui.text_files import text_of
+from edgeinfer_tui.output.terminal_output import HARMLESS
 
 if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
@@ -33,6 +41,7 @@ TWICE_SECONDS = 2.0
 COMPLETED = {"/model": model_names}
 """Slash command -> function that completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
+DRAWN_SECONDS = 1.0
 
 
 class ChatProgram(Protocol):
@@ -43,8 +52,8 @@ class ChatProgram(Protocol):
     def switch_theme(self) -> None: ...
 
 
-class ChatScreen(TalkScreen):
-    """The chat screen with the user's commands."""
+class ChatScreen(Screen[None]):
+    """The chat screen with the user's commands; `chat` runs the chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(),
@@ -52,17 +61,46 @@ class ChatScreen(TalkScreen):
         Binding("ctrl+c", "interrupt", "stop", priority=True),
         Binding("ctrl+up", "go(-1)", "message", priority=True),
         Binding("ctrl+down", "go(1)", "message", priority=True),
-        Binding("pageup", "scroll_turns(-1)", "scroll", priority=True),
-        Binding("pagedown", "scroll_turns(1)", "scroll", priority=True),
+        Binding("pageup", "scroll_messages(-1)", "scroll", priority=True),
+        Binding("pagedown", "scroll_messages(1)", "scroll", priority=True),
         Binding("tab", "go(-1)", "message"),
         Binding("shift+tab", "write", "write", priority=True),
     ]
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        options: ParsedOptions,
+        store: SessionStore | None,
+        fails: Callable[[Exception], None],
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """As for `ChatController`."""
+        super().__init__()
+        self.chat = ChatController(self, options, store, fails, warnings)
         self._interrupted = 0.0
         self._told = ""
         """Argument of the slash command."""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title", markup=False)
+        with Horizontal(id="middle"):
+            yield Transcript()
+            yield MemoryPanel()
+        yield Static(id="note", markup=False)
+        yield MessageInput(self.complete)
+        yield StatusBar()
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.query_one(Transcript)
+
+    @property
+    def input(self) -> MessageInput:
+        return self.query_one(MessageInput)
+
+    def on_mount(self) -> None:
+        self.input.focus()
+        self.run_worker(self.chat.start(), group="model")
 
     @property
     def program(self) -> ChatProgram:
@@ -86,7 +124,7 @@ class ChatScreen(TalkScreen):
                 await self.run_action(command.action)
             finally:
                 self._told = ""
-        elif await self.send(event.text):
+        elif await self.chat.send(event.text):
             self.input.clear()
 
     async def on_message_input_left(self, event: MessageInput.Left) -> None:
@@ -96,23 +134,23 @@ class ChatScreen(TalkScreen):
             self.action_leave()
 
     async def on_message_view_asked(self, event: MessageView.Asked) -> None:
-        view, turn = event.view, event.view.turn
+        view, message = event.view, event.view.message
         if event.what in ("back", "on"):
-            await self._step(turn, -1 if event.what == "back" else 1)
+            await self.chat.show_alternative(message, -1 if event.what == "back" else 1)
         elif event.what == "copy":
             self.app.copy_to_clipboard(view.said())
             self.notify("copied", timeout=2)
         elif event.what == "edit":
-            self._edit(turn if turn.role == "user" else turn.parent)
+            self._edit(message if message.role == "user" else message.parent)
         elif event.what == "again":
-            self._again(turn)
+            self._again(message)
 
     def action_back(self) -> None:
         self.app.clear_notifications()
-        if self.stop():
+        if self.chat.stop():
             return
-        if self.editing is not None:
-            self.editing = None
+        if self.chat.editing is not None:
+            self.chat.editing = None
             self.input.clear()
             self.refresh_lines()
         self.input.focus()
@@ -123,7 +161,7 @@ class ChatScreen(TalkScreen):
             self.clear_selection()
             self.notify("copied", timeout=2)
             return
-        if self.stop():
+        if self.chat.stop():
             return
         now = time.monotonic()
         if now - self._interrupted < TWICE_SECONDS:
@@ -140,76 +178,72 @@ class ChatScreen(TalkScreen):
     def action_settings(self) -> None:
         def take(chosen: ChosenSettings | None) -> None:
             if chosen is not None:
-                self.settings = chosen.answering
-                self.set_system(chosen.system)
+                self.chat.settings = chosen.generation
+                self.chat.set_system(chosen.system)
 
-        self.app.push_screen(SettingsScreen(self.dialogue.system, self.settings), take)
+        self.app.push_screen(SettingsScreen(self.chat.session.system, self.chat.settings), take)
 
     def action_system(self) -> None:
         if self._told:
-            self.set_system(self._told)
-            self.notify("from the next answer on")
+            self.chat.set_system(self._told)
+            self.notify("from the next response on")
         else:
             self.action_settings()
 
     def action_schema(self) -> None:
         """Constrain completions to the JSON schema in a file, or remove the constraint."""
-        told, before = self._told, "schema" in self.settings or "grammar" in self.settings
+        told, before = self._told, self.chat.is_constrained
         if not told:
-            kept = "answers keep to a form; /schema off ends that" if before else "answers keep to no form"
-            self.notify(f"{kept}; /schema FILE: to the JSON schema in the file", markup=False)
+            state = "constrained; /schema off ends that" if before else "not constrained"
+            self.notify(f"responses are {state}; /schema FILE: constrain them to a JSON schema", markup=False)
             return
-        settings = {name: value for name, value in self.settings.items() if name not in ("schema", "grammar")}
-        if told != "off":
-            from edgeinfer.structured.grammars import json_schema
-
-            try:
-                settings["schema"] = text_of(Path(told).expanduser(), "/schema")
-                json_schema(settings["schema"])
-            except (EdgeInferError, OSError, BadParameter) as error:
-                self.notify(_reason(error), severity="error", markup=False)
-                return
-        self.settings = settings
-        self.notify("from the next answer on", timeout=2)
+        try:
+            self.chat.set_schema(None if told == "off" else Path(told).expanduser())
+        except (EdgeInferError, OSError, BadParameter) as error:
+            self.notify(_reason(error), severity="error", markup=False)
+            return
+        self.notify("from the next response on", timeout=2)
         self.refresh_lines()
 
     def action_models(self) -> None:
         def take(name: str | None) -> None:
             if name is not None:
-                self.run_worker(self.load(name), group="model", exclusive=True)
+                self.run_worker(self.chat.load(name), group="model", exclusive=True)
 
-        if self.thread.loading is not None:
+        if self.chat.thread.loading is not None:
             self.notify("the model is still being loaded")
         elif self._told:
             take(self._told)
         else:
-            model = self.thread.model
+            model = self.chat.thread.model
             in_use = "" if model is None else model.name
-            self.app.push_screen(PickerScreen("Go on with which model?", models_here(in_use)), take)
+            self.app.push_screen(PickerScreen("Continue with which model?", models_here(in_use)), take)
 
     def action_search(self) -> None:
         def take(found: "tuple[StoredChat, int | None] | None") -> None:
             if found is not None:
                 self.run_worker(self._open_found(*found), group="model")
 
-        if self.keeping is None:
-            self.notify("this chat is private: past chats stay closed")
+        if self.chat.store is None:
+            self.notify("this chat is private: past chats can't be opened")
         else:
-            self.app.push_screen(PickerScreen("Past chats", past_chats(self.keeping), self._told), take)
+            self.app.push_screen(PickerScreen("Past chats", past_chats(self.chat.store), self._told), take)
 
     async def _open_found(self, stored: "StoredChat", at: int | None) -> None:
-        await self.open_chat(stored, at)
-        turn = self.dialogue.tree.with_number(at)
-        view = None if turn is None else self.transcript.view_of(turn)
+        await self.chat.open_chat(stored, at)
+        message = self.chat.session.tree.with_number(at)
+        view = None if message is None else self.transcript.view_of(message)
         if view is not None:
             self.transcript.release_anchor()
             self.transcript.scroll_to_widget(view, animate=False)
         self.input.focus()
 
     def action_edit_last(self) -> None:
-        asked = next((turn for turn in reversed(self.dialogue.line) if turn.role == "user"), None)
+        asked = next(
+            (message for message in reversed(self.chat.session.line) if message.role == "user"), None
+        )
         if asked is None:
-            self.notify("nothing has been said yet that could be changed")
+            self.notify("no message yet to edit")
             return
         self._edit(asked)
         if self._told:
@@ -219,7 +253,7 @@ class ChatScreen(TalkScreen):
     def action_theme(self) -> None:
         self.program.switch_theme()
 
-    def action_scroll_turns(self, way: int) -> None:
+    def action_scroll_messages(self, way: int) -> None:
         if way < 0:
             self.transcript.release_anchor()
             self.transcript.scroll_page_up(animate=False)
@@ -267,10 +301,10 @@ class ChatScreen(TalkScreen):
         self.set_class(panel.display, "memory")
 
     def action_regenerate(self) -> None:
-        if self.dialogue.tip is None:
-            self.notify("nothing has been said yet that could be answered again")
+        if self.chat.session.tip is None:
+            self.notify("no message yet to respond to again")
         else:
-            self._again(self.dialogue.tip)
+            self._again(self.chat.session.tip)
 
     def action_copy_last(self) -> None:
         views = self.transcript.views()
@@ -278,48 +312,74 @@ class ChatScreen(TalkScreen):
             views[-1].ask("copy")
 
     def action_stats(self) -> None:
-        model = self.thread.model
-        if self.latest is None or model is None:
-            self.notify("no answer yet")
+        model = self.chat.thread.model
+        if self.chat.latest is None or model is None:
+            self.notify("no response yet")
         else:
-            self.notify(status_line(self.latest, model.context), markup=False, timeout=15)
+            self.notify(status_line(self.chat.latest, model.context), markup=False, timeout=15)
 
     async def action_new_chat(self) -> None:
-        await self.take_up(Dialogue(ChatTree(), system=self.dialogue.system), None)
+        await self.chat.take_up(ChatSession(system=self.chat.session.system), None)
         self.input.focus()
 
-    async def _step(self, turn: Turn, step: int) -> None:
-        """Switch to the branch of another alternative and continue the chat there."""
-        if self.running is not None:
-            self.notify("an answer is coming; Esc stops it")
-            return
-        dialogue = self.dialogue
-        other = dialogue.tree.beside(turn, step)
-        if other is None:
-            return
-        dialogue.tip = newest_end(other)
-        await self.transcript.follow(dialogue.tree, dialogue.line)
-        if view := self.transcript.view_of(other):
-            view.focus()
-        recorder = dialogue.recorder
-        if recorder is not None:
-            self.thread.do(lambda: recorder.leave_at(other))
-        self.refresh_lines()
-
-    def _again(self, turn: Turn) -> None:
-        asked = turn if turn.role == "user" else turn.parent
+    def _again(self, message: ChatMessage) -> None:
+        asked = message if message.role == "user" else message.parent
         if asked is not None:
-            self.answer_again(asked)
+            self.chat.answer_again(asked)
             self.input.focus()
 
-    def _edit(self, asked: Turn | None) -> None:
+    def _edit(self, asked: ChatMessage | None) -> None:
         """Put a sent message back into the input for editing."""
         if asked is not None:
-            self.editing = asked
+            self.chat.editing = asked
             self.input.text = asked.text
             self.input.move_cursor(self.input.document.end)
             self.input.focus()
             self.refresh_lines()
+
+    def refresh_lines(self) -> None:
+        """Update the lines above and below the messages."""
+        model = self.chat.thread.model
+        title = self.chat.session.title or "a new chat"
+        name = "" if model is None else f"  ·  {model.name}"
+        self.query_one("#title", Static).update(Content(f"{title}{name}".translate(HARMLESS)))
+        note = self._note()
+        line = self.query_one("#note", Static)
+        line.display = bool(note)
+        line.update(Content(note))
+        latest = self.chat.running.latest if self.chat.running is not None else self.chat.latest
+        bar = self.query_one(StatusBar)
+        if isinstance(self.focused, MessageView):
+            bar.show_keys(self.focused.hints())
+        else:
+            bar.show(latest, 0 if model is None else model.context, self.hints())
+
+    def _note(self) -> str:
+        if self.chat.thread.loading is not None:
+            return self.chat.thread.loading.line()
+        running = self.chat.running
+        if running is not None and running.stopped:
+            return "stopping ..."
+        if running is not None and not running.speaking:
+            return running.reading.line()
+        if self.chat.editing is not None:
+            return "editing a message: Enter sends it, Esc cancels"
+        if self.chat.trouble is not None:
+            return f"not on the disk yet: {self.chat.trouble}"
+        return "; ".join(self.chat.warnings)
+
+    def hints(self) -> list[str]:
+        """Commands available now, for the status line."""
+        forms = {"schema": "JSON by a schema", "grammar": "by a grammar"}
+        formed = [text for name, text in forms.items() if name in self.chat.settings]
+        return [*formed, "Esc stops" if self.chat.running is not None else "F1 help"]
+
+    async def drawn(self) -> None:
+        """Wait until changes are drawn."""
+        drawn = asyncio.Event()
+        self.call_after_refresh(drawn.set)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(drawn.wait(), DRAWN_SECONDS)
 
 
 def _reason(error: Exception) -> str:

@@ -4,18 +4,65 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeinfer_tui import library
-from edgeinfer_tui.app.running_answer import Progress, RunningAnswer
+from edgeinfer_tui.chat_session import start_response
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import shown_bytes
+from edgeinfer_tui.output.progress_line import shown_time
 
 if TYPE_CHECKING:
     from edgeinfer.history.recorder import Recorder
     from edgeinfer.history.records import State
-    from edgeinfer.history.tree import Turn
+    from edgeinfer.history.tree import ChatMessage
+    from edgeinfer.results import Generation
+
+
+@dataclass
+class Progress:
+    """Progress of a long operation; written by one thread, read by another."""
+
+    label: str
+    shown: Callable[[int], str] = str
+    done: int = 0
+    total: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def line(self) -> str:
+        """For example: reading the prompt 512/2048 (25%), 3 s left."""
+        if not self.total or self.done >= self.total:
+            return f"{self.label} ..."
+        seconds = (time.monotonic() - self.since) / self.done * (self.total - self.done) if self.done else 0.0
+        left = f", {shown_time(seconds)} left" if seconds >= 1 else ""
+        counted = f"{self.shown(self.done)}/{self.shown(self.total)} ({self.done / self.total:.0%})"
+        return f"{self.label} {counted}{left}"
+
+
+class RunningResponse:
+    """The screen's view of a response that the model thread generates; its text is that of `message`."""
+
+    def __init__(self, message: "ChatMessage", settings: dict[str, Any]) -> None:
+        """`message`: the message that receives the response, in the chat's tree."""
+        self.message, self.settings = message, settings
+        self.reading = Progress("reading the prompt")
+        self.speaking = False
+        """Whether the first token was generated."""
+        self.latest: Generation | None = None
+        """Latest statistics; final ones once the response has ended."""
+        self.error: str | None = None
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Stop generating at the next token."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.is_set()
+
 
 MEASURE_SECONDS = 0.25
 FORMS = ("schema", "grammar")
@@ -96,23 +143,23 @@ class ModelThread:
                 model.keep_snapshot(self._snapshot_owner)
             model.close()
 
-    def answer(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> None:
+    def answer(self, answer: RunningResponse, system: str | None, recorder: "Recorder | None") -> None:
         """Generate a response; every piece is recorded before it is shown. Failures are set as
         `answer.error`."""
-        turn = answer.turn
+        message = answer.message
         if recorder is not None:
-            recorder.begin(turn)
+            recorder.begin(message)
         try:
             state = self._speak(answer, system, recorder)
         except Exception as error:
             answer.error, state = one_line(error), "failed"
-        turn.state = state
+        message.state = state
         if recorder is not None:
-            recorder.finish(turn, state)
+            recorder.finish(message, state)
         self._snapshot_owner = None if recorder is None else recorder.snapshot_owner
 
-    def _speak(self, answer: RunningAnswer, system: str | None, recorder: "Recorder | None") -> "State":
-        turn, stream = answer.turn, None
+    def _speak(self, answer: RunningResponse, system: str | None, recorder: "Recorder | None") -> "State":
+        message, stream = answer.message, None
 
         def read(done: int, total: int) -> None:
             answer.reading.done, answer.reading.total = done, total
@@ -122,11 +169,11 @@ class ModelThread:
         stream = self._stream(answer, system, read)
         if self._closing is not None and not answer.settings.keys().isdisjoint(FORMS):
             # Constrained output begins after the reasoning block, so the block is closed first.
-            self._take(f"{self._closing}\n\n", turn, recorder)
+            self._take(f"{self._closing}\n\n", message, recorder)
         measured = 0.0
         for token in stream:
             if token.text:
-                self._take(token.text, turn, recorder)
+                self._take(token.text, message, recorder)
             answer.speaking = True
             if answer.stopped:
                 break
@@ -143,27 +190,23 @@ class ModelThread:
         return self._closing is not None
 
     @staticmethod
-    def _take(text: str, turn: "Turn", recorder: "Recorder | None") -> None:
+    def _take(text: str, message: "ChatMessage", recorder: "Recorder | None") -> None:
         """Add a piece to the response; it is recorded before it can be shown."""
         if recorder is not None:
             recorder.add(text)
-        turn.text += text
+        message.text += text
 
-    def _stream(self, answer: RunningAnswer, system: str | None, progress: library.Progress) -> Stream:
-        """Start a response; tokens shared with `answer.before` are not prefilled again."""
+    def _stream(self, answer: RunningResponse, system: str | None, progress: library.Progress) -> Stream:
+        """Start a response; tokens that the KV cache holds are not prefilled again."""
         assert self.model is not None
+        assert answer.message.parent is not None
         chat = self._conversation
         if chat is None:
             chat = self._conversation = self.model.chat(system=system)
-        chat.system = system
-        settings = {**answer.settings, "progress": progress}
-        before: list[dict[str, Any]] = [dict(message) for message in answer.before]
-        if chat.messages[: len(before)] != before:
-            chat.clear()
-            chat.messages = before
-        if len(chat.messages) > len(before):
-            return chat.edit(len(before) // 2, answer.text, **settings)
-        return chat.stream(answer.text, **settings)
+        asked = answer.message.parent
+        return start_response(
+            chat, asked.parent, asked.text, system, {**answer.settings, "progress": progress}
+        )
 
 
 def _closing(model: LoadedModel) -> str | None:

@@ -10,19 +10,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Label, Static, TextArea
 
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.token_stream import check_count
-from edgeinfer.sampling import SamplerSettings
+from edgeinfer.options.run_options import run_options
+from edgeinfer_tui.options.command_options import command_options
 
-FIELDS: dict[str, tuple[type[int] | type[float], str]] = {
-    "temperature": (float, "0.8; 0 takes the best"),
-    "top_k": (int, "40; 0: all"),
-    "top_p": (float, "0.95; 1: off"),
-    "min_p": (float, "0.05; 0: off"),
-    "repeat_penalty": (float, "1: off"),
-    "max_tokens": (int, "no limit"),
-    "seed": (int, "a fresh one"),
-}
-"""Setting -> its type, and the text shown for its default."""
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "max_tokens", "seed")
+"""Options that the screen shows."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +22,7 @@ class ChosenSettings:
     """The values when the screen was closed."""
 
     system: str | None
-    answering: dict[str, Any]
+    generation: dict[str, Any]
 
 
 def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]:
@@ -41,16 +33,14 @@ def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]
     """
     settings = {name: value for name, value in before.items() if name not in FIELDS}
     for name, text in texts.items():
-        kind, _ = FIELDS[name]
+        kind = command_options("chat")[name].hint
         if text.strip():
             try:
                 settings[name] = kind(text)
             except ValueError:
                 wanted = "a whole number" if kind is int else "a number"
                 raise SettingError(f"{name}: saw {text!r}, wanted {wanted}") from None
-    check_count("max_tokens", settings.get("max_tokens"))
-    known = SamplerSettings.__dataclass_fields__
-    SamplerSettings.from_fields({name: value for name, value in settings.items() if name in known})
+    run_options(settings)
     return settings
 
 
@@ -62,22 +52,27 @@ class SettingsScreen(ModalScreen[ChosenSettings | None]):
         Binding("ctrl+s", "save", "save", priority=True),
     ]
 
-    def __init__(self, system: str | None, answering: dict[str, Any]) -> None:
+    def __init__(self, system: str | None, generation: dict[str, Any]) -> None:
         super().__init__()
-        self._system, self._before = system, answering
+        self._system, self._before = system, generation
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
-            yield Static("Settings, from the next answer on", classes="heading", markup=False)
-            yield Label("What the model is told first")
+            yield Static("Settings, from the next response on", classes="heading", markup=False)
+            yield Label("System prompt")
             system = TextArea(self._system or "", compact=True, tab_behavior="focus", id="system")
             system.placeholder = "nothing"
             yield system
-            for name, (_, usual) in FIELDS.items():
+            for name in FIELDS:
                 value = self._before.get(name)
                 with Horizontal(classes="field"):
                     yield Label(name.replace("_", " "))
-                    yield Input("" if value is None else str(value), placeholder=usual, compact=True, id=name)
+                    yield Input(
+                        "" if value is None else str(value),
+                        placeholder=command_options("chat")[name].shown_default,
+                        compact=True,
+                        id=name,
+                    )
             yield Static("", id="wrong", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button("Save (Ctrl-S)", variant="primary", compact=True, id="save")
@@ -99,10 +94,10 @@ class SettingsScreen(ModalScreen[ChosenSettings | None]):
         """Close the screen with the new settings; an invalid one is reported and the screen stays open."""
         texts = {name: self.query_one(f"#{name}", Input).value for name in FIELDS}
         try:
-            answering = read_fields(texts, self._before)
+            generation = read_fields(texts, self._before)
         except SettingError as error:
             wrong = self.query_one("#wrong", Static)
             wrong.update(str(error))
             wrong.scroll_visible()
             return
-        self.dismiss(ChosenSettings(self.query_one("#system", TextArea).text.strip() or None, answering))
+        self.dismiss(ChosenSettings(self.query_one("#system", TextArea).text.strip() or None, generation))

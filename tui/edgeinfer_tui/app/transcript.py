@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from textual.containers import VerticalScroll
 
-from edgeinfer.history.tree import ChatTree, Turn
-from edgeinfer_tui.app.turn_view import MessageView
+from edgeinfer.history.tree import ChatMessage, ChatTree
+from edgeinfer_tui.app.message_view import MessageView
 
 NO_MODEL = "Model"
 """Speaker's name while no model is loaded."""
-MAX_TURNS = 40
+MAX_MESSAGES = 40
 """Messages shown initially; earlier ones are added on request."""
 
 
@@ -20,22 +20,22 @@ class Transcript(VerticalScroll, can_focus=False):
         super().__init__(id="transcript")
         self.speaker = NO_MODEL
         self.thinks_first = False
-        self._earlier: Sequence[Turn] = ()
+        self._earlier: Sequence[ChatMessage] = ()
         self._tree = ChatTree()
 
-    async def show(self, tree: ChatTree, line: Sequence[Turn]) -> None:
+    async def show(self, tree: ChatTree, line: Sequence[ChatMessage]) -> None:
         """Show the end of a branch."""
-        self._tree, self._earlier = tree, line[:-MAX_TURNS]
+        self._tree, self._earlier = tree, line[:-MAX_MESSAGES]
         await self.remove_children()
-        await self.mount_all([self._view(turn) for turn in line[-MAX_TURNS:]])
+        await self.mount_all([self._view(message) for message in line[-MAX_MESSAGES:]])
         self.anchor()
 
-    async def follow(self, tree: ChatTree, line: Sequence[Turn]) -> None:
+    async def follow(self, tree: ChatTree, line: Sequence[ChatMessage]) -> None:
         """Switch to another branch; messages shared with the one shown keep their widgets."""
         views = self.views()
         same = 0
         shown = line[len(self._earlier) :]
-        while same < min(len(views), len(shown)) and views[same].turn is shown[same]:
+        while same < min(len(views), len(shown)) and views[same].message is shown[same]:
             same += 1
         if not same or list(self._earlier) != list(line[: len(self._earlier)]):
             await self.show(tree, line)
@@ -43,25 +43,27 @@ class Transcript(VerticalScroll, can_focus=False):
         self._tree = tree
         for view in views[same:]:
             await view.remove()
-        await self.mount_all([self._view(turn) for turn in shown[same:]])
+        await self.mount_all([self._view(message) for message in shown[same:]])
         self.anchor()
 
     async def show_earlier(self) -> bool:
         """Show some earlier messages; False if there are none."""
         if not self._earlier:
             return False
-        coming, self._earlier = self._earlier[-MAX_TURNS:], self._earlier[:-MAX_TURNS]
-        await self.mount_all([self._view(turn) for turn in coming], before=0)
+        coming, self._earlier = self._earlier[-MAX_MESSAGES:], self._earlier[:-MAX_MESSAGES]
+        await self.mount_all([self._view(message) for message in coming], before=0)
         return True
 
     def views(self) -> list[MessageView]:
         """The message widgets, from the top."""
         return list(self.query_children(MessageView))
 
-    def view_of(self, turn: Turn) -> MessageView | None:
+    def view_of(self, message: ChatMessage) -> MessageView | None:
         """The widget of a message, or None."""
-        return next((view for view in self.views() if view.turn is turn), None)
+        return next((view for view in self.views() if view.message is message), None)
 
-    def _view(self, turn: Turn) -> MessageView:
-        beside = self._tree.alternatives(turn)
-        return MessageView(turn, self.speaker, self.thinks_first, list(beside).index(turn) + 1, len(beside))
+    def _view(self, message: ChatMessage) -> MessageView:
+        beside = self._tree.alternatives(message)
+        return MessageView(
+            message, self.speaker, self.thinks_first, list(beside).index(message) + 1, len(beside)
+        )

@@ -8,42 +8,38 @@ import typer
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options import bench_options as wanted
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.number_lists import numbers
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options import bench_options as own
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 
 if TYPE_CHECKING:
     from edgeinfer.benchmarking.speed_runs import BenchedModel, BenchSettings
 
-LOADING = ("kv", "device", "instruction_set", "repack")
-"""Options that are keywords of `edgeinfer.load`."""
 WRITING = "writing a random file, once"
 
 
+@taking("bench")
 @reporting
 def bench(
     invocation: typer.Context,
-    model: options.ModelArgument = None,
-    prompt_tokens: wanted.PromptTokens = ["512"],  # noqa: B006
-    max_tokens: wanted.MaxTokens = ["128"],  # noqa: B006
-    depth: wanted.Depth = ["0"],  # noqa: B006
-    threads: wanted.Threads = None,
-    kv: options.Kv = None,
-    device: options.Device = None,
-    instruction_set: wanted.InstructionSet = None,
-    repack: options.Repack = None,
-    repetitions: wanted.Repetitions = 5,
-    warm_up: wanted.WarmUp = True,
-    seed: wanted.Seed = 1,
-    vs: wanted.Versus = None,
-    rounds: wanted.Rounds = 10,
-    shape: wanted.ShapeName = None,
-    type_: wanted.TypeName = None,
-    output: wanted.OutputFormat = wanted.Output.md,
-    as_json: wanted.AsJson = False,
+    model: arguments.ModelArgument = None,
+    prompt_tokens: own.PromptTokens = ["512"],  # noqa: B006
+    max_tokens: own.MaxTokens = ["128"],  # noqa: B006
+    depth: own.Depth = ["0"],  # noqa: B006
+    threads: own.Threads = None,
+    repetitions: own.Repetitions = 5,
+    warm_up: own.WarmUp = True,
+    seed: own.Seed = 1,
+    vs: own.Versus = None,
+    rounds: own.Rounds = 10,
+    shape: own.ShapeName = None,
+    type_: own.TypeName = None,
+    output: own.OutputFormat = own.Output.md,
+    as_json: own.AsJson = False,
+    **loading: Any,
 ) -> None:
     """Measure prompt processing (pp) and token generation (tg) speed, as llama-bench does.
 
@@ -56,19 +52,21 @@ def bench(
 
       edgeinfer bench tiny
 
-      edgeinfer bench model.gguf --prompt-tokens 512,32 -n 128 -d 0,4096 -t 1,2
+      edgeinfer bench model.gguf --prompt-tokens 512,32 --max-tokens 128 -d 0,4096 -t 1,2
 
       edgeinfer bench --shape tinyllama-1.1b --type Q4_K_M --vs llama.cpp
     """
     interrupts.raise_exception()
     with LabelledProgress() as progress:
-        settings = _settings(invocation.params, progress)
+        settings = _settings(invocation.params, loading, progress)
         chosen = _model(model, shape, type_, progress)
-        printed = _measure(chosen, settings, vs, wanted.Output.json if as_json else output)
+        printed = _measure(chosen, settings, vs, "json" if as_json else output)
     print(printed)
 
 
-def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSettings":
+def _settings(
+    given: Mapping[str, Any], loading: Mapping[str, Any], progress: LabelledProgress
+) -> "BenchSettings":
     """The benchmark settings of the command line.
 
     Raises `BadParameter` for lists that aren't integers, or if there is nothing to measure.
@@ -78,27 +76,24 @@ def _settings(given: Mapping[str, Any], progress: LabelledProgress) -> "BenchSet
     from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 
     lengths = ("prompt_tokens", "max_tokens", "depth")
-    tests = workloads(*(numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
+    tests = workloads(*(own.numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
     if not tests:
         raise typer.BadParameter("--prompt-tokens and --max-tokens are both 0: nothing to measure")
     threads = given["threads"]
-    loading = {name: given[name] for name in LOADING if given[name] is not None}
     return BenchSettings(
         tests,
-        numbers("--threads", threads, least=1) if threads else [usable_cpus()],
+        own.numbers("--threads", threads, least=1) if threads else [usable_cpus()],
         repetitions=given["repetitions"],
         rounds=given["rounds"],
         warm_up=given["warm_up"],
         seed=given["seed"],
-        loading={name: getattr(value, "value", value) for name, value in loading.items()},
+        loading={name: value for name, value in loading.items() if value is not None},
         report=progress.update,
         load_progress=(progress.step("loading the model", shown_bytes), progress.step(BUILDING)),
     )
 
 
-def _measure(
-    chosen: "BenchedModel", settings: "BenchSettings", vs: wanted.Opponent | None, output: wanted.Output
-) -> str:
+def _measure(chosen: "BenchedModel", settings: "BenchSettings", vs: str | None, output: str) -> str:
     from edgeinfer.benchmarking import speed_runs, tables
     from edgeinfer.benchmarking.machine import command_line, this_machine
 
@@ -113,9 +108,9 @@ def _measure(
         records = [tables.versus_record(row) for row in rows]
     for line in tables.noise_lines(rows):
         say(line)
-    if output is wanted.Output.json:
+    if output == "json":
         return json.dumps(tables.report_record(chosen, machine, records), indent=2, allow_nan=False)
-    if output is wanted.Output.csv:
+    if output == "csv":
         return tables.csv_table(chosen, records)
     return "\n\n".join([table, "\n".join(machine.lines())])
 

@@ -11,11 +11,10 @@ from edgeinfer_tui import interrupts
 from edgeinfer_tui.commands.run_command import check_model
 from edgeinfer_tui.confirmation import on_terminal
 from edgeinfer_tui.failures import FAILED, report, reporting, say
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import RunOptions, run_options
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.parsed_options import ParsedOptions, parsed_options
 from edgeinfer_tui.options.settings import filled
-from edgeinfer_tui.terminal_chat.chat_session import open_session
 
 if TYPE_CHECKING:
     from edgeinfer_tui.app.app import ChatApp
@@ -29,8 +28,7 @@ token: with Python's default of 5 ms the built-in model lost about a fifth of it
 @taking("chat")
 @reporting
 def chat(
-    invocation: typer.Context,
-    model: options.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     light: bool = False,
     **given: Any,
 ) -> None:
@@ -50,10 +48,10 @@ def chat(
 
       edgeinfer chat --session foxes      [dim]# or the one of that name[/]
     """
-    wishes = run_options(filled(invocation.params))
+    options = parsed_options(filled({"model": model, **given}), "chat")
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
-    program = _program(wishes, named=model is not None, dark=not light)
+    program = _program(options, named=model is not None, dark=not light)
     sys.setswitchinterval(SWITCH_SECONDS)
     program.run()
     if program.failure is not None:
@@ -70,22 +68,20 @@ def chat(
     raise typer.Exit(code)
 
 
-def _program(wishes: RunOptions, named: bool, dark: bool) -> "ChatApp":
+def _program(options: ParsedOptions, named: bool, dark: bool) -> "ChatApp":
     """Create the application after checking its inputs."""
-    remarks: list[str] = []
-    session = open_session(wishes, prompted=False, tell=remarks.append)
-    stored = None if session is None else session.stored
+    from edgeinfer_tui.chat_session import open_store
+
+    warnings: list[str] = []
+    store = open_store(options, prompted=False, tell=warnings.append)
+    stored = None if store is None else store.stored
     if stored is not None and not named:
-        wishes = replace(wishes, model=stored.model)
-    check_model(wishes)
+        options = replace(options, model=stored.model)
+    check_model(options)
     interrupts.raise_exception()
 
     from edgeinfer_tui.app.app import ChatApp
-    from edgeinfer_tui.app.keeping import Keeping
 
-    keeping = None
-    if session is not None:
-        keeping = Keeping(session.store.path, None if stored else session.name)
-        session.store.close()
-        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
-    return ChatApp(wishes, keeping, stored, dark, remarks)
+    if store is not None:
+        options = replace(options, loading={**options.loading, "snapshots": True})
+    return ChatApp(options, store, dark, warnings)

@@ -1,9 +1,6 @@
 """`edgeinfer config`: defaults of options, and where they are set."""
 
 import json
-from dataclasses import fields
-from enum import StrEnum
-from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +27,7 @@ def config(
 
       "${EDITOR:-vi}" "$(edgeinfer config --path)"
     """
-    from edgeinfer_tui.options.settings import config_file, setting_kinds, sound_settings, unknown_variables
+    from edgeinfer_tui.options.settings import config_file, setting_names, sound_settings, unknown_variables
 
     file = config_file()
     if path:
@@ -38,11 +35,14 @@ def config(
         return
     (known, wrong), usual = sound_settings(), _defaults()
     rows = []
-    for name in setting_kinds():
+    for name in setting_names():
         value = known[name].value if name in known else usual.get(name)
         rows.append((name, value, known[name].origin if name in known else "default"))
     if as_json:
-        settings = {name: {"value": _plain(value), "from": origin} for name, value, origin in rows}
+        settings = {
+            name: {"value": list(value) if isinstance(value, tuple) else value, "from": origin}
+            for name, value, origin in rows
+        }
         print(json.dumps({"settings": settings, "folders": dict(_folders())}, indent=2))
     else:
         print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
@@ -58,16 +58,11 @@ def config(
 
 
 def _defaults() -> dict[str, Any]:
-    """The library's defaults; None: chosen from the model and the machine."""
-    import edgeinfer
+    """The defaults of the options; None: chosen from the model and the machine."""
     from edgeinfer.registry.registry import BUILTIN_NAME
-    from edgeinfer.sampling.settings import SamplerSettings
-    from edgeinfer_tui.options.settings import FLAGS
+    from edgeinfer_tui.options.settings import MODEL, lasting_options
 
-    loading = signature(edgeinfer.load).parameters
-    known = {name: parameter.default for name, parameter in loading.items()}
-    known |= {option.name: getattr(SamplerSettings(), option.name) for option in fields(SamplerSettings)}
-    return {**known, "model": BUILTIN_NAME, **dict.fromkeys(FLAGS, False)}
+    return {MODEL: BUILTIN_NAME, **{name: option.default for name, option in lasting_options().items()}}
 
 
 def _folders() -> list[tuple[str, str]]:
@@ -83,17 +78,10 @@ def _folders() -> list[tuple[str, str]]:
     ]
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, StrEnum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
-
-
 def _shown(value: Any) -> str:
     """The value as written in the file; "" for a value chosen later."""
     if value is None:
         return ""
-    plain = _plain(value)
-    if isinstance(plain, bool):
-        return str(plain).lower()
-    return one_line(plain if isinstance(plain, str) else json.dumps(plain))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return one_line(value if isinstance(value, str) else json.dumps(value))

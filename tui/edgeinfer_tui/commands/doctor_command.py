@@ -8,17 +8,16 @@ import typer
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.number_lists import check_least
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import print_pairs
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import print_pairs, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING, shown_time
 
 
+@taking("doctor")
 @reporting
 def doctor(
-    threads: options.Threads = None,
+    threads: int | None = None,
     warm: Annotated[
         bool,
         typer.Option(
@@ -37,7 +36,6 @@ def doctor(
 
     Takes a few seconds. Include its output in reports of bugs or slow runs.
     """
-    check_least("--threads", threads)
     if model and not warm:
         raise typer.BadParameter("--model says what --warm compiles; add --warm")
     if warm:

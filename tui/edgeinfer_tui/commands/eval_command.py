@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from edgeinfer.options.load_options import KvType
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.number_lists import check_least
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import print_pairs
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import print_pairs, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
@@ -32,32 +32,23 @@ Base = Annotated[
         help="Compare with this model of the same vocabulary; llama.cpp: with the same file there.",
     ),
 ]
-BaseKv = Annotated[
-    options.CacheType | None,
-    Option(
-        "--base-kv",
-        help="The base's cache, if not as --kv; without --base: compare with the same model, its cache so.",
-    ),
-]
 Context = Annotated[
     int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
 ]
 Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
 
 
+@taking("eval")
 @reporting
 def eval_(
     text: TextFile,
-    model: options.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     base: Base = None,
     context: Context = 512,
     chunks: Chunks = None,
-    threads: options.Threads = None,
-    repack: options.Repack = None,
-    sparse: options.SparseFeedForward = None,
-    kv: options.Kv = None,
-    base_kv: BaseKv = None,
+    base_kv: KvType | None = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
+    **given: Any,
 ) -> None:
     """Measure a model's perplexity on a text, and the divergence of its distributions from a base model's.
 
@@ -76,26 +67,19 @@ def eval_(
     """
     from edgeinfer.evaluation.evaluating import evaluate
 
-    loading: dict[str, Any] = {
-        "threads": threads,
-        "kv": kv.value if kv else None,
-        "repack": repack,
-        "sparse": sparse.value if sparse else None,
-    }
-    check_least("--threads", threads)
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
         found = evaluate(
             model,
             text_of(text),
             base=base,
-            base_kv=base_kv.value if base_kv else None,
+            base_kv=base_kv,
             context=context,
             chunks=chunks,
             report=progress.step("windows"),
             progress=progress.step("loading the model", shown_bytes),
             build_progress=progress.step(BUILDING),
-            **{name: value for name, value in loading.items() if value is not None},
+            **{name: value for name, value in given.items() if value is not None},
         )
     if as_json:
         print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))

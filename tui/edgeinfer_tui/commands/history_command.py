@@ -1,4 +1,4 @@
-"""`edgeinfer chats`: list, search, export, name and delete saved chats."""
+"""`edgeinfer history`: list, search, export, name and delete saved chats."""
 
 import json
 import time
@@ -24,13 +24,13 @@ class Format(StrEnum):
 
 
 @reporting
-def chats(
+def history(
     chat: Annotated[
         str | None,
         typer.Argument(help="A chat's name or number: print it. [dim]All are listed if left out[/]"),
     ] = None,
     search: Annotated[
-        str | None, typer.Option("--search", metavar="TEXT", help="Where this was said.")
+        str | None, typer.Option("--search", metavar="TEXT", help="Find messages that contain this text.")
     ] = None,
     export: Annotated[
         Format | None, typer.Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")
@@ -48,16 +48,16 @@ def chats(
 
     [bold]Examples[/]
 
-      edgeinfer chats --search "fox"
+      edgeinfer history --search "fox"
 
-      edgeinfer chats 12 --export md > foxes.md
+      edgeinfer history 12 --export md > foxes.md
 
-      edgeinfer chats 12 --name foxes && edgeinfer run --session foxes
+      edgeinfer history 12 --name foxes && edgeinfer run --session foxes
     """
     from edgeinfer.history.store import ChatStore
 
     if chat is None and (export or name or delete):
-        raise typer.BadParameter("--export, --name and --delete want a chat; `edgeinfer chats` lists them")
+        raise typer.BadParameter("--export, --name and --delete want a chat; `edgeinfer history` lists them")
     with ChatStore() as store:
         if search is not None:
             _search(store, search)
@@ -80,7 +80,7 @@ def _list(store: "ChatStore", as_json: bool) -> None:
                 "id": chat.id,
                 "title": chat.title,
                 "model": chat.model,
-                "messages": chat.turns,
+                "messages": chat.messages,
                 "created": chat.created,
                 "changed": chat.changed,
             }
@@ -92,7 +92,7 @@ def _list(store: "ChatStore", as_json: bool) -> None:
     print_columns(
         ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"],
         [
-            [chat.label, shown_ago(now - chat.changed), str(chat.turns), chat.model, one_line(chat.title)]
+            [chat.label, shown_ago(now - chat.changed), str(chat.messages), chat.model, one_line(chat.title)]
             for chat in found
         ],
         right={2},
@@ -103,16 +103,21 @@ def _list(store: "ChatStore", as_json: bool) -> None:
 
 def _delete(store: "ChatStore", label: str, yes: bool) -> None:
     found = store.chat(label)
-    if may_remove(f"Delete chat {found.label}, {found.turns} messages: {one_line(found.title)}?", yes):
+    if may_remove(f"Delete chat {found.label}, {found.messages} messages: {one_line(found.title)}?", yes):
         store.delete(found)
-        say(f"{found.label}: deleted, {found.turns} messages")
+        say(f"{found.label}: deleted, {found.messages} messages")
     else:
         say(f"{found.label}: kept")
 
 
 def _search(store: "ChatStore", text: str) -> None:
     rows = [
-        [hit.chat.label, shown_ago(time.time() - hit.turn.created), hit.turn.role, one_line(hit.excerpt)]
+        [
+            hit.chat.label,
+            shown_ago(time.time() - hit.message.created),
+            hit.message.role,
+            one_line(hit.excerpt),
+        ]
         for hit in store.search(text)
     ]
     print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)

@@ -5,45 +5,40 @@ from typing import Annotated, Any
 
 import typer
 
+from edgeinfer.options.load_options import MODEL
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options import options
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 
 
+@taking("plan")
 @reporting
 def plan(
-    model: options.ModelArgument = None,
-    context: options.Context = None,
-    vram: options.Vram = None,
-    ram: options.Ram = None,
-    kv: options.Kv = None,
+    model: arguments.ModelArgument = None,
     device: Annotated[
         str | None,
         typer.Option(
             "--device",
-            help="auto, cpu, cuda or cuda:N; or a machine that you don't have: "
+            help="auto, cpu, cuda or cuda:N; or another machine: "
             '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "my card: 8GiB, 256GB/s, pcie 12GB/s". [dim](auto)[/]',
-            rich_help_panel=options.MACHINE,
+            rich_help_panel=MODEL,
         ),
     ] = None,
-    threads: options.Threads = None,
-    repack: options.Repack = None,
-    draft: options.Draft = None,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Every layer in lines of its own.", show_default=False)
-    ] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Print every layer.", show_default=False)] = False,
     measure: Annotated[
         bool,
         typer.Option(
             "--measure",
-            help="Measure this machine anew, where what is remembered was measured in a busy moment.",
+            help="Measure this machine again.",
             show_default=False,
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    **given: Any,
 ) -> None:
     """Show where every byte of a model would go, what limits it, and the predicted speed. Loads nothing.
 
@@ -59,12 +54,9 @@ def plan(
     from edgeinfer.user_folders import user_folder
     from edgeinfer_offload.machine.measure import remembered_figures
 
-    given = {"context": context, "vram": vram, "ram": ram, "device": device, "threads": threads}
-    given |= {"model": model, "kv": kv, "repack": repack, "draft": draft}
-    settings: dict[str, Any] = {name: value for name, value in filled(given).items() if value is not None}
+    options = filled({"model": model, "device": device, **given})
+    settings = {name: value for name, value in options.items() if value is not None}
     wanted = settings.pop("model", None)
-    if "kv" in settings:
-        settings["kv"] = settings["kv"].value
     if settings.get("draft") == "none":
         settings["draft"] = None
     if measure:

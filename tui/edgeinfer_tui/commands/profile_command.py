@@ -8,10 +8,9 @@ from typer import Option
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.number_lists import check_least
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import print_columns
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import print_columns, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
@@ -40,14 +39,15 @@ Rank = Annotated[
 ]
 
 
+@taking("profile")
 @reporting
 def profile(
-    model: options.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     text: Texts = None,
     tokens: Tokens = 8192,
     predictor: Predictor = False,
     rank: Rank = None,
-    threads: options.Threads = None,
+    threads: int | None = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
 ) -> None:
     """Count how often a model uses each neuron (or expert) over a text; save the counts next to the model.
@@ -67,7 +67,6 @@ def profile(
     """
     from edgeinfer.profiling.profiling import profile as profile_model
 
-    check_least("--threads", threads)
     texts = [text_of(path) for path in text or []]
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:

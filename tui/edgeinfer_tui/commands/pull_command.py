@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeinfer.options.load_options import EngineName
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.completion import models_to_pull
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.options.arguments import models_to_pull
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.transfer_progress import TransferProgress
 
 if TYPE_CHECKING:
     from edgeinfer.download.pulling import Pulled
-    from edgeinfer.loading.load_options import EngineName
 
 
+@taking("pull")
 @reporting
 def pull(
     model: Annotated[
@@ -30,7 +31,7 @@ def pull(
             autocompletion=models_to_pull,
         ),
     ],
-    engine: options.Engine = None,
+    engine: EngineName | None = None,
 ) -> None:
     """Download a model. Resumes an interrupted download and verifies the sha256.
 
@@ -48,10 +49,10 @@ def pull(
 
       edgeinfer pull hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf
     """
-    print(pull_model(model, engine.value if engine else "edgeinfer").path)
+    print(pull_model(model, engine or "edgeinfer").path)
 
 
-def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
+def pull_model(name: str, engine: EngineName = "edgeinfer") -> "Pulled":
     """Download a model for an engine, with progress on stderr.
 
     Raises:
@@ -68,7 +69,7 @@ def pull_model(name: str, engine: "EngineName" = "edgeinfer") -> "Pulled":
             pulled = pull(name, Pull(default_models_folder(), hearing, RetryPolicy(), engine=engine))
         except KeyboardInterrupt:
             progress.erase()
-            say(f"stopped; what came is kept, go on with: edgeinfer pull {name}")
+            say(f"stopped; partial data is kept, continue with: edgeinfer pull {name}")
             raise typer.Exit(INTERRUPTED) from None
     for line in _outcome(pulled):
         say(line)

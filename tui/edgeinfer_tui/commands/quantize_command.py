@@ -9,18 +9,18 @@ from typer import Argument, BadParameter, Option
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.number_lists import check_least
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from edgeinfer.quantizing import Quantization
 
-FORMATS = "What each tensor becomes"
-WORK = "How it is done"
+FORMATS = "Formats"
+WORK = "Conversion"
 
 
+@taking("quantize")
 @reporting
 def quantize(
     model: Annotated[
@@ -86,7 +86,7 @@ def quantize(
             rich_help_panel=WORK,
         ),
     ] = False,
-    threads: options.Threads = None,
+    threads: int | None = None,
     force: Annotated[
         bool, Option("--force", help="Replace OUT if it is there.", rich_help_panel=WORK)
     ] = False,
@@ -183,7 +183,6 @@ def _check_usage(type: str | None, target: Path | None, threads: int | None, dry
         find_mix(type or "Q4_K_M")
     except FormatError as error:
         raise BadParameter(f"--type: {error}") from None
-    check_least("--threads", threads)
     if target is None and not dry_run:
         raise BadParameter("OUT is missing: the file to write; or ask with --dry-run what would be written")
 

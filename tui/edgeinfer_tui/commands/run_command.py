@@ -12,23 +12,23 @@ from edgeinfer_tui.commands.pull_command import pull_model
 from edgeinfer_tui.confirmation import agreed, on_terminal
 from edgeinfer_tui.failures import report, reporting, say
 from edgeinfer_tui.interrupts import INTERRUPTED
-from edgeinfer_tui.library import Conversation, LoadedModel, Stream
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import RunOptions, run_options
+from edgeinfer_tui.library import LoadedModel, Stream
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.parsed_options import ParsedOptions, parsed_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.answer_output import print_answer, print_text
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, shown_time
 from edgeinfer_tui.output.script_output import collected, print_failure, print_record, prompts_by_line
 from edgeinfer_tui.output.status_line import context_lines, status_line
 from edgeinfer_tui.output.terminal_output import control
 from edgeinfer_tui.output.word_wrap import WordWrap
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
-from edgeinfer_tui.terminal_chat.chat_session import ChatSession, open_session
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
+    from edgeinfer_tui.chat_session import ChatSession, SessionStore
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
@@ -36,9 +36,8 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 @taking("run")
 @reporting
 def run(
-    invocation: typer.Context,
-    model: options.ModelArgument = None,
-    prompt: options.PromptArgument = None,
+    model: arguments.ModelArgument = None,
+    prompt: arguments.PromptArgument = None,
     **given: Any,
 ) -> None:
     """Complete a prompt, or chat.
@@ -54,7 +53,7 @@ def run(
 
       edgeinfer run tiny --chat --system "Be kind." "Tell me about a fox."
 
-      edgeinfer run ~/models/granite.gguf --temperature 0 -n 200 -f question.txt
+      edgeinfer run ~/models/granite.gguf --temperature 0 -f question.txt
 
       git diff | edgeinfer run ~/models/coder.gguf "Describe this change."
 
@@ -62,42 +61,69 @@ def run(
 
       edgeinfer run --continue    [dim]# continue the last chat[/]
 
-      edgeinfer run tiny --lines --output json < prompts.txt > answers.jsonl
+      edgeinfer run tiny --batch --output json < prompts.txt > answers.jsonl
     """
-    wishes = run_options(filled(invocation.params))
-    if model is not None and wishes.resume and wishes.prompt is None and not _is_here(model):
+    options = parsed_options(filled({"model": model, "prompt": prompt, **given}), "run")
+    if model is not None and options.resume and options.prompt is None and not _is_here(model):
         # A continued chat has its model, so a single argument is the prompt.
-        wishes, model = replace(wishes, model=None, prompt=model), None
-    kept = open_session(wishes, wishes.prompt is not None or not on_terminal(sys.stdin))
-    if kept is not None and kept.model and model is None:
-        wishes = replace(wishes, model=kept.model)
-    if kept is not None:
-        wishes = replace(wishes, loading={**wishes.loading, "snapshots": True})
-    check_model(wishes)
-    if wishes.lines and on_terminal(sys.stdin):
-        raise typer.BadParameter("--lines reads prompts from standard input, and nothing is piped there")
-    piped = None if wishes.lines else piped_text(sys.stdin, wishes.prompt is not None)
-    text = joined_prompt(wishes.prompt, piped)
-    if text is None and not wishes.lines and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
+        options, model = replace(options, model=None, prompt=model), None
+    _run(options, named=model is not None)
+
+
+def _run(options: ParsedOptions, named: bool) -> None:
+    """Check the input, then load the model and answer. `named`: the command line names the model."""
+    from edgeinfer_tui.chat_session import open_store
+
+    store = open_store(options, options.prompt is not None or not on_terminal(sys.stdin))
+    if store is not None and store.stored is not None and not named:
+        options = replace(options, model=store.stored.model)
+    if store is not None:
+        options = replace(options, loading={**options.loading, "snapshots": True})
+    check_model(options)
+    if options.batch and on_terminal(sys.stdin):
+        raise typer.BadParameter("--batch reads prompts from standard input, and nothing is piped there")
+    piped = None if options.batch else piped_text(sys.stdin, options.prompt is not None)
+    text = joined_prompt(options.prompt, piped)
+    if text is None and not options.batch and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
+    _answer_with(options, store, text)
+
+
+def _answer_with(options: ParsedOptions, store: "SessionStore | None", text: str | None) -> None:
+    """Load the model and complete the prompt `text`, or each line of the input, or chat."""
     start = time.perf_counter()
-    with _load(wishes) as loaded:
-        if wishes.verbose or on_terminal(sys.stderr):
+    with _load(options) as loaded:
+        if options.verbose or on_terminal(sys.stderr):
             for note in loaded.notes:
                 say(note)
-        if wishes.verbose:
-            _describe(loaded, wishes, time.perf_counter() - start)
+        if options.verbose:
+            _describe(loaded, options, time.perf_counter() - start)
+        session = None if store is None else _session(store, options)
         interrupts.raise_exception()
-        if wishes.lines:
-            _answer_lines(loaded, wishes)
+        if options.batch:
+            _answer_batch(loaded, options)
         elif text is None:
-            _chat(loaded, wishes, kept)
+            if store is not None and (greeting := store.greeting()):
+                print(greeting, file=sys.stderr)
+            _chat(loaded, options, session)
         else:
-            _answer(loaded, wishes, text, kept)
-        if kept is not None and (owner := kept.snapshot_owner):
+            _answer(loaded, options, text, session)
+        if session is not None and (owner := session.snapshot_owner):
             loaded.keep_snapshot(owner)
+
+
+def _session(store: "SessionStore", options: ParsedOptions) -> "ChatSession":
+    """The session of the chat that the command line selects, which is recorded."""
+    from edgeinfer_tui.chat_session import ChatSession, lasting_name
+
+    session = ChatSession() if store.stored is None else store.session(store.stored)
+    if options.system is not None:
+        session.system = options.system
+    store.open()
+    store.record(session, lambda: lasting_name(options.model), store.stored)
+    return session
 
 
 def _is_here(name: str) -> bool:
@@ -114,34 +140,34 @@ def _is_here(name: str) -> bool:
     return True
 
 
-def _answer_lines(loaded: LoadedModel, wishes: RunOptions) -> None:
+def _answer_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
     """Complete each line of standard input; a failure is reported, and the next line follows."""
     from edgeinfer.errors import EdgeInferError
 
     code = 0
     for line in prompts_by_line(sys.stdin.buffer):
-        text = joined_prompt(wishes.prompt, line) or line
+        text = joined_prompt(options.prompt, line) or line
         try:
-            _answer(loaded, wishes, text, None)
+            _answer(loaded, options, text, None)
         except EdgeInferError as error:
-            if wishes.json:
+            if options.json:
                 print_failure(error, loaded.name, text)
             code = report(error)
     if code:
         raise typer.Exit(code)
 
 
-def _load(wishes: RunOptions) -> LoadedModel:
+def _load(options: ParsedOptions) -> LoadedModel:
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        return library.load_model(wishes.model, wishes.loading, reading.update, building.update)
+        return library.load_model(options.model, options.loading, reading.update, building.update)
     finally:
         building.erase()
         reading.erase()
 
 
-def check_model(wishes: RunOptions) -> None:
+def check_model(options: ParsedOptions) -> None:
     """Refuse a missing model before slow imports.
 
     A single argument may be a prompt instead of a model's name.
@@ -150,15 +176,15 @@ def check_model(wishes: RunOptions) -> None:
     from edgeinfer.registry.registry import find_model
 
     try:
-        find_model(wishes.model)
+        find_model(options.model)
     except NotPulledError as missing:
         if not _agrees_to_pull(missing.name):
             raise
-        pull_model(missing.name, wishes.loading.get("engine", "edgeinfer"))
+        pull_model(missing.name, options.loading.get("engine", "edgeinfer"))
     except UnknownModelError:
-        if wishes.model is None or wishes.prompt is not None or " " not in wishes.model.strip():
+        if options.model is None or options.prompt is not None or " " not in options.model.strip():
             raise
-        shown = wishes.model if len(wishes.model) <= 60 else wishes.model[:57] + "..."
+        shown = options.model if len(options.model) <= 60 else options.model[:57] + "..."
         raise UnknownModelError(
             f'"{shown}" reads like a prompt, but the model comes first: edgeinfer run tiny "{shown}"'
         ) from None
@@ -174,30 +200,30 @@ def _agrees_to_pull(name: str) -> bool:
         return False
 
 
-def _answer(loaded: LoadedModel, wishes: RunOptions, text: str, session: ChatSession | None) -> None:
+def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "ChatSession | None") -> None:
     """Stream one completion; Ctrl-C ends the program with the exit code of an interrupted program."""
-    if wishes.counts:
-        _several(loaded, wishes, text)
+    if options.counts:
+        _several(loaded, options, text)
         return
     progress = ProgressLine("reading the prompt", sys.stderr)
-    settings = {**wishes.answering, "progress": progress.update}
+    settings = {**options.generation, "progress": progress.update}
     stream: Stream
     column = 0
     if session is not None:
         _check_template(loaded)
-        stream = session.conversation(loaded, wishes).stream(text, **settings)
-    elif _in_chat_template(loaded, wishes):
-        stream = loaded.chat(system=wishes.system).stream(text, **settings)
+        stream = session.stream(loaded.chat(system=session.system), text, settings)
+    elif _in_chat_template(loaded, options):
+        stream = loaded.chat(system=options.system).stream(text, **settings)
     else:
-        if on_terminal(sys.stdout) and on_terminal(sys.stderr) and not wishes.json:
+        if on_terminal(sys.stdout) and on_terminal(sys.stderr) and not options.json:
             column = _show_prompt(text)
         stream = loaded.stream(text, raw=True, **settings)
-    if wishes.json:
+    if options.json:
         answer = collected(stream, progress)
         print_record(answer, loaded.name, text)
     else:
         answer = print_answer(stream, progress, column=column)
-        _report(answer, loaded, wishes)
+        _report(answer, loaded, options)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
@@ -214,15 +240,15 @@ def _show_prompt(text: str) -> int:
     return wrap.column
 
 
-def _several(loaded: LoadedModel, wishes: RunOptions, text: str) -> None:
+def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
     """Print several completions once all are complete; their labels go to stderr."""
     progress = ProgressLine("reading the prompt", sys.stderr)
-    settings = {**wishes.answering, "progress": progress.update}
+    settings = {**options.generation, "progress": progress.update}
     prompt: str | list[dict[str, Any]] = text
-    if _in_chat_template(loaded, wishes):
-        system = [{"role": "system", "content": wishes.system}] if wishes.system else []
+    if _in_chat_template(loaded, options):
+        system = [{"role": "system", "content": options.system}] if options.system else []
         prompt = [*system, {"role": "user", "content": text}]
-    counts = {"n": 1, **wishes.counts}
+    counts = {"n": 1, **options.counts}
     try:
         found = loaded.generate(prompt, **counts, **settings)
     except KeyboardInterrupt:
@@ -230,27 +256,27 @@ def _several(loaded: LoadedModel, wishes: RunOptions, text: str) -> None:
     finally:
         progress.erase()
     for index, answer in enumerate(found):
-        if wishes.json:
+        if options.json:
             print_record(answer, loaded.name, text)
             continue
         if len(found) > 1 and on_terminal(sys.stderr):
             say(f"answer {index + 1} of {len(found)}")
         print_text(answer.text)
-        _report(answer, loaded, wishes)
+        _report(answer, loaded, options)
 
 
-def _in_chat_template(loaded: LoadedModel, wishes: RunOptions) -> bool:
+def _in_chat_template(loaded: LoadedModel, options: ParsedOptions) -> bool:
     """Whether the prompt is a chat message, not a text to continue."""
     has_template = loaded.chat_format is not None
-    wanted = wishes.raw is False or wishes.system is not None
+    wanted = options.raw is False or options.system is not None
     if wanted and not has_template:
         from edgeinfer.errors import ChatTemplateError
 
         raise ChatTemplateError(
             f"{loaded.name}: the file holds no chat template; give --chat-template FILE, or use --raw"
         )
-    if wishes.raw is not None or wanted:
-        return not wishes.raw
+    if options.raw is not None or wanted:
+        return not options.raw
     return has_template and loaded.prompt_style != "raw"
 
 
@@ -263,22 +289,20 @@ def _check_template(loaded: LoadedModel) -> None:
         )
 
 
-def _chat(loaded: LoadedModel, wishes: RunOptions, session: ChatSession | None) -> None:
+def _chat(loaded: LoadedModel, options: ParsedOptions, session: "ChatSession | None") -> None:
+    from edgeinfer_tui.chat_session import ChatSession
     from edgeinfer_tui.terminal_chat.line_chat import LineChat
 
     _check_template(loaded)
-    chat: Conversation = loaded.chat(system=wishes.system)
-    if session is not None:
-        chat = session.conversation(loaded, wishes)
-        if greeting := session.greeting():
-            print(greeting, file=sys.stderr)
-    LineChat(loaded, chat, wishes.answering, show_speed=wishes.speed, private=wishes.private).run()
+    if session is None:
+        session = ChatSession(system=options.system)
+    LineChat(loaded, session, options.generation, show_speed=options.speed, private=options.private).run()
 
 
-def _describe(loaded: LoadedModel, wishes: RunOptions, seconds: float) -> None:
+def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> None:
     """Print the --verbose lines before the completion."""
     say(f"{loaded.name} loaded in {shown_time(seconds, exact=True)}, context {loaded.context} tokens")
-    given: dict[str, Any] = {**wishes.loading, **wishes.answering}
+    given: dict[str, Any] = {**options.loading, **options.generation}
     if given:
         say(
             "given: "
@@ -288,9 +312,9 @@ def _describe(loaded: LoadedModel, wishes: RunOptions, seconds: float) -> None:
         print(loaded.plan.explain(), file=sys.stderr)
 
 
-def _report(answer: "Generation", loaded: LoadedModel, wishes: RunOptions) -> None:
+def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -> None:
     """Print warnings and the status line after the completion, on stderr."""
-    if wishes.answering.get("logprobs") is not None:
+    if options.generation.get("logprobs") is not None:
         for token in answer.tokens:
             chance = "" if token.logprob is None else f"{token.logprob:8.4f}"
             others = "  ".join(
@@ -303,5 +327,5 @@ def _report(answer: "Generation", loaded: LoadedModel, wishes: RunOptions) -> No
             )
     for line in context_lines(answer, loaded.context):
         say(line)
-    if wishes.speed or on_terminal(sys.stderr):
+    if options.speed or on_terminal(sys.stderr):
         print(status_line(answer, loaded.context), file=sys.stderr)

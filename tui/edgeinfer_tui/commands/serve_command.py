@@ -1,6 +1,5 @@
 """`edgeinfer serve`: an OpenAI-compatible HTTP server for one model, until Ctrl-C."""
 
-import socket
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,15 +8,16 @@ import typer
 
 from edgeinfer_tui import interrupts, library
 from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options import options
-from edgeinfer_tui.options.option_sets import taking
-from edgeinfer_tui.options.run_options import run_options
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.parsed_options import parsed_options
 from edgeinfer_tui.options.settings import filled
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
-from edgeinfer_tui.system.listening import listening
 
 if TYPE_CHECKING:
+    import socket
+
     from edgeinfer import Model
 
 SERVER = "The server"
@@ -26,8 +26,7 @@ SERVER = "The server"
 @taking("serve")
 @reporting
 def serve(
-    invocation: typer.Context,
-    model: options.ModelArgument = None,
+    model: arguments.ModelArgument = None,
     host: Annotated[
         str,
         typer.Option(
@@ -66,13 +65,15 @@ def serve(
       curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    wishes = run_options(filled(invocation.params))
+    options = parsed_options(filled({"model": model, **given}), "serve")
     _check_installed()
+    from edgeinfer_tui.system.listening import listening  # imports socket
+
     listener, everywhere = listening(host, port, key)
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        loaded = library.load_model(wishes.model, wishes.loading, reading.update, building.update)
+        loaded = library.load_model(options.model, options.loading, reading.update, building.update)
     finally:
         building.erase()
         reading.erase()
@@ -96,7 +97,7 @@ def _check_installed() -> None:
 
 
 def _serve(
-    model: "Model", listener: socket.socket, everywhere: bool, host: str, key: str | None, queue: int
+    model: "Model", listener: "socket.socket", everywhere: bool, host: str, key: str | None, queue: int
 ) -> None:
     from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer.serving.app import ServerOptions, serving_app
@@ -105,7 +106,7 @@ def _serve(
     hosts = (ANY_HOST,) if everywhere else (*LOCAL_HOSTS, host)
     app = serving_app(model, ServerOptions(key=key, max_waiting=queue, hosts=hosts))
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
-    say(f"{model.name} answers on http://{shown}:{port}/v1 (Ctrl-C ends it)")
+    say(f"{model.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
     interrupts.raise_exception()
     with suppress(KeyboardInterrupt):
         BoundedServer(app).run(sockets=[listener])

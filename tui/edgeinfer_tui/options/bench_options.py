@@ -1,15 +1,14 @@
 """The options of `bench`, in the panels that `--help` shows."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
-from typer import Option
+from typer import BadParameter, Option
 
-from edgeinfer_tui.options.options import MACHINE
-
-WORKLOAD = "What is measured"
-HOW = "How it is measured"
-SHAPE = "A random file in place of MODEL"
+WORKLOAD = "Workload"
+HOW = "Measurement"
+SHAPE = "A random file instead of MODEL"
 
 
 class Output(StrEnum):
@@ -36,39 +35,34 @@ PromptTokens = Annotated[
 MaxTokens = Annotated[
     list[str],
     Option(
-        "--max-tokens", "-n", metavar="N,...", help="Generate this number of tokens; 0: none.",
+        "--max-tokens", metavar="N,...", help="Generate this number of tokens; 0: none.",
         rich_help_panel=WORKLOAD,
     ),
 ]  # fmt: skip
 Depth = Annotated[
     list[str],
     Option(
-        "--depth", "-d", metavar="N,...", help="Each of them behind so many tokens.", rich_help_panel=WORKLOAD
+        "--depth",
+        "-d",
+        metavar="N,...",
+        help="Tokens in the KV cache before each.",
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Threads = Annotated[
     list[str] | None,
     Option(
-        "--threads", "-t", metavar="N,...", help="CPU threads. [dim]All usable cores if left out[/]",
+        "--threads", "-t", metavar="N,...", help="CPU threads. [dim](all usable cores)[/]",
         rich_help_panel=WORKLOAD, show_default=False,
     ),
 ]  # fmt: skip
-InstructionSet = Annotated[
-    str | None,
-    Option(
-        "--instruction-set",
-        metavar="NAME",
-        help="Kernels for this one, of those that `edgeinfer doctor` lists. [dim](the best)[/]",
-        rich_help_panel=MACHINE,
-    ),
-]
 Repetitions = Annotated[
     int, Option("--repetitions", "-r", min=1, help="Runs of each, without --vs.", rich_help_panel=HOW)
 ]
 WarmUp = Annotated[
     bool, Option("--warm-up/--no-warm-up", help="One run that isn't counted.", rich_help_panel=HOW)
 ]
-Seed = Annotated[int, Option("--seed", "-s", min=0, help="Of the prompts' tokens.", rich_help_panel=HOW)]
+Seed = Annotated[int, Option("--seed", "-s", min=0, help="Seed of the prompts' tokens.", rich_help_panel=HOW)]
 Versus = Annotated[
     Opponent | None,
     Option(
@@ -77,7 +71,7 @@ Versus = Annotated[
         rich_help_panel=HOW,
     ),
 ]
-Rounds = Annotated[int, Option("--rounds", min=10, help="Turns of each, with --vs.", rich_help_panel=HOW)]
+Rounds = Annotated[int, Option("--rounds", min=10, help="Rounds of each, with --vs.", rich_help_panel=HOW)]
 ShapeName = Annotated[
     str | None,
     Option("--shape", metavar="NAME", help="As tinyllama-1.1b or llama-3-8b.", rich_help_panel=SHAPE),
@@ -89,3 +83,17 @@ OutputFormat = Annotated[
     Output, Option("--output", "-o", help="Markdown, JSON or CSV, to stdout.", rich_help_panel=HOW)
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON for a program to read.", rich_help_panel=HOW)]
+
+
+def numbers(option: str, given: Sequence[str], least: int) -> list[int]:
+    """["512,32", "8"] -> [512, 32, 8].
+
+    Raises `BadParameter` for a value that isn't an integer of at least `least`.
+    """
+    found = []
+    for text in ",".join(given).split(","):
+        word = text.strip()
+        if not (word.isascii() and word.isdigit() and int(word) >= least):
+            raise BadParameter(f"{option}: saw {word!r}, wanted whole numbers of at least {least}, as 1,2")
+        found.append(int(word))
+    return found

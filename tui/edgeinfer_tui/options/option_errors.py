@@ -1,16 +1,42 @@
-"""Uniform wording of command-line errors, independent of the release of typer."""
+"""Aliases of options, and uniform wording of command-line errors, independent of the release of typer."""
 
 import inspect
 import typing
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import Enum
-from types import UnionType
 from typing import Any
 
-from edgeinfer_tui.options.option_names import ALIASES, canonical_flag
+from edgeinfer.options.option_field import without_none
 
 KINDS = {int: "a whole number", float: "a number"}
+ALIASES = {
+    "api-key": "key",
+    "ctx-size": "context",
+    "generate-tokens": "max-tokens",
+    "grammar-file": "grammar",
+    "json-schema-file": "json-schema",
+    "mirostat-ent": "mirostat-tau",
+    "mirostat-lr": "mirostat-eta",
+    "n-depth": "depth",
+    "n-gen": "max-tokens",
+    "n-predict": "max-tokens",
+    "n-prompt": "prompt-tokens",
+    "predict": "max-tokens",
+    "system-prompt": "system",
+    "temp": "temperature",
+    "typical": "typical-p",
+}
+"""Alias, as in llama.cpp -> the name shown in help. They work in every command."""
+
+
+def canonical(name: str) -> str:
+    """The name shown in help for any name of an option."""
+    return ALIASES.get(name, name)
+
+
+def canonical_flag(flag: str) -> str:
+    return f"--{canonical(flag[2:])}" if flag.startswith("--") else flag
 
 
 def restate(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
@@ -63,15 +89,8 @@ def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
         parameters = inspect.signature(command.callback, eval_str=True).parameters
         if name in parameters and typing.get_origin(parameters[name].annotation) is typing.Annotated:
             hint, info, *_ = typing.get_args(parameters[name].annotation)
-            return plain_type(hint), info
+            return without_none(hint)[0], info
     return None
-
-
-def plain_type(hint: Any) -> Any:
-    """The value type without Optional."""
-    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
-        return next(part for part in typing.get_args(hint) if part is not type(None))
-    return hint
 
 
 def _wanted(kind: Any, info: Any) -> str | None:

@@ -8,33 +8,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_tui.options.option_errors import plain_type
-from edgeinfer_tui.options.option_sets import options_of, value_type
-from edgeinfer_tui.options.options import ModelArgument
+from edgeinfer_tui.options.command_options import NOT_SET, CommandOption, command_options
 
+MODEL = "model"
 PREFIX = "EDGEINFER_"
 FILE_VARIABLE = "EDGEINFER_CONFIG"
 """Environment variable with the path of another settings file."""
 OTHER_VARIABLES = (FILE_VARIABLE, "EDGEINFER_DEBUG", "EDGEINFER_SERVE_KEY")
-NOT_LASTING = frozenset(
-    (
-        "session",
-        "continue_",
-        "stop",
-        "raw",
-        "prompt_option",
-        "prompt_file",
-        "lines",
-        "assume_pre_tokenizer",
-        "logit_bias",
-        "logprobs",
-        "template_arg",
-    )
-)
-"""Options of `run` for one prompt, one chat or one file, which can't be settings; nor can file options."""
 MAX_QUOTE = 120
-FLAGS = ("speed", "verbose", "private")
-"""Options that can only be switched on."""
 WORDS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -66,7 +47,8 @@ def filled(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _was_given(name: str, value: object) -> bool:
     """Whether the option is on the command line; releases of typer return different values if it isn't."""
-    if name in FLAGS:
+    option = lasting_options().get(name)
+    if option is not None and option.is_switch:
         return value is True
     return value is not None and value != [] and value != ()
 
@@ -97,7 +79,7 @@ def sound_settings(
         table = {}
         wrong.append(error)
     given = [(key.replace("-", "_"), key, value, str(file)) for key, value in table.items()]
-    variables = {name: variable_of(name) for name in setting_kinds()}
+    variables = {name: variable_of(name) for name in setting_names()}
     given += [(n, n, environment[v], v) for n, v in variables.items() if environment.get(v)]
     for name, key, value, origin in given:
         try:
@@ -124,7 +106,7 @@ def variable_of(name: str) -> str:
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A warning for each variable that looks like a setting but isn't one."""
-    names = [variable_of(name) for name in setting_kinds()]
+    names = [variable_of(name) for name in setting_names()]
     return [
         f"{variable}: no such setting{_meant(variable, names)}"
         for variable in sorted(environment)
@@ -133,11 +115,17 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 @functools.cache
-def setting_kinds() -> Mapping[str, Any]:
-    """Name -> value type of the settings, in the order of `run`'s options."""
-    annotations = {"model": ModelArgument, **options_of("run")}
-    kinds = {name: plain_type(value_type(a)) for name, a in annotations.items() if name not in NOT_LASTING}
-    return {name: kind for name, kind in kinds.items() if kind is not Path}
+def lasting_options() -> Mapping[str, CommandOption]:
+    """Name -> option of the settings besides `model`: those of `run` that don't belong to one prompt or
+    file, in the order of its options.
+    """
+    options = command_options("run")
+    return {name: one for name, one in options.items() if one.info.lasting and one.value_type is not Path}
+
+
+def setting_names() -> list[str]:
+    """The names of all settings."""
+    return [MODEL, *lasting_options()]
 
 
 def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
@@ -162,28 +150,36 @@ def _meant(seen: str, names: list[str]) -> str:
 def _setting(name: str, value: object, origin: str) -> Setting:
     from edgeinfer.errors import SettingError
 
-    kind = setting_kinds()[name]
     try:
-        return Setting(name, _converted(kind, value), origin)
+        return Setting(name, _converted(name, value), origin)
     except ValueError as error:
         short = text if len(text := repr(value)) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}..."
         place = origin if origin.startswith(PREFIX) else f"{origin}: {name}"
         raise SettingError(f"{place}: saw {short}, wanted {error}") from None
 
 
-def _converted(kind: Any, value: object) -> object:
+def _converted(name: str, value: object) -> object:
     """The value converted to its option's type; a ValueError names the expected type."""
+    if name == MODEL:
+        return _text(value)
+    option = lasting_options()[name]
+    kind = option.value_type
     if isinstance(kind, type) and issubclass(kind, StrEnum):
-        if value not in [choice.value for choice in kind]:
-            raise ValueError(f"one of {', '.join(kind)}")
-        return kind(str(value))
+        choices = [choice.value for choice in kind]
+        if value not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return value
     convert: Callable[[object], object] = {
         bool: _boolean,
         int: _whole,
         float: _number,
         str: _text,
     }.get(kind, _texts)
-    return convert(value)
+    found = convert(value)
+    allowed = option.info.allowed
+    if allowed is not None and not allowed.holds(found) and found != NOT_SET:
+        raise ValueError(str(allowed))
+    return found
 
 
 def _boolean(value: object) -> bool:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import one_line, print_pairs
+from edgeinfer_tui.output.columns import one_line, print_pairs, shown_bytes
 
 WIDEST = 1000
 

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
+from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, shown_bytes
 
 LONGEST_ARRAY = 16
 

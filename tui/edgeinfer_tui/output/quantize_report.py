@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from edgeinfer_tui.output.byte_sizes import shown_bytes
-from edgeinfer_tui.output.columns import one_line, print_columns
+from edgeinfer_tui.output.columns import one_line, print_columns, shown_bytes
 from edgeinfer_tui.output.progress_line import shown_time
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def status_line(answer: "Generation", context: int) -> str:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
     parts.append(f"context {context_used(answer)}/{context}")
     if answer.left_out_tokens:
-        parts.append(f"slid {_times(answer.slides)}, {answer.left_out_tokens} tokens left out")
+        parts.append(f"shifted {_times(answer.slides)}, {answer.left_out_tokens} tokens evicted")
     if answer.finish_reason in ENDINGS:
         parts.append(ENDINGS[answer.finish_reason])
     return " · ".join(parts)
@@ -52,7 +52,7 @@ def context_used(answer: "Generation") -> int:
 
 def context_lines(answer: "Generation", context: int) -> list[str]:
     """Messages for a text that exceeded the context; none if it didn't."""
-    lines = dropped_turns_line(answer, context), _slid_line(answer, context), full_line(answer, context)
+    lines = dropped_turns_line(answer, context), _shift_line(answer, context), full_line(answer, context)
     return [line for line in lines if line]
 
 
@@ -60,7 +60,7 @@ def full_line(answer: "Generation", context: int) -> str | None:
     """Message for a completion that ended because the context is full, else None."""
     if answer.finish_reason != "context":
         return None
-    return f"the context of {context} tokens is full: the answer ends here"
+    return f"the context of {context} tokens is full: the completion ends here"
 
 
 def dropped_turns_line(answer: "Generation", context: int) -> str | None:
@@ -68,16 +68,16 @@ def dropped_turns_line(answer: "Generation", context: int) -> str | None:
     count = answer.dropped_turns
     if count == 0:
         return None
-    turns = "oldest turn was" if count == 1 else f"{count} oldest turns were"
-    return f"the conversation outgrew the context of {context} tokens: the {turns} left out"
+    messages = "oldest message was" if count == 1 else f"{count} oldest messages were"
+    return f"the conversation exceeded the context of {context} tokens: the {messages} dropped"
 
 
-def _slid_line(answer: "Generation", context: int) -> str | None:
+def _shift_line(answer: "Generation", context: int) -> str | None:
     if not answer.left_out_tokens:
         return None
     return (
-        f"the text outgrew the context of {context} tokens and slid {_times(answer.slides)} in this answer: "
-        f"{answer.left_out_tokens} tokens behind the first were left out by its end"
+        f"the text exceeded the context of {context} tokens and was shifted {_times(answer.slides)}: "
+        f"{answer.left_out_tokens} tokens after the first were evicted"
     )
 
 

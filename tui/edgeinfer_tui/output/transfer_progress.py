@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
-from edgeinfer_tui.output.byte_sizes import shown_bytes
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import ERASE, REDRAW_SECONDS, PassingLine, shown_time
 from edgeinfer_tui.output.terminal_output import control
 

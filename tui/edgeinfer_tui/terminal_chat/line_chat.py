@@ -4,10 +4,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from edgeinfer_tui.chat_session import ChatSession
 from edgeinfer_tui.command_words import completions, no_such_command
 from edgeinfer_tui.failures import report
-from edgeinfer_tui.library import Conversation, LoadedModel, Stream
-from edgeinfer_tui.options.run_options import settings_again
+from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.answer_output import print_answer
 from edgeinfer_tui.output.progress_line import ProgressLine
 from edgeinfer_tui.output.status_line import context_lines, status_line
@@ -20,16 +20,16 @@ GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D l
 COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
 HELP = {
     "/help": "this list",
-    "/system [TEXT]": "show or set what the model is told first",
-    "/regen": "answer the last message again",
-    "/edit [TEXT]": "change the last message and have it answered",
-    "/clear": "forget the conversation",
-    "/stats": "speed of the last answer, context used",
+    "/system [TEXT]": "show or set the system prompt",
+    "/regen": "generate another response to the last message",
+    "/edit [TEXT]": "edit the last message",
+    "/clear": "clear the conversation",
+    "/stats": "speed of the last response, context used",
     "/exit": "leave (or Ctrl-D)",
     f"{FENCE} ... {FENCE}": "a message of several lines; a \\ at the end of a line carries on too",
     "Tab": "complete a command",
     "Ctrl-U": "clear the line",
-    "Ctrl-C": "stop the answer and keep its text",
+    "Ctrl-C": "stop the response and keep its text",
 }
 
 
@@ -39,7 +39,7 @@ class LineChat:
     def __init__(
         self,
         model: LoadedModel,
-        chat: Conversation,
+        session: ChatSession,
         settings: dict[str, Any],
         lines: LineInput | None = None,
         show_speed: bool = False,
@@ -47,13 +47,12 @@ class LineChat:
     ) -> None:
         """`private`: the input history is not saved."""
         self._model = model
-        self._chat = chat
+        self._chat = model.chat(system=session.system)
+        self._session = session
         self._settings = settings
         self._lines = lines or _usual_input(private)
         self._show_speed = show_speed
         self._last: Generation | None = None
-        self._again = 0
-        """Number of regenerations of the last response; it is added to the seed."""
         actions = (self._help, self._system, self._regen, self._edit, self._clear, self._stats, self._exit)
         self._commands: dict[str, Callable[[str], bool]] = dict(zip(COMMANDS, actions, strict=True))
 
@@ -81,7 +80,7 @@ class LineChat:
             return True
         word, _, rest = message.strip().partition(" ")
         if not word.startswith("/") or "\n" in message:
-            self._answer(lambda settings: self._chat.stream(message, **settings))
+            self._answer(lambda settings: self._session.stream(self._chat, message, settings))
             return True
         command = self._commands.get(word)
         if command is None:
@@ -89,24 +88,22 @@ class LineChat:
             return True
         return command(rest.strip())
 
-    def _answer(self, begin: Callable[[dict[str, Any]], Stream], again: int = 0) -> None:
-        """Print a response; a failure prints one line and the chat goes on. `again`: number of earlier
-        responses to this message.
-        """
-        self._again = again
-        settings = settings_again(self._settings, again)
+    def _answer(self, begin: Callable[[dict[str, Any]], Stream]) -> None:
+        """Print a response; a failure prints one line and the chat goes on."""
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
-            stream = begin({**settings, "progress": progress.update})
+            stream = begin({**self._settings, "progress": progress.update})
             self._last = print_answer(stream, progress)
         except BrokenPipeError:
             raise
         except Exception as error:
             report(error)
+            _note(self._session.new_trouble())
             return
         except KeyboardInterrupt:
             print()
             return
+        _note(self._session.new_trouble())
         for line in context_lines(self._last, self._model.context):
             _note(line)
         if self._show_speed:
@@ -120,63 +117,58 @@ class LineChat:
 
     def _system(self, text: str) -> bool:
         if text:
-            self._chat.system = text
-            _note("from the next answer on")
+            self._session.set_system(text)
+            _note(self._session.new_trouble())
+            _note("from the next response on")
         else:
-            _note(self._chat.system or "none; /system TEXT sets one")
+            _note(self._session.system or "none; /system TEXT sets one")
         return True
 
     def _regen(self, _: str) -> bool:
-        if self._last_message() is None:
-            _note("nothing has been said yet that could be answered again")
+        asked = self._session.last_asked
+        if asked is None:
+            _note("no message yet to respond to again")
         else:
-            self._answer(lambda settings: self._chat.regenerate(**settings), self._again + 1)
+            self._answer(lambda settings: self._session.regenerate(self._chat, asked, settings))
         return True
 
     def _edit(self, text: str) -> bool:
         """Edit the last message; without `text`, it is put back into the input line."""
-        last = self._last_message()
+        last = self._session.last_asked
         if last is None:
-            _note("nothing has been said yet that could be changed")
+            _note("no message yet to edit")
             return True
         if not text and not self._lines.can_prefill:
-            _note("this machine has no readline: write the new message behind /edit")
+            _note("this machine has no readline: write the new message after /edit")
             return True
         try:
-            text = text or self._lines.read(prefill=last)
+            text = text or self._lines.read(prefill=last.text)
         except (EOFError, KeyboardInterrupt):
             print()
             return True
-        index = len(self._said()) - 1
         if text.strip():
-            self._answer(lambda settings: self._chat.edit(index, text, **settings))
+            self._answer(lambda settings: self._session.stream(self._chat, text, settings, last))
         return True
 
     def _clear(self, _: str) -> bool:
+        self._session.tip = None
         self._chat.clear()
         self._last = None
-        _note("forgotten")
+        _note("cleared")
         return True
 
     def _stats(self, _: str) -> bool:
         if self._last is not None:
             _note(status_line(self._last, self._model.context))
-        turns = len(self._said())
+        messages = sum(one.role == "user" for one in self._session.line)
         _note(
-            f"{turns} {'message' if turns == 1 else 'messages'} from you, "
+            f"{messages} {'message' if messages == 1 else 'messages'} from you, "
             f"context {self._chat.context_used}/{self._model.context} tokens"
         )
         return True
 
     def _exit(self, _: str) -> bool:
         return False
-
-    def _said(self) -> list[str]:
-        return [str(turn["content"]) for turn in self._chat.messages if turn["role"] == "user"]
-
-    def _last_message(self) -> str | None:
-        said = self._said()
-        return said[-1] if said else None
 
 
 def _usual_input(private: bool) -> LineInput:

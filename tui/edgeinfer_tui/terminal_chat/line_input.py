@@ -64,7 +64,7 @@ class LineInput:
             readline.set_history_length(MAX_REMEMBERED)
             readline.write_history_file(str(self._history_file))
         except OSError as error:
-            return f"{self._history_file}: {error.strerror}; the history is not kept"
+            return f"{self._history_file}: {error.strerror}; the history is not saved"
         return None
 
     def _bind_keys(self) -> None:

@@ -42,6 +42,7 @@ from edgeinfer_kernels.system.private_folder import (
     scratch_folder,
     temporary_root,
 )
+from edgeinfer_quant_formats import formats
 
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
@@ -67,7 +68,8 @@ class KernelBuildError(RuntimeError):
 def kernel_sources() -> list[Path]:
     """The source files of the compiled code: `native` and its imports."""
     here = Path(__file__).parents[1]
-    return [*sorted((here / "native").rglob("*.py")), *(here / name for name in IMPORTED_BY_NATIVE)]
+    native = sorted((here / "native").rglob("*.py"))
+    return [*native, *(here / name for name in IMPORTED_BY_NATIVE), Path(str(formats.__file__))]
 
 
 @cache

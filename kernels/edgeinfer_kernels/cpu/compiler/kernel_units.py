@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 
+from edgeinfer_kernels.blocks import BLOCK_KINDS
+from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
 from edgeinfer_kernels.cpu.layout.packed_matrix import kernel_format
 from edgeinfer_kernels.cpu.sparse import SparseLayers, matrices_by_neuron, predictor_matrices
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights
+from edgeinfer_kernels.decoder import DecoderWeights
 
-EXPERTS = "experts"
 SERVICE = "service"
 """Kernels for serving a device, needed by split models."""
 
@@ -29,9 +30,9 @@ def kernel_units(
     """The units that a model needs in addition to the common one. Raises `UnsupportedFormatError`."""
     sparse = sparse or {}
     formats = kernel_formats(weights, head=head) | {kernel_format(m) for m in predictor_matrices(sparse)}
-    mixture = any(isinstance(layer.feed_forward, ExpertWeights) for layer in weights.layers)
+    kinds = {residual.block.kind for layer in weights.layers for residual in layer.blocks}
     by_neuron = sparse_units(matrix.format for matrix in matrices_by_neuron(weights, sparse))
-    return [*([EXPERTS] if mixture else []), *row_units(formats), *by_neuron]
+    return [*units_of(kinds), *row_units(formats), *by_neuron]
 
 
 def sparse_units(formats: Iterable[str]) -> list[str]:
@@ -42,4 +43,4 @@ def sparse_units(formats: Iterable[str]) -> list[str]:
 
 def every_unit() -> list[str]:
     """All units that any model may need in addition to the common one."""
-    return [EXPERTS, SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]
+    return [*units_of(BLOCK_KINDS), SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]

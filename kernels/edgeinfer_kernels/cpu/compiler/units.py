@@ -25,8 +25,8 @@ from edgeinfer_kernels.cpu.native.sparse.neuron_columns import (
     make_neuron_sums,
 )
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import (
-    CUT_FORMATS,
     NEURON_ROWS_ARGUMENTS,
+    SPLIT_FORMATS,
     make_neuron_rows,
 )
 
@@ -108,7 +108,7 @@ def tile_rows(name: str) -> tuple[Any, Any]:
 @cache
 def neuron_exports(name: str) -> dict[str, Any]:
     """The exports of a sparse feed-forward for one format."""
-    rows, sums = make_neuron_rows(CUT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
+    rows, sums = make_neuron_rows(SPLIT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
     return {
         f"neuron_rows_{name}": compiled_for(rows, NEURON_ROWS_ARGUMENTS),
         f"neuron_sums_{name}": compiled_for(sums, NEURON_SUMS_ARGUMENTS),

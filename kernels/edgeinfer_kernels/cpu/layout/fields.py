@@ -1,12 +1,17 @@
 """The interleaved layout: how the bytes of a block are grouped, and conversion of a matrix to it.
 
 Sixteen rows form a group. The bytes of a block are split into units (a float16, a word of four quantized
-columns…). Unit u of the group consists of unit u of each of the sixteen rows, side by side. The group takes
+columns…). Unit u of the group consists of unit u of each of the sixteen rows, adjacent. The group takes
 exactly the bytes of its rows. An incomplete last group is padded with zero rows; float rows are padded with
 zero columns to a multiple of four.
 """
 
+from collections import namedtuple
 from dataclasses import dataclass
+from typing import Any
+
+from edgeinfer_quant_formats.formats import KERNEL_FORMATS, FormatSpec
+from edgeinfer_quant_formats.formats import Field as SpecField
 
 ROWS_PER_GROUP = 16
 
@@ -20,31 +25,45 @@ class Field:
     count: int
 
 
-def _fields(*parts: tuple[int, int]) -> tuple[Field, ...]:
-    fields, offset = [], 0
-    for unit, count in parts:
-        fields.append(Field(offset, unit, count))
-        offset += unit * count
+def _unit(field: SpecField) -> int:
+    """Bytes that stay together: a number, or four bytes of codes."""
+    nbytes = field.unit * field.count
+    return 4 if field.unit == 1 and nbytes % 4 == 0 else field.unit
+
+
+def interleaved_fields(spec: FormatSpec) -> tuple[Field, ...]:
+    """The fields of a block, in order and without gaps; neighbors of the same unit are one."""
+    fields: list[Field] = []
+    for field in spec.fields:
+        unit, nbytes = _unit(field), field.unit * field.count
+        if fields and fields[-1].unit == unit:
+            nbytes += unit * fields.pop().count
+        fields.append(Field(field.end - nbytes, unit, nbytes // unit))
     return tuple(fields)
 
 
 FIELDS: dict[str, tuple[Field, ...]] = {
-    "F32": _fields((4, 1)),
-    "F16": _fields((2, 1)),
-    "BF16": _fields((2, 1)),
-    "Q4_0": _fields((2, 1), (4, 4)),
-    "Q4_1": _fields((2, 2), (4, 4)),
-    "Q5_0": _fields((2, 1), (4, 5)),
-    "Q5_1": _fields((2, 2), (4, 5)),
-    "Q8_0": _fields((2, 1), (4, 8)),
-    "Q2_K": _fields((4, 20), (2, 2)),
-    "Q3_K": _fields((4, 27), (2, 1)),
-    "Q4_K": _fields((2, 2), (4, 35)),
-    "Q5_K": _fields((2, 2), (4, 43)),
-    "Q6_K": _fields((4, 52), (2, 1)),
-    "IQ4_NL": _fields((2, 1), (4, 4)),
-    "IQ4_XS": _fields((2, 2), (4, 33)),
-    "MXFP4": _fields((1, 1), (4, 4)),
-    "TQ2_0": _fields((4, 16), (2, 1)),
+    name: interleaved_fields(spec) for name, spec in KERNEL_FORMATS.items()
 }
-"""Format -> the fields of its block, in order and without gaps."""
+"""Format -> the fields of its block."""
+
+
+def split_fields(spec: FormatSpec) -> tuple[Field, ...]:
+    """The fields of 32 columns of a format in the per-neuron layout: float16 factors, byte factors, codes."""
+    scales = spec.scales
+    assert scales is not None
+    parts = [(2, scales.count), *([(1, 2)] if spec.sub_scales else []), (4, spec.bits)]
+    fields: list[Field] = []
+    for unit, count in parts:
+        start = fields[-1].offset + fields[-1].unit * fields[-1].count if fields else 0
+        fields.append(Field(start, unit, count))
+    return tuple(fields)
+
+
+def interleaved_offsets(name: str) -> Any:
+    """A namedtuple of byte offsets in a block of sixteen rows, one for each field of the format; numba treats
+    its members as constants.
+    """
+    fields = KERNEL_FORMATS[name].fields
+    made: Any = namedtuple(name, [field.name for field in fields])  # type: ignore[misc]
+    return made(*(ROWS_PER_GROUP * field.offset for field in fields))

@@ -5,19 +5,19 @@ from collections.abc import Iterable
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, RowLayout, group_bytes, kernel_format
 from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
-from edgeinfer_kernels.weights import Matrix, MatrixFacts
+from edgeinfer_kernels.matrix import Matrix, MatrixShape
 
 
-def _is_ternary(matrix: MatrixFacts) -> bool:
+def _is_ternary(matrix: MatrixShape) -> bool:
     """Whether the rows are TQ1_0, which has no kernel."""
     return kernel_format(matrix) != matrix.format
 
 
-def _scratch_bytes(matrix: MatrixFacts) -> int:
+def _scratch_bytes(matrix: MatrixShape) -> int:
     return group_bytes(matrix) * (2 if _is_ternary(matrix) else 1)
 
 
-def file_rows_scratch(matrices: Iterable[MatrixFacts]) -> int:
+def file_rows_scratch(matrices: Iterable[MatrixShape]) -> int:
     """Bytes of a thread's scratch in which sixteen rows of any of these matrices are interleaved."""
     return max(map(_scratch_bytes, matrices), default=0)
 

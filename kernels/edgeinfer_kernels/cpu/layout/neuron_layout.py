@@ -13,7 +13,6 @@ zero-padded to 128; 64 of them are ordered so that the bytes of four neurons int
 Both layouts keep the integers and factors of the file, so the dequantized values are bit-identical.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, Field
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, Field, split_fields
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, address, allocate
 from edgeinfer_kernels.cpu.runtime.abi import NEURONS_PER_BLOCK, OUTPUTS_PER_TILE
-from edgeinfer_kernels.weights import Matrix
-from edgeinfer_quant_formats import block_format
-from edgeinfer_quant_formats.codecs.bit_fields import pack_fields, unpack_fields
-from edgeinfer_quant_formats.codecs.k_quants import unpack_scales_and_minima
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_quant_formats import FORMATS, FormatSpec, block_format
+from edgeinfer_quant_formats.codecs.bit_fields import pack_fields, unpack_codes
+from edgeinfer_quant_formats.codecs.decoding import SCALE_UNPACKERS
 
 SUB_BLOCKS = 8
 
@@ -37,7 +36,7 @@ class Quants:
     """A matrix as the integers of its file: (rows, blocks, 32) codes, and their factors.
 
     `halves`: float16 factors of a super-block (or of a block, for formats without super-blocks), (rows,
-    supers, factors). `bytes`: integer factors of a block, (rows, blocks, factors); empty if blocks have none.
+    super-blocks, factors). `bytes`: integer factors of a block, (rows, blocks, factors); empty without.
     """
 
     codes: Bytes
@@ -49,8 +48,6 @@ class Quants:
 class NeuronFormat:
     """The per-neuron layout of a format."""
 
-    read: Callable[[Bytes], Quants]
-    """From (rows·blocks of the file, bytes per block); the rows of the result are blocks of the file."""
     row_fields: tuple[Field, ...]
     """Fields of the blocks of 32 columns into which a row is split."""
     bits: int
@@ -59,60 +56,36 @@ class NeuronFormat:
     bytes: int
     """Factors per output, see `Quants`."""
 
+    @classmethod
+    def of(cls, spec: FormatSpec) -> "NeuronFormat":
+        """The layout of a format: float16 factors, byte factors, then words of codes."""
+        scales = spec.scales
+        assert scales is not None
+        bits = 4 if spec.bits == 4 else 8
+        return cls(split_fields(spec), bits, scales.count, 2 if spec.sub_scales else 0)
+
     @property
     def row_block_bytes(self) -> int:
         last = self.row_fields[-1]
         return last.offset + last.unit * last.count
 
 
-def _no_bytes(blocks: int) -> Bytes:
-    return np.empty((blocks, 0), np.uint8)
-
-
-def _read_q4_0(raw: Bytes) -> Quants:
-    codes = unpack_fields(raw[:, 2:], 4, 16)[:, None]
-    return Quants(codes, _halves(raw[:, :2]), _no_bytes(len(raw)))
-
-
-def _read_q8_0(raw: Bytes) -> Quants:
-    return Quants(raw[:, None, 2:], _halves(raw[:, :2]), _no_bytes(len(raw)))
-
-
-def _read_q4_k(raw: Bytes) -> Quants:
-    codes = unpack_fields(raw[:, 16:], 4, 32).reshape(-1, SUB_BLOCKS, 32)
-    return Quants(codes, _halves(raw[:, :4]), np.stack(unpack_scales_and_minima(raw[:, 4:16]), 2))
-
-
-def _read_q5_k(raw: Bytes) -> Quants:
-    codes = unpack_fields(raw[:, 16:48], 1, 32) << np.uint8(4) | unpack_fields(raw[:, 48:], 4, 32)
-    factors = np.stack(unpack_scales_and_minima(raw[:, 4:16]), 2)
-    return Quants(codes.reshape(-1, SUB_BLOCKS, 32), _halves(raw[:, :4]), factors)
-
-
-def _read_q6_k(raw: Bytes) -> Quants:
-    codes = unpack_fields(raw[:, 128:192], 2, 32) << np.uint8(4) | unpack_fields(raw[:, :128], 4, 64)
-    factors = raw[:, 192:208].reshape(-1, SUB_BLOCKS, 2)
-    return Quants(codes.reshape(-1, SUB_BLOCKS, 32), _halves(raw[:, 208:210]), factors)
-
-
-def _halves(raw: Bytes) -> npt.NDArray[np.uint16]:
-    return np.ascontiguousarray(raw).view("<u2")
-
-
-def _fields(*parts: tuple[int, int]) -> tuple[Field, ...]:
-    """Consecutive fields, from (unit, count)."""
-    starts = np.cumsum([0, *(unit * count for unit, count in parts)])
-    return tuple(Field(int(start), *part) for start, part in zip(starts, parts, strict=False))
-
-
-NEURON_FORMATS: dict[str, NeuronFormat] = {
-    "Q4_0": NeuronFormat(_read_q4_0, FIELDS["Q4_0"], 4, 1, 0),
-    "Q8_0": NeuronFormat(_read_q8_0, FIELDS["Q8_0"], 8, 1, 0),
-    "Q4_K": NeuronFormat(_read_q4_k, _fields((2, 2), (1, 2), (4, 4)), 4, 2, 2),
-    "Q5_K": NeuronFormat(_read_q5_k, _fields((2, 2), (1, 2), (4, 5)), 8, 2, 2),
-    "Q6_K": NeuronFormat(_read_q6_k, _fields((2, 1), (1, 2), (4, 6)), 8, 1, 2),
-}
+NEURON_FORMATS = {name: NeuronFormat.of(FORMATS[name]) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")}
 """Formats whose feed-forward can be sparse."""
+
+
+def read_quants(spec: FormatSpec, raw: Bytes) -> Quants:
+    """Blocks of the file (blocks, bytes per block); the rows of the result are blocks of the file."""
+    codes = unpack_codes(spec, raw).reshape(len(raw), -1, 32)
+    scales = spec.scales
+    assert scales is not None
+    end = scales.offset + scales.unit * scales.count
+    halves = np.ascontiguousarray(raw[:, scales.offset : end]).view("<u2")
+    if spec.sub_scales is None:
+        return Quants(codes, halves, np.empty((len(raw), 0), np.uint8))
+    factors, minima = SCALE_UNPACKERS[spec.sub_scales](spec, raw)
+    found = factors if minima is None else np.stack((factors, minima), 2)
+    return Quants(codes, halves, found.view(np.uint8).reshape(-1, SUB_BLOCKS, 2))
 
 
 def row_groups(columns: int) -> int:
@@ -147,16 +120,16 @@ def _row_blocks(name: str, raw: Bytes) -> Bytes:
     """Blocks of the file as consecutive blocks of 32 columns."""
     if block_format(name).block_elements == 32:
         return raw
-    quants = NEURON_FORMATS[name].read(raw)
+    quants = read_quants(FORMATS[name], raw)
     blocks = len(raw) * SUB_BLOCKS
     codes = quants.codes.reshape(blocks, 32)
     halves = np.repeat(quants.halves, SUB_BLOCKS, axis=0).view(np.uint8)
     low = pack_fields(codes & np.uint8(15), 4, 16)
     high = codes >> np.uint8(4)
     parts = [halves, quants.bytes.reshape(blocks, -1)]
-    if name == "Q5_K":
+    if FORMATS[name].bits == 5:
         parts += [np.packbits(high, axis=1, bitorder="little"), low]
-    elif name == "Q6_K":
+    elif FORMATS[name].bits == 6:
         parts += [low, pack_fields(high, 2, 4)]
     else:
         parts.append(low)
@@ -207,17 +180,17 @@ class ColumnLayout:
 def lay_out_columns(matrix: Matrix) -> Bytes:
     """Down in the per-neuron layout, newly allocated."""
     form, layout = NEURON_FORMATS[matrix.format], ColumnLayout.of(matrix)
-    quants = form.read(_file_blocks(matrix))
-    supers, each = layout.blocks // layout.blocks_a_super, layout.blocks_a_super
+    quants = read_quants(FORMATS[matrix.format], _file_blocks(matrix))
+    super_blocks, each = layout.blocks // layout.blocks_a_super, layout.blocks_a_super
     target = allocate(layout.nbytes)
-    whole = target[: layout.nbytes].reshape(supers, layout.super_bytes)
-    halves = _by_output(quants.halves.reshape(matrix.rows, supers, form.halves), layout.outputs)
-    whole[:, : layout.super_factor_bytes] = halves.view(np.uint8).reshape(supers, -1)
-    blocks = whole[:, layout.super_factor_bytes :].reshape(supers, each, layout.block_bytes)
+    whole = target[: layout.nbytes].reshape(super_blocks, layout.super_bytes)
+    halves = _by_output(quants.halves.reshape(matrix.rows, super_blocks, form.halves), layout.outputs)
+    whole[:, : layout.super_factor_bytes] = halves.view(np.uint8).reshape(super_blocks, -1)
+    blocks = whole[:, layout.super_factor_bytes :].reshape(super_blocks, each, layout.block_bytes)
     factors = _by_output(quants.bytes.reshape(matrix.rows, layout.blocks, form.bytes), layout.outputs)
-    blocks[:, :, : layout.factor_bytes] = factors.reshape(supers, each, layout.factor_bytes)
+    blocks[:, :, : layout.factor_bytes] = factors.reshape(super_blocks, each, layout.factor_bytes)
     codes = _by_output(quants.codes.reshape(matrix.rows, layout.blocks, NEURONS_PER_BLOCK), layout.outputs)
-    blocks[:, :, layout.factor_bytes :] = _woven(codes, form.bits).reshape(supers, each, -1)
+    blocks[:, :, layout.factor_bytes :] = _interleaved_codes(codes, form.bits).reshape(super_blocks, each, -1)
     return target
 
 
@@ -229,7 +202,7 @@ def _by_output(values: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
     return found
 
 
-def _woven(codes: Bytes, bits: int) -> Bytes:
+def _interleaved_codes(codes: Bytes, bits: int) -> Bytes:
     """The codes of whole tiles of outputs in the order of the kernel."""
     shape = codes.shape[:-1]
     ordered = codes.reshape(*shape, -1, 4, 4, 4).swapaxes(-3, -2).reshape(*shape, -1, 64)

@@ -16,30 +16,29 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import structure_bytes
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.weights import Matrix, MatrixFacts
+from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format, decode, encode
-from edgeinfer_quant_formats.scale_fields import SCALE_FIELDS, non_finite_blocks, non_finite_error
+from edgeinfer_quant_formats.formats import FORMATS, non_finite_blocks, non_finite_error
 
 Bytes = npt.NDArray[np.uint8]
 HUGE_PAGE = 2 << 20
-WIDENED = {"TQ1_0": "TQ2_0"}
-"""Formats without a kernel -> a format that represents the same values exactly."""
 
 
 class UnsupportedFormatError(ValueError):
     """A tensor's format has no CPU kernel."""
 
 
-def kernel_format(matrix: MatrixFacts) -> str:
+def kernel_format(matrix: MatrixShape) -> str:
     """The format of the kernel that multiplies this matrix on the CPU."""
-    name = WIDENED.get(matrix.format, matrix.format)
+    spec = FORMATS.get(matrix.format)
+    name = (spec and spec.repacked_as) or matrix.format
     if name not in FIELDS:
-        known = ", ".join([*FIELDS, *WIDENED])
+        known = ", ".join([*FIELDS, *(spec.name for spec in FORMATS.values() if spec.repacked_as)])
         raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
     return name
 
 
-def is_float_format(matrix: MatrixFacts) -> bool:
+def is_float_format(matrix: MatrixShape) -> bool:
     """Whether the matrix is multiplied with float32 activations instead of int8."""
     return block_format(kernel_format(matrix)).block_elements == 1
 
@@ -143,14 +142,16 @@ class RowLayout:
     @classmethod
     def of(cls, name: str, columns: int) -> "RowLayout":
         """The layout of rows in the kernel format `name`; a row of floats is one block."""
-        form, scales = block_format(name), SCALE_FIELDS[name]
-        if form.block_elements == 1:
-            fields = np.array([(0, form.block_bytes, columns)], np.int64)
-            numbers = np.array([0, form.block_bytes, columns, scales.exponent], np.int64)
-            return cls(1, form.row_bytes(columns), fields, numbers)
+        spec = block_format(name)
+        scales = spec.scales
+        assert scales is not None
+        if spec.block_elements == 1:
+            fields = np.array([(0, spec.block_bytes, columns)], np.int64)
+            numbers = np.array([0, spec.block_bytes, columns, scales.exponent], np.int64)
+            return cls(1, spec.row_bytes(columns), fields, numbers)
         fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
         numbers = np.array([scales.offset, scales.unit, scales.count, scales.exponent], np.int64)
-        return cls(columns // form.block_elements, form.block_bytes, fields, numbers)
+        return cls(columns // spec.block_elements, spec.block_bytes, fields, numbers)
 
     @property
     def row_bytes(self) -> int:
@@ -162,18 +163,18 @@ def kernel_columns(name: str, columns: int) -> int:
     return -(-columns // 4) * 4 if block_format(name).block_elements == 1 else columns
 
 
-def group_bytes(matrix: MatrixFacts) -> int:
+def group_bytes(matrix: MatrixShape) -> int:
     """Bytes of sixteen rows in the interleaved layout."""
     name = kernel_format(matrix)
     return ROWS_PER_GROUP * block_format(name).row_bytes(kernel_columns(name, matrix.columns))
 
 
-def expert_bytes(matrix: MatrixFacts) -> int:
+def expert_bytes(matrix: MatrixShape) -> int:
     """Bytes of the matrix of one expert in the interleaved layout."""
     return -(-matrix.rows // ROWS_PER_GROUP) * group_bytes(matrix)
 
 
-def interleaved_bytes(matrix: MatrixFacts) -> int:
+def interleaved_bytes(matrix: MatrixShape) -> int:
     """Bytes of the matrix in the interleaved layout."""
     return matrix.experts * expert_bytes(matrix)
 

@@ -5,12 +5,12 @@ memory-mapped.
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from edgeinfer_kernels.cpu.blocks import Placed
+from edgeinfer_kernels.cpu.blocks.builder import Placed
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, expert_bytes, interleave, kernel_format
 from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS, structure_bytes
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.matrix import Matrix
 
 OnPlaced = Callable[[Matrix], None]
 """Called when a matrix is repacked and its bytes in the file are no longer needed."""

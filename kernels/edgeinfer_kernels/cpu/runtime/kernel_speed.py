@@ -9,10 +9,9 @@ import numpy as np
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.one_layer import NARROW, WIDTH, narrow_layers, one_layer, wide_layers
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights
 from edgeinfer_quant_formats import block_format
 
 PROMPT = 128
@@ -117,7 +116,7 @@ def _good(passes: list[float]) -> float:
 
 
 def _passes(
-    decoder: tuple[DecoderSpecification, DecoderWeights],
+    decoder: tuple[DecoderSpec, DecoderWeights],
     kernels: Kernels,
     tokens: int,
     threads: int,
@@ -128,18 +127,18 @@ def _passes(
     through its layers alone; warm-up forwards are not counted.
     """
     specification, weights = decoder
-    caches = [LayerCache.allocate(layer.attention, PROMPT, "f16") for layer in specification.layers]
-    backend = CpuBackend(specification, weights, caches, kernels, batch=tokens, threads=threads)
-    x = np.ones((tokens, specification.width), np.float32)
+    state = DecoderState.allocate(specification, PROMPT, "f16")
+    backend = CpuBackend(specification, weights, state, kernels, batch=tokens, threads=threads)
+    x = np.ones((tokens, specification.hidden_size), np.float32)
     passes: list[float] = []
     try:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end or len(passes) <= FIRST:
             begin = time.perf_counter()
             if whole and tokens > 1:
-                backend.all_layers(x, 0)
+                backend.forward(x, 0)
             elif whole:
-                backend.logits_behind([0], 0)
+                backend.step_logits([0], 0)
             else:
                 backend.logits(x)
             passes.append(time.perf_counter() - begin)

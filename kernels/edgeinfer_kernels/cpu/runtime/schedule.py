@@ -7,27 +7,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
 from edgeinfer_kernels.cpu.runtime.abi import CALL
 from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
-from edgeinfer_kernels.specification import RopeSpecification
 
 Run = tuple[int, int, int]
 """Arguments of a thread pool run: a function, its block and its call."""
 
 
-class LayerBlocks(NamedTuple):
-    """The kernels of a layer, (function, structure) each, in order, and its RoPE."""
+class StepCall(NamedTuple):
+    """A kernel and its structure, and the RoPE whose table it reads."""
 
-    steps: tuple[tuple[int, int], ...]
-    rope: RopeSpecification | None
+    function: int
+    block: int
+    rope: RopeSpec | None
 
 
 class StepSchedules:
-    """Lists of blocks for `runner`, the kernel `run_program`.
+    """Lists of kernels for `runner`, the kernel `run_program`; `layers`: those of each layer.
 
     `by_token`: functions that need no barrier afterwards in a decode step.
-    Layers with the same RoPE share a call: `calls` are these calls with their RoPE tables. Hidden states are
+    Kernels with the same RoPE share a call: `calls` are these calls with their RoPE tables. Hidden states are
     at `x`, `stride` bytes apart.
     """
 
@@ -35,7 +36,7 @@ class StepSchedules:
         self,
         arena: Arena,
         runner: int,
-        layers: Sequence[LayerBlocks],
+        layers: Sequence[Sequence[StepCall]],
         x: int,
         stride: int,
         by_token: Collection[int],
@@ -43,12 +44,11 @@ class StepSchedules:
         self._arena, self._runner, self._layers = arena, runner, layers
         self._by_token = by_token
         self.x, self.stride = x, stride
-        ropes = dict.fromkeys(layer.rope for layer in layers)
+        ropes = dict.fromkeys(step.rope for layer in layers for step in layer)
         made = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in ropes}
         self.calls = list(made.values())
-        # Looked up by layer, because hashing a specification takes 10 us per token.
-        self.tables = [made[layer.rope][0] for layer in layers]
-        self._call_of = [arena.keep(made[layer.rope][1]) for layer in layers]
+        self._call_of = {rope: arena.keep(call) for rope, (_, call) in made.items()}
+        self._table_of = {rope: table for rope, (table, _) in made.items()}
         self._made = dict[tuple[int, ...], Run]()
 
     def of_layers(self, layers: Sequence[int]) -> Run:
@@ -60,7 +60,8 @@ class StepSchedules:
 
     def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_call: int) -> Run:
         """The schedule of `before` (called like the first layer), all layers and the head."""
-        first = [(function, block, self._call_of[0]) for function, block in before]
+        call = self._call_of[self._layers[0][0].rope]
+        first = [(function, block, call) for function, block in before]
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
         return self._listed(steps, before_head=True)
 
@@ -76,12 +77,16 @@ class StepSchedules:
                 call, at, self.stride, tokens, start, table.address_of(start, max(span, tokens)), places
             )
 
+    def table_of(self, rope: RopeSpec | None) -> RopeTable:
+        """The table of a RoPE."""
+        return self._table_of[rope]
+
     def _steps(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
         """(function, block, call) for each block of these layers."""
         return [
-            (function, block, self._call_of[layer])
+            (step.function, step.block, self._call_of[step.rope])
             for layer in layers
-            for function, block in self._layers[layer].steps
+            for step in self._layers[layer]
         ]
 
     def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:

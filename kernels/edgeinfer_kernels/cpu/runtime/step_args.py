@@ -5,10 +5,10 @@ from struct import pack_into
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Places
+from edgeinfer_kernels.backend import BatchPositions
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import CALL, PLACE
-from edgeinfer_kernels.specification import RopeSpecification
 
 ROPE_POSITIONS = 256
 """Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
@@ -17,7 +17,7 @@ ROPE_POSITIONS = 256
 class RopeTable:
     """Cosines and sines of the last requested positions and some after them; empty without a `rope`."""
 
-    def __init__(self, rope: RopeSpecification | None) -> None:
+    def __init__(self, rope: RopeSpec | None) -> None:
         self._rope = rope
         self._start = self._end = 0
         self.stride = 0
@@ -50,15 +50,15 @@ def fill_call(
 ) -> None:
     """Fill a CALL for tokens whose rows are at `rows`, `stride` bytes apart; `rope` is 0 without RoPE.
 
-    `places`: 0, or the address of a `PlaceTable`.
+    `places`: 0, or the address of a `PositionTable`.
     """
     pack_into(CALL_FIELDS, call.data, 0, rows, stride, tokens, start, rope, places)
 
 
-class PlaceTable:
+class PositionTable:
     """The PLACE structures of some tokens, at `address`."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: BatchPositions) -> None:
         self._pages = np.ascontiguousarray(places.pages, np.int64)
         self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
         count = len(places.positions)

@@ -14,13 +14,13 @@ Arrays = list[npt.NDArray[np.generic]]
 
 
 class DeviceCaches:
-    """The caches of a model's layers."""
+    """The KV caches of a model."""
 
     def __init__(self, model: DeviceModel) -> None:
-        self._model = model
+        self._with_state = [block for block in model.blocks if block.state is not None]
 
     def _first(self, end: int) -> list[Tensor]:
-        return [tensor for layer in self._model.layers for tensor in layer.cache.first(end)]
+        return [tensor for block in self._with_state for tensor in block.state.first(end)]
 
     def copies(self, end: int) -> Arrays:
         """Copies of the first `end` positions, layer by layer."""
@@ -37,12 +37,16 @@ class DeviceCaches:
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
 
-    def forget(self, gone: npt.NDArray[np.int64], end: int) -> None:
-        """Evict positions `gone` (ascending), range by range, the last first; the others up to `end` are
+    @property
+    def nbytes(self) -> int:
+        return sum(block.state.nbytes for block in self._with_state)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """Evict `positions` (ascending), range by range, the last first; the others up to `end` are
         compacted.
         """
-        for stretch in reversed(np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1)):
-            for facts, layer in zip(self._model.specification.layers, self._model.layers, strict=True):
-                keep, dropped = int(stretch[0]), len(stretch)
-                slide(layer.cache, layer.attention.table, facts.attention, keep, dropped, end)
-            end -= len(stretch)
+        for part in reversed(np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)):
+            for block in self._with_state:
+                keep, dropped = int(part[0]), len(part)
+                slide(block.state, block.weights.table, block.residual.block, keep, dropped, end)
+            end -= len(part)

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cache_formats import rotation_block
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.weights.device_layers import DeviceCache
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
-from edgeinfer_kernels.specification import AttentionSpecification
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +29,7 @@ class HostCaches:
     index.
     """
 
-    def __init__(self, layers: Mapping[int, AttentionSpecification], positions: int, arena: Arena) -> None:
+    def __init__(self, layers: Mapping[int, AttentionSpec], positions: int, arena: Arena) -> None:
         self._layers, self._positions = layers, positions
         largest = max((facts.kv_heads * facts.head_dim for facts in layers.values()), default=0)
         self._keys, self._values = (arena.take((largest * positions,), torch.float16) for _ in range(2))
@@ -51,7 +51,7 @@ class HostCaches:
             for array in cache.arrays()
         ]
 
-    def _room(self, facts: AttentionSpecification) -> DeviceCache:
+    def _room(self, facts: AttentionSpec) -> DeviceCache:
         shape = facts.kv_heads, self._positions, facts.head_dim
         size = torch.Size(shape).numel()
         nothing = self._keys[:0]

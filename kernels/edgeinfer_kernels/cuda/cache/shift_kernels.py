@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     CACHES,
     F16,
@@ -12,9 +13,8 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     load_cache_tile,
     store_cache_rows,
 )
-from edgeinfer_kernels.cuda.weights.device_layers import DeviceCache
-from edgeinfer_kernels.sizes.cuda_buffers import head_dimensions
-from edgeinfer_kernels.specification import AttentionSpecification
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
+from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 
 TILE_ELEMENTS = 2048
 """Elements of keys that a program processes."""
@@ -98,7 +98,7 @@ def slide_kernel(
 
 
 def slide(
-    cache: DeviceCache, table: torch.Tensor, facts: AttentionSpecification, keep: int, dropped: int, end: int
+    cache: DeviceCache, table: torch.Tensor, facts: AttentionSpec, keep: int, dropped: int, end: int
 ) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.
 

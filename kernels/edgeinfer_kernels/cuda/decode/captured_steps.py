@@ -64,8 +64,8 @@ class CapturedSteps:
 
     def run(self, tokens: int, choice: str = NONE) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
-        if self.step.turns:
-            self._run_divided(tokens, choice, self.step.turns)
+        if self.step.exchange:
+            self._run_divided(tokens, choice, self.step.exchange)
         elif not self._cuda:
             self._launch(self.width(tokens), choice)
         else:
@@ -74,19 +74,19 @@ class CapturedSteps:
     def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
 
-    def _run_divided(self, tokens: int, choice: str, turns: DecodeExchange) -> None:
+    def _run_divided(self, tokens: int, choice: str, exchange: DecodeExchange) -> None:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
-        mailbox, host, start = turns.mailbox, self.host, self._start
+        mailbox, host, start = exchange.mailbox, self.host, self._start
         if self.refills is not None:
             self.refills.before_step(tokens)
         if not self.meets_in_graph:
-            self._launch_with_host(tokens, choice, turns, host)
+            self._launch_with_host(tokens, choice, exchange, host)
             if self.refills is not None:
                 self.refills.beside_step()
             return
         graph = self._graph(self.width(tokens), choice)
-        mailbox.begin(answered=0 if turns.turns.host[0] else 1)
+        mailbox.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
         if self.refills is not None:
             self.refills.beside_step()
@@ -111,20 +111,20 @@ class CapturedSteps:
         """Capture steps again from now on, because the tile configs have changed."""
         self._graphs.clear()
 
-    def _launch_with_host(self, tokens: int, choice: str, turns: DecodeExchange, host: Host) -> None:
+    def _launch_with_host(self, tokens: int, choice: str, exchange: DecodeExchange, host: Host) -> None:
         """Launch kernels one by one; the CPU shard runs each stage when all earlier work is complete."""
         start = self._start
 
-        def take_turn(turn: int) -> None:
+        def run_stage(stage: int) -> None:
             synchronize(self._device)
-            host.take_turn(turn, tokens, start)
+            host.run_stage(stage, tokens, start)
 
-        turns.mailbox.open()
-        turns.between = take_turn
+        exchange.mailbox.open()
+        exchange.between = run_stage
         try:
             self._launch(self.width(tokens), choice)
         finally:
-            turns.between = None
+            exchange.between = None
 
     def _launch(self, tokens: int, choice: str) -> None:
         self.step.launch(tokens)
@@ -151,10 +151,10 @@ class CapturedSteps:
 
         The inputs in x, or in the exchange buffer, are restored before the graph is replayed.
         """
-        space, turns = self.step.workspace, self.step.turns
-        rows = turns.mailbox.rows[:tokens].clone() if turns else None
-        if turns:
-            turns.mailbox.open()
+        space, exchange = self.step.workspace, self.step.exchange
+        rows = exchange.mailbox.rows[:tokens].clone() if exchange else None
+        if exchange:
+            exchange.mailbox.open()
         state, x = space.state.clone(), space.x.clone()
         self._launch(tokens, choice)
         torch.cuda.synchronize(self._device)
@@ -163,7 +163,7 @@ class CapturedSteps:
             self._launch(tokens, choice)
         space.state.copy_(state)
         space.x.copy_(x)
-        if turns and rows is not None:
-            turns.mailbox.rows[:tokens].copy_(rows)
+        if exchange and rows is not None:
+            exchange.mailbox.rows[:tokens].copy_(rows)
         self._graphs[tokens, choice] = graph
         return graph

@@ -1,41 +1,47 @@
 """The kernel launches of one decode step: 1 to 8 tokens from ids to logits, entirely on the device.
 
-    embed | per layer: q, k, v | attention | output + residual | gate and up | down + residual | head
+    embed | for each block: its projections and its result, added to x | head
 
-In an MoE layer, experts replace gate, up and down (`step_experts.py`).
-
-If a block has a post-norm, or the norm is a layer norm, a join kernel follows the block. In a split model, x
-is sent to the host at its CPU stages and comes back with the CPU's sum added (`cpu_stages.py`).
+The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
+post-norm, or the next norm is a layer norm, a join kernel follows. In a split model, x is sent to the host at
+its CPU stages and comes back with the CPU's sum added (`cpu_stages.py`).
 """
+
+from typing import Any
 
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.decode.step_experts import StepExperts
+from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
-from edgeinfer_kernels.cuda.weights.device_model import DeviceLayer, DeviceModel
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.specification import (
-    AttentionSpecification,
-    FeedForwardSpecification,
-    LayerSpecification,
-)
 
 
 class DecodeStep:
     """The kernels of a step, launched in order on the current stream.
 
-    `turns`: the CPU stages of a split model, whose step starts with hidden states from the host.
+    `exchange`: the CPU stages of a split model, whose step starts with hidden states from the host.
     """
 
-    def __init__(self, launches: StepLaunches, turns: DecodeExchange | None = None) -> None:
+    def __init__(self, launches: StepLaunches, exchange: DecodeExchange | None = None) -> None:
         self.launches = launches
-        self.turns = turns
-        self.experts = StepExperts(launches, turns)
+        self.exchange = exchange
+        blocks = launches.model.blocks
+        self._modules = [device_module(block.residual.block.kind) for block in blocks]
+        self._before_layer = {
+            number: [
+                (self._modules[other].before_layer_decode, blocks[other])
+                for other in range(len(blocks))
+                if blocks[other].index.layer == block.index.layer
+                and hasattr(self._modules[other], "before_layer_decode")
+            ]
+            for number, block in enumerate(blocks)
+            if block.index.position == 0
+        }
 
     @property
     def model(self) -> DeviceModel:
@@ -44,6 +50,10 @@ class DecodeStep:
     @property
     def workspace(self) -> Workspace:
         return self.launches.workspace
+
+    def space(self, kind: str) -> Any:
+        """The buffers of a block kind."""
+        return self.workspace.spaces[kind]
 
     @property
     def tuning(self) -> Tuning:
@@ -55,154 +65,88 @@ class DecodeStep:
         self.launches.tuning = tuning
 
     def launch(self, tokens: int) -> None:
-        """From `state` to `logits`; the new keys and values are written to the caches."""
-        source = self._enter(tokens) if self.turns else self._embed(tokens)
-        space, layers = self.workspace, self.model.layers
-        for index, (facts, layer) in enumerate(zip(self.model.specification.layers, layers, strict=True)):
-            ffn, post = layer.feed_forward, layer.attention.post_norm
-            if isinstance(ffn, DeviceExperts):
-                self.experts.route_early(facts.feed_forward, ffn, tokens)
-            self._attention(facts.attention, layer, source, tokens)
-            source = self._close_block(
-                layer.attention.output,
-                layer.attention.output_bias,
-                space.mixed,
-                NextNorm(facts.attention.norm, post, None) if post is not None else None,
-                facts.attention.residual_scale,
-                NextNorm(facts.feed_forward.norm, ffn.norm, ffn.norm_bias),
-                Source(space.entering[1], space.squares[1]),
-                "output",
-                tokens,
-            )
-            source = self._second_block(index, facts, layer, source, tokens)
-            turn = self.turns.turns.behind[index] if self.turns else 0
-            if self.turns and turn:
-                self.turns.send(self.launches, turn, tokens)
-                source = self._receive(turn, None, 0.0, index, tokens)
+        """From `state` to `logits`; the state of the blocks is updated."""
+        source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
+        stages = self.exchange.stages if self.exchange else None
+        for number, (block, module) in enumerate(zip(self.model.blocks, self._modules, strict=True)):
+            for run, other in self._before_layer.get(number, ()):
+                run(self, other, tokens)
+            parallel = stages.parallel[number] if stages else 0
+            source = module.decode(self, number, block, source, tokens, parallel)
+            if stages and stages.after[number]:
+                self.send(stages.after[number], tokens)
+                source = self.receive(stages.after[number], None, 0.0, number, tokens)
         self.launches.head(source, tokens)
 
-    def _second_block(
-        self, index: int, facts: LayerSpecification, layer: DeviceLayer, source: Source, tokens: int
-    ) -> Source:
-        """The feed-forward or MoE block of a layer, with its CPU stage if it has one."""
-        space, ffn = self.workspace, layer.feed_forward
-        turn = self.turns.turns.within[index] if self.turns else 0
-        if isinstance(ffn, DeviceExperts):
-            target = Source(space.entering[0], space.squares[0])
-            above = self._norm_above(index)
-            self.experts.launch(facts.feed_forward, ffn, source, above, target, tokens, turn)
-            return target
-        assert isinstance(facts.feed_forward, FeedForwardSpecification)
-        if turn:
-            return self._shared_with_host(index, facts.feed_forward, ffn, source, turn, tokens)
-        hidden = space.hidden(ffn)
-        self.launches.gated(facts.feed_forward.activation, ffn, source, hidden, tokens)
-        return self._close_block(
-            ffn.down,
-            ffn.down_bias,
-            hidden,
-            NextNorm(facts.feed_forward.norm, ffn.post_norm, None) if ffn.post_norm is not None else None,
-            facts.feed_forward.residual_scale,
-            self._norm_above(index),
-            Source(space.entering[0], space.squares[0]),
-            "down",
-            tokens,
-        )
+    def send(self, stage: int, tokens: int, routing: Any = None, used: int = 0, slots: Any = None) -> None:
+        """Send x to the host for a stage; for an MoE block also the selected experts."""
+        assert self.exchange is not None
+        self.exchange.send(self.launches, stage, tokens, routing, used, slots)
 
-    def _shared_with_host(
-        self,
-        index: int,
-        facts: FeedForwardSpecification,
-        ffn: DeviceFeedForward,
-        source: Source,
-        turn: int,
-        tokens: int,
-    ) -> Source:
-        """A dense feed-forward of which the CPU has some or all neurons: both parts run in parallel, with one
-        sum.
-        """
-        assert self.turns is not None
-        self.turns.send(self.launches, turn, tokens)
-        if not ffn.hidden:
-            return self._receive(turn, None, 0.0, index, tokens)
-        space = self.workspace
-        hidden = space.hidden(ffn)
-        self.launches.gated(facts.activation, ffn, source, hidden, tokens)
-        read = Source(hidden, source.squares)
-        self.launches.rows((ffn.down,), read, space.y, ffn.down_bias, "down", tokens)
-        return self._receive(turn, space.y, facts.residual_scale, index, tokens)
-
-    def _receive(self, turn: int, y: Tensor | None, scale: float, index: int, tokens: int) -> Source:
-        """Set x to the host's hidden states plus scale·y, and apply the norm after layer `index`."""
-        assert self.turns is not None
-        target = Source(self.workspace.entering[0], self.workspace.squares[0])
-        norm = self._norm_above(index)
-        self.turns.receive(self.launches, turn, y, scale, norm, target.activations, tokens)
+    def receive(self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int) -> Source:
+        """Set x to the host's hidden states plus scale·y, and apply the norm after block `number`."""
+        assert self.exchange is not None
+        target, norm = self._target(number), self._norm_after(number)
+        self.exchange.receive(self.launches, stage, y, scale, norm, target.activations, tokens)
         return target
 
-    def _norm_above(self, index: int) -> NextNorm:
-        """The norm after a layer: the first norm of the next layer, or that of the head."""
+    def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:
+        """x += scale·y, and apply the norm after block `number`."""
+        target = self._target(number)
+        self.launches.join(y, None, scale, self._norm_after(number), target.activations, tokens)
+        return target
+
+    def close_block(
+        self,
+        number: int,
+        matrix: DeviceMatrix,
+        bias: Tensor | None,
+        read: Activations,
+        kernel: RowKernel,
+        tokens: int,
+    ) -> Source:
+        """x += the result of block `number`, `matrix` times `read`; also apply the next norm, as far as this
+        kernel can.
+        """
+        block, target, norm = self.model.blocks[number], self._target(number), self._norm_after(number)
+        residual, weight = block.residual, block.norms.post_norm
+        if weight is not None or not norm.folds:
+            post = None if weight is None else NextNorm(residual.norm, weight, None)
+            y = self.workspace.y
+            self.launches.rows((matrix,), Source(read, target.squares), y, bias, kernel, tokens)
+            self.launches.join(y, post, residual.residual_scale, norm, target.activations, tokens)
+            return target
+        scale = residual.residual_scale
+        self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
+        if norm.weight is not None:
+            target.norm = norm.facts
+        return target
+
+    def _target(self, number: int) -> Source:
+        """The input buffers of the block after `number`: two pairs in turn."""
+        space, pair = self.workspace, (number + 1) % 2
+        return Source(space.entering[pair], space.squares[pair])
+
+    def _norm_after(self, number: int) -> NextNorm:
+        """The norm after a block: that of the next block, or of the head."""
         model = self.model
-        if index + 1 == len(model.layers):
-            return NextNorm(model.specification.norm, model.norm, model.norm_bias)
-        attention = model.layers[index + 1].attention
-        return NextNorm(
-            model.specification.layers[index + 1].attention.norm, attention.norm, attention.norm_bias
-        )
+        if number + 1 == len(model.blocks):
+            return NextNorm(model.spec.norm, model.norm, model.norm_bias)
+        block = model.blocks[number + 1]
+        return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias)
 
     def _embed(self, tokens: int) -> Source:
-        space, norm = self.workspace, self._norm_above(-1)
-        out, squares = space.entering[0], space.squares[0]
+        target, norm = self._target(-1), self._norm_after(-1)
+        out, squares = target.activations, target.squares
         self.launches.embed(norm.weight if norm.folds else None, out, squares, tokens)
         if norm.folds:
             return Source(out, squares, norm.facts if norm.weight is not None else None)
         self.launches.join(None, None, 0.0, norm, out, tokens)
-        return Source(out, squares)
-
-    def _enter(self, tokens: int) -> Source:
-        """The host's hidden states after stage 1, as the input of the first layer."""
-        return self._receive(1, None, 0.0, -1, tokens)
-
-    def _attention(
-        self, facts: AttentionSpecification, layer: DeviceLayer, source: Source, tokens: int
-    ) -> None:
-        """The projections q, k and v, up to two formats per launch; then attention."""
-        bias, first_row = layer.attention.qkv_bias, 0
-        parts = layer.attention.qkv.parts
-        for index in range(0, len(parts), 2):
-            pair = parts[index : index + 2]
-            out = self.workspace.qkv[:, first_row:]
-            part_bias = None if bias is None else bias[first_row:]
-            self.launches.rows(pair, source, out, part_bias, "qkv", tokens)
-            first_row += sum(part.shapes.padded_rows for part in pair)
-        self.launches.attend(facts, layer, tokens)
-
-    def _close_block(
-        self,
-        matrix: DeviceMatrix,
-        bias: Tensor | None,
-        read: Activations,
-        post_norm: NextNorm | None,
-        scale: float,
-        following: NextNorm,
-        target: Source,
-        kernel: RowKernel,
-        tokens: int,
-    ) -> Source:
-        """x += the block's result; also apply the next norm to x, as far as this kernel can."""
-        space = self.workspace
-        if post_norm is not None or not following.folds:
-            self.launches.rows((matrix,), Source(read, target.squares), space.y, bias, kernel, tokens)
-            self.launches.join(space.y, post_norm, scale, following, target.activations, tokens)
-            return target
-        self.launches.residual(matrix, bias, read, scale, following.weight, target, kernel, tokens)
-        if following.weight is not None:
-            target.norm = following.facts
         return target
 
     def head_of(self, tokens: int) -> None:
         """Compute the logits of hidden states that are already in the workspace's x."""
         out, model = self.workspace.entering[0], self.model
-        norm = NextNorm(model.specification.norm, model.norm, model.norm_bias)
+        norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
         self.launches.join(None, None, 0.0, norm, out, tokens)
         self.launches.head(Source(out, self.workspace.squares[0]), tokens)

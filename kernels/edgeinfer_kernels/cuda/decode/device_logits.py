@@ -20,7 +20,7 @@ class DeviceLogits:
         self._step = step
         self._device = device
         self._cuda = device.type == "cuda"
-        self._size = step.model.specification.vocabulary_size
+        self._size = step.model.spec.vocabulary_size
         self._host = torch.zeros(MAX_TOKENS, self._size, pin_memory=self._cuda)
 
     def of(self, x: DeviceRows) -> npt.NDArray[np.float32]:

@@ -21,43 +21,43 @@ class DeviceSampling:
         self._events = [torch.cuda.Event() for _ in range(2)] if cuda else []
         self._ahead: tuple[int, int, bool] | None = None
 
-    def forget(self) -> None:
+    def discard_ahead(self) -> None:
         """Discard the step that was started ahead, because it is not the requested one."""
         self._ahead = None
 
-    def choose(
+    def sample_next(
         self,
         token_id: int,
         start: int,
-        draw: Sequence[float] | None,
+        request: Sequence[float] | None,
         recent: Sequence[int],
-        following: Sequence[float] | None,
-        room: bool,
+        next_request: Sequence[float] | None,
+        may_run_ahead: bool,
     ) -> int:
-        """As `CudaBackend.choose`."""
-        drawing = draw is not None
-        if self._ahead != (token_id, start, drawing):
+        """As `CudaBackend.sample_next`."""
+        is_random = request is not None
+        if self._ahead != (token_id, start, is_random):
             self._steps.set_state([token_id], start)
-            self._step(start, draw, recent)
-        goes_on = room and not recent and (following is not None or not drawing)
-        if goes_on:
-            self._step(start + 1, following, ())
-        chosen = self._chosen_at(start)
-        self._ahead = (chosen, start + 1, drawing) if goes_on and chosen >= 0 else None
-        return chosen
+            self._step(start, request, recent)
+        runs_ahead = may_run_ahead and not recent and (next_request is not None or not is_random)
+        if runs_ahead:
+            self._step(start + 1, next_request, ())
+        sampled = self._sampled_at(start)
+        self._ahead = (sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None
+        return sampled
 
-    def choose_above(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> int:
-        """As `CudaBackend.choose_above`."""
+    def sample_entered(self, start: int, request: Sequence[float] | None, recent: Sequence[int]) -> int:
+        """As `CudaBackend.sample_entered`."""
         self._steps.set_state([0], start)
-        self._step(start, draw, recent)
-        return self._chosen_at(start)
+        self._step(start, request, recent)
+        return self._sampled_at(start)
 
-    def _step(self, start: int, draw: Sequence[float] | None, recent: Sequence[int]) -> None:
-        if draw is None:
+    def _step(self, start: int, parameters: Sequence[float] | None, recent: Sequence[int]) -> None:
+        if parameters is None:
             self._steps.run(1, BEST)
         else:
             request = self._requests[start % RING]
-            request[:] = torch.tensor(draw, dtype=torch.float64)
+            request[:] = torch.tensor(parameters, dtype=torch.float64)
             self._drawing.requests[0].copy_(request, non_blocking=True)
             if recent:
                 self._recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
@@ -66,7 +66,7 @@ class DeviceSampling:
         if self._events:
             self._events[start % 2].record()
 
-    def _chosen_at(self, start: int) -> int:
+    def _sampled_at(self, start: int) -> int:
         """The id sampled after the token at `start`; waits until the device has written it."""
         if self._events:
             self._events[start % 2].synchronize()

@@ -1,27 +1,22 @@
 """One launch method per kernel of a decode step; arguments come from the step's buffers."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
-from edgeinfer_kernels.cuda.weights.device_model import DeviceLayer, DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.sizes.cuda_buffers import attention_rows, head_dimensions
-from edgeinfer_kernels.specification import Activation, AttentionSpecification
 
-MAX_WARPS = 16
-"""Maximum warps of an attention program; with more, its threads would have too few registers."""
-QK_NORMS = {"none": 0, "head": 1, "row": 2}
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
+    from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 
 
 class StepLaunches:
@@ -29,7 +24,7 @@ class StepLaunches:
 
     def __init__(
         self,
-        model: DeviceModel,
+        model: "DeviceModel",
         workspace: Workspace,
         tuning: Tuning,
         *,
@@ -68,7 +63,7 @@ class StepLaunches:
             "PLANES": source.activations.planes,
             "NORM": int(source.norm is not None),
             "COUNT": source.squares.shape[1],
-            "WIDTH": self.model.specification.width,
+            "WIDTH": self.model.spec.hidden_size,
         }
 
     def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
@@ -83,8 +78,8 @@ class StepLaunches:
             self.or_nothing(gain),
             out.words,
             squares,
-            model.specification.embedding_scale,
-            WIDTH=model.specification.width,
+            model.spec.embedding_scale,
+            WIDTH=model.spec.hidden_size,
             COUNT=squares.shape[1],
             BLOCKS=out.blocks,
             IN_BLOCKS=model.embedding.shapes.blocks,
@@ -93,59 +88,6 @@ class StepLaunches:
             TILE=model.embedding.shapes.tile,
             warps=1,
         )
-
-    def attend(self, facts: AttentionSpecification, layer: DeviceLayer, tokens: int) -> None:
-        """Attention: writes the result of the heads as activations, and keys and values to the cache."""
-        attention, space, tuning, out = layer.attention, self.workspace, self.tuning, self.workspace.mixed
-        k_at = facts.heads * facts.head_dim
-        rows = attention_rows(facts.heads, facts.kv_heads, tokens)
-        cache, direct = layer.cache, facts.head_dim % 16 == 0
-        splits = tuning.splits_for(self.model.positions)
-        self.launch(
-            decode_attention_kernel,
-            (facts.kv_heads, splits),
-            space.qkv,
-            space.qkv.shape[1],
-            cache.keys,
-            cache.key_scales,
-            cache.values,
-            cache.value_scales,
-            self.model.positions,
-            space.state,
-            attention.table,
-            self.or_nothing(attention.q_norm),
-            self.or_nothing(attention.k_norm),
-            facts.norm.epsilon,
-            facts.scale,
-            facts.soft_cap,
-            space.parts,
-            space.peaks,
-            space.arrived,
-            out.words,
-            space.flat,
-            self.or_nothing(attention.sinks),
-            KV_HEADS=facts.kv_heads,
-            GROUP=facts.heads // facts.kv_heads,
-            HEAD_DIM=facts.head_dim,
-            DIMENSIONS=head_dimensions(facts.head_dim),
-            K_AT=k_at,
-            V_AT=k_at + facts.kv_heads * facts.head_dim,
-            TOKENS=tokens,
-            QUERIES=rows,
-            SPLITS=splits,
-            POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(facts.head_dim))),
-            WINDOW=facts.window,
-            QK_NORM=QK_NORMS[facts.qk_norm],
-            CAPPED=facts.soft_cap != 0,
-            CACHE=CACHES[cache.keys.dtype],
-            BLOCKS=out.blocks,
-            PLANES=out.planes,
-            DIRECT=direct,
-            SINKS=attention.sinks is not None,
-            warps=min(tuning.attention_warps * max(1, rows // 16), MAX_WARPS),
-        )
-        if not direct:
-            self._quantize(space.flat, facts.heads * facts.head_dim, out, tokens)
 
     def rows(
         self,
@@ -178,7 +120,7 @@ class StepLaunches:
         )
 
     def gated(
-        self, activation: Activation, ffn: DeviceFeedForward, source: Source, out: Activations, tokens: int
+        self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int
     ) -> None:
         """Gate and up to the hidden rows, as activations."""
         gate = ffn.gate or ffn.up
@@ -228,7 +170,7 @@ class StepLaunches:
             self.or_nothing(gain),
             out.words,
             target.squares,
-            WIDTH=self.model.specification.width,
+            WIDTH=self.model.spec.hidden_size,
             BLOCKS=read.blocks,
             PLANES=read.planes,
             OUT_BLOCKS=out.blocks,
@@ -249,7 +191,7 @@ class StepLaunches:
         tokens: int,
     ) -> None:
         """x += scale·post_norm(y), or x unchanged without y; then its norm into `out`."""
-        space, width = self.workspace, self.model.specification.width
+        space, width = self.workspace, self.model.spec.hidden_size
         read = space.x if y is None else y
         post = post_norm.weight if post_norm else None
         self.launch(
@@ -277,7 +219,7 @@ class StepLaunches:
             warps=8,
         )
 
-    def _quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
+    def quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
         """Quantize rows of floats to activations."""
         nothing = self.workspace.nothing
         self.launch(
@@ -308,7 +250,7 @@ class StepLaunches:
     def head(self, source: Source, tokens: int) -> None:
         """The logits, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
-        facts = model.specification
+        facts = model.spec
         self.launch(
             head_kernel,
             (model.head.shapes.padded_rows // ROWS,),

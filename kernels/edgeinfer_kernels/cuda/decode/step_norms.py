@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cuda.decode.workspace import Activations
-from edgeinfer_kernels.specification import NormSpecification
 
 
 @dataclass
@@ -14,14 +14,14 @@ class Source:
 
     activations: Activations
     squares: Tensor
-    norm: NormSpecification | None = None
+    norm: NormSpec | None = None
 
 
 @dataclass(frozen=True)
 class NextNorm:
     """The norm after a block: specification, weight and bias; None if there is none."""
 
-    facts: NormSpecification
+    facts: NormSpec
     weight: Tensor | None
     bias: Tensor | None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, send_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
-from edgeinfer_kernels.layer_split import Turns
+from edgeinfer_kernels.stages import CpuStages
 
 
 class Host(Protocol):
@@ -24,7 +24,7 @@ class Host(Protocol):
         """Run all CPU stages of a step, each as soon as the device has reached it."""
         ...
 
-    def take_turn(self, turn: int, tokens: int, start: int) -> None:
+    def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately."""
         ...
 
@@ -36,8 +36,8 @@ class DecodeExchange:
     used without CUDA, and if the device cannot wait within a graph.
     """
 
-    def __init__(self, turns: Turns, mailbox: ExchangeBuffer) -> None:
-        self.turns = turns
+    def __init__(self, stages: CpuStages, mailbox: ExchangeBuffer) -> None:
+        self.stages = stages
         self.mailbox = mailbox
         self.between: Callable[[int], None] | None = None
 
@@ -45,37 +45,42 @@ class DecodeExchange:
         return self.mailbox.words[at // 8 :]
 
     def send(
-        self, launches: StepLaunches, turn: int, tokens: int, used: int = 0, places: Tensor | None = None
+        self,
+        launches: StepLaunches,
+        stage: int,
+        tokens: int,
+        routing: Any = None,
+        used: int = 0,
+        slots: Tensor | None = None,
     ) -> None:
-        """Send x to the host, and for an MoE block the selection: `used` experts per token, with their slots
-        in `places`.
+        """Send x to the host, and for an MoE block the selection in `routing`: `used` experts per token, with
+        their `slots`.
         """
-        space, box, width = launches.workspace, self.mailbox, launches.model.specification.width
-        routing = space.routing
+        space, box, width = launches.workspace, self.mailbox, launches.model.spec.hidden_size
         launches.launch(
             send_kernel,
             (1,),
             space.x,
             box.rows,
             self._word(MAILBOX.sent),
-            turn,
+            stage,
             routing.ids if used else space.state,
             routing.weights if used else space.x,
-            space.state if places is None else places,
+            space.state if slots is None else slots,
             box.ids if used else box.words,
             box.weights if used else box.rows,
             WIDTH=width,
             STRIDE=box.rows.shape[1],
             TOKENS=tokens,
             USED=used,
-            COUNT=0 if places is None else places.shape[1],
+            COUNT=0 if slots is None else slots.shape[1],
             warps=8,
         )
 
     def receive(
         self,
         launches: StepLaunches,
-        turn: int,
+        stage: int,
         y: Tensor | None,
         scale: float,
         norm: NextNorm,
@@ -84,14 +89,14 @@ class DecodeExchange:
     ) -> None:
         """x = the host's hidden states + scale·y; then its norm into `out`."""
         if self.between is not None:
-            self.between(turn)
-        space, box, width = launches.workspace, self.mailbox, launches.model.specification.width
+            self.between(stage)
+        space, box, width = launches.workspace, self.mailbox, launches.model.spec.hidden_size
         launches.launch(
             receive_kernel,
             (tokens,),
             self._word(MAILBOX.answered),
             self._word(MAILBOX.lost),
-            turn,
+            stage,
             space.state[LOST_AT:],
             box.rows,
             space.y if y is None else y,
@@ -118,8 +123,8 @@ class DecodeExchange:
 class PrefillExchange:
     """Sends a chunk of a prompt to the host and receives the result, by copies on which the host waits."""
 
-    def __init__(self, turns: Turns, mailbox: ExchangeBuffer, device: torch.device) -> None:
-        self.turns = turns
+    def __init__(self, stages: CpuStages, mailbox: ExchangeBuffer, device: torch.device) -> None:
+        self.stages = stages
         self.host: Host | None = None
         self._mailbox = mailbox
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
@@ -134,12 +139,12 @@ class PrefillExchange:
         if self._sent is not None:
             self._sent.record()
 
-    def receive(self, turn: int, x: Tensor, start: int) -> None:
+    def receive(self, stage: int, x: Tensor, start: int) -> None:
         """Wait for the sent data, run the CPU stage, and copy its hidden states back."""
         assert self.host is not None
         if self._sent is not None:
             self._sent.synchronize()
-        self.host.take_turn(turn, len(x), start)
+        self.host.run_stage(stage, len(x), start)
         self.fetch(x)
 
     def fetch(self, x: Tensor) -> None:
@@ -149,16 +154,16 @@ class PrefillExchange:
 
 
 @dataclass(frozen=True)
-class PromptTurn:
+class PromptStage:
     """One CPU stage of a prefill chunk."""
 
-    turns: PrefillExchange
+    exchange: PrefillExchange
     number: int
 
     def send(self, x: Tensor, ids: Tensor | None = None, weights: Tensor | None = None) -> None:
         """See `PrefillExchange.send`."""
-        self.turns.send(x, ids, weights)
+        self.exchange.send(x, ids, weights)
 
     def receive(self, x: Tensor, start: int) -> None:
         """See `PrefillExchange.receive`."""
-        self.turns.receive(self.number, x, start)
+        self.exchange.receive(self.number, x, start)

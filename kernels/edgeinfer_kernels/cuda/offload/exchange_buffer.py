@@ -3,20 +3,20 @@
 import torch
 
 from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.cpu_shard import ExchangeRows
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.specification import DecoderSpecification, ExpertsSpecification
 
 EVERY_TURN = 1 << 30
 """Value of `answered` with which the device never waits."""
 SENT, ANSWERED, LOST, GIVEN_UP = (at // 8 for at in MAILBOX)
 
 
-def most_used(specification: DecoderSpecification) -> int:
-    """The maximum experts_per_token over all layers."""
-    facts = [layer.feed_forward for layer in specification.layers]
-    return max((fact.used for fact in facts if isinstance(fact, ExpertsSpecification)), default=0)
+def most_used(spec: DecoderSpec) -> int:
+    """The maximum experts_per_token of all blocks."""
+    return max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
 
 
 class ExchangeBuffer:

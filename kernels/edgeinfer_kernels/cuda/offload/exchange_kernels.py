@@ -63,12 +63,12 @@ def _await_number(place, number, lost, told_lost):
         tl.store(told_lost, seen * 0 + 1)
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit(do_not_specialize=["stage"])
 def send_kernel(
     x,
     rows,
     sent,
-    turn,
+    stage,
     ids,
     weights,
     places,
@@ -81,7 +81,7 @@ def send_kernel(
     COUNT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write TOKENS rows of x to the exchange buffer, then `turn` to `sent`; one program.
+    """Write TOKENS rows of x to the exchange buffer, then `stage` to `sent`; one program.
 
     With USED experts per token their `ids` are converted to slots: `places` (2, COUNT) has the slot of each
     of the COUNT experts on the device and on the host, -1: absent. The host's slots are sent with the
@@ -107,14 +107,14 @@ def send_kernel(
         tl.store(sent_weights + pair, weight, mask=chosen)
         tl.debug_barrier()
         tl.store(ids + pair, there, mask=chosen)
-    _raise_number(sent, turn.to(tl.int64))
+    _raise_number(sent, stage.to(tl.int64))
 
 
-@triton.jit(do_not_specialize=["turn"])
+@triton.jit(do_not_specialize=["stage"])
 def receive_kernel(
     answered,
     told_lost,
-    turn,
+    stage,
     lost,
     rows,
     y,
@@ -143,7 +143,7 @@ def receive_kernel(
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    _await_number(answered, turn.to(tl.int64), lost, told_lost)
+    _await_number(answered, stage.to(tl.int64), lost, told_lost)
     token = tl.program_id(0)
     group = tl.arange(0, GROUPS)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]

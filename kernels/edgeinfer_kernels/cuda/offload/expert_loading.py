@@ -17,13 +17,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts
+from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_buffers import REFILL_BYTES
-from edgeinfer_kernels.weights import ExpertWeights, Matrix
 
 PIECES_PER_STEP = 3
 """Pieces of experts copied per step: a piece costs the host about 40 us."""
@@ -75,7 +76,7 @@ class CountingHost(Protocol):
     """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
-    def asked(self) -> Mapping[int, Counts]:
+    def requests(self) -> Mapping[int, Counts]:
         """Request counts of each expert, by layer."""
         ...
 
@@ -90,20 +91,20 @@ class ExpertCacheLayer(NamedTuple):
     """
 
     here: DeviceExperts
-    weights: ExpertWeights
+    weights: MoeWeights
     memories: tuple[Tensor, Tensor, Tensor]
-    asked: Counts
+    requests: Counts
 
     @classmethod
     def of(
-        cls, here: DeviceExperts, weights: ExpertWeights, asked: Counts, host: CountingHost
+        cls, here: DeviceExperts, weights: MoeWeights, requests: Counts, host: CountingHost
     ) -> "ExpertCacheLayer":
         """`weights` in the layout of the host."""
         gate, up, down = (
             torch.from_numpy(host.memory_of(stack))
             for stack in (weights.ffn_gate_exps, weights.ffn_up_exps, weights.ffn_down_exps)
         )
-        return cls(here, weights, (gate, up, down), asked)
+        return cls(here, weights, (gate, up, down), requests)
 
 
 class Packer:
@@ -118,7 +119,7 @@ class Packer:
         shapes = PlaneShapes.of(stack.name, stack.format, rows, stack.columns)
         parts = [
             torch.zeros(shape, dtype=torch.int32, device=device)
-            for shape in (shapes.words, shapes.scales, shapes.supers)
+            for shape in (shapes.words, shapes.scales, shapes.super_scales)
         ]
         self.rows = rows
         self._raw = torch.zeros((groups, group_bytes(stack)), dtype=torch.uint8, device=device)
@@ -180,7 +181,7 @@ class ExpertCache:
         self._cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._arrived = torch.cuda.Event() if self._cuda else None
-        self._seen = np.array([layer.asked for layer in layers])
+        self._seen = np.array([layer.requests for layer in layers])
         self._places = [self._copy_of(layer.here.places) for layer in layers]
         self._coming: Change | None = None
         self._pieces: list[_Piece] = []
@@ -265,9 +266,9 @@ class ExpertCache:
             self._bring(self._coming)
         elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
             self._tokens = 0
-            asked = np.array([layer.asked for layer in self._layers])
-            self._policy.note(asked - self._seen)
-            self._seen = asked
+            requests = np.array([layer.requests for layer in self._layers])
+            self._policy.note(requests - self._seen)
+            self._seen = requests
             self._wanted = list(self._policy.proposals())
 
     def _bring(self, change: Change) -> None:

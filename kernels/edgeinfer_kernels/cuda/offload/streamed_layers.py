@@ -1,35 +1,40 @@
-"""The layers of a split model for prefill on the GPU alone: the CPU's weights are streamed.
+"""The blocks of a split model for prefill on the GPU alone: the CPU's weights are streamed.
 
 Matrices stay in host memory, in the host layout; their norms and biases, which are small, are on the device.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes
+from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, DeviceFeedForward, ExpertStacks
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
-from edgeinfer_kernels.cuda.weights.device_layers import (
-    DeviceAttention,
-    DeviceCache,
-    LayerBuilder,
-    OrderedRows,
-    Stack,
-)
+from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.decoder import (
+    BlockIndex,
+    DecoderSpec,
+    DecoderWeights,
+    ResidualBlock,
+    ResidualWeights,
+    blocks_of,
+)
 from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.layer_split import LayerSplit, has_host_part, host_feed_forward
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import DecoderSpecification, LayerSpecification
-from edgeinfer_kernels.weights import DecoderWeights, ExpertWeights, FeedForwardWeights, Matrix
+from edgeinfer_kernels.stages import LayerSplit, cpu_part, has_host_part
 
 
 class StreamingHost(Protocol):
@@ -45,50 +50,17 @@ class StreamingHost(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PromptLayer:
-    """One layer of a prefill. `cache` None: it is on the host, for layer `index`.
-
-    `second`: the parts of a dense feed-forward (empty: a CPU stage computes it), or an MoE block together
-    with its `sent` (streamed) experts.
-    """
-
-    index: int
-    facts: LayerSpecification
-    attention: DeviceAttention
-    cache: DeviceCache | None
-    second: tuple[DeviceFeedForward, ...] | DeviceExperts
-    sent: ExpertStacks | None = None
-
-    @property
-    def norm(self) -> DeviceFeedForward | DeviceExperts | None:
-        """The part that has the norm before the feed-forward; None: not on the device."""
-        if isinstance(self.second, DeviceExperts):
-            return self.second
-        return next((part for part in self.second if part.norm is not None), None)
-
-
-def device_layers(model: DeviceModel) -> list[PromptLayer]:
-    """The device's layers, with its weights only."""
-    found = []
-    for index, (facts, layer) in enumerate(zip(model.specification.layers, model.layers, strict=True)):
-        second = layer.feed_forward
-        parts = second if isinstance(second, DeviceExperts) else (second,) if second.hidden else ()
-        found.append(PromptLayer(index, facts, layer.attention, layer.cache, parts))
-    return found
-
-
-class StreamedLayers(LayerBuilder):
-    """All layers of the whole decoder; `divisions` defines which parts `model` already has.
+class StreamedLayers(DeviceBuilder):
+    """All blocks of the whole decoder; `splits` defines which parts `model` already has.
 
     `least_tokens`: minimum prompt tokens for streaming. Nothing is streamed before `connect`.
     """
 
     def __init__(
         self,
-        specification: DecoderSpecification,
+        spec: DecoderSpec,
         weights: DecoderWeights,
-        divisions: Sequence[LayerSplit],
+        splits: Sequence[LayerSplit],
         model: DeviceModel,
         arena: Arena,
         least_tokens: int,
@@ -96,35 +68,49 @@ class StreamedLayers(LayerBuilder):
         super().__init__(arena, model.positions, model.tables)
         self.least_tokens = least_tokens
         self._matrices: list[StreamedMatrix] = []
-        self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(specification, weights)))
-        theirs = iter(model.layers)
-        self.layers = []
-        parts = zip(specification.layers, weights.layers, divisions, strict=True)
-        for index, (facts, layer, division) in enumerate(parts):
-            second: tuple[DeviceFeedForward, ...] | DeviceExperts
-            if not division.attention:
-                assert isinstance(layer.feed_forward, FeedForwardWeights), "see can_send"
-                second = (self._feed_forward(layer.feed_forward),)
-                attention = self._attention(layer, facts.attention)
-                self.layers.append(PromptLayer(index, facts, attention, None, second))
-                continue
-            own = next(theirs)
-            second = own.feed_forward if isinstance(own.feed_forward, DeviceExperts) else ()
-            if isinstance(own.feed_forward, DeviceFeedForward) and own.feed_forward.hidden:
-                second = (own.feed_forward,)
-            rest = host_feed_forward(layer, division) if has_host_part(layer, division) else None
-            sent = self._stacks(rest) if isinstance(rest, ExpertWeights) else None
-            if isinstance(rest, FeedForwardWeights) and not isinstance(second, DeviceExperts):
-                second = (*second, self._feed_forward(rest))
-            self.layers.append(PromptLayer(index, facts, own.attention, own.cache, second, sent))
-        hosts = {layer.index: layer.facts.attention for layer in self.layers if layer.cache is None}
+        self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(spec, weights)))
+        theirs = iter(model.blocks)
+        self.blocks = []
+        for index, residual, w in blocks_of(spec, weights):
+            split = splits[index.layer]
+            if split.on_gpu:
+                self.blocks.append(self._with_streamed_part(index, next(theirs), w, split))
+            else:
+                self.blocks.append(self._streamed(index, residual, w))
+        hosts = {
+            block.index.layer: block.residual.block
+            for block in self.blocks
+            if block.state is None and isinstance(block.residual.block, AttentionSpec)
+        }
         self.caches = HostCaches(hosts, self.positions, arena)
 
-    def _matrix(self, source: Matrix) -> StreamedMatrix:
+    def _streamed(
+        self, index: BlockIndex, residual: ResidualBlock[Any], w: ResidualWeights[Any]
+    ) -> PromptBlock:
+        """A block that is wholly on the CPU."""
+        norms, module = self.norms(w), device_module(residual.block.kind)
+        return PromptBlock(index, residual, (module.take(self, residual.block, w.block, None),), norms)
+
+    def _with_streamed_part(
+        self, index: BlockIndex, own: DeviceBlock, w: ResidualWeights[Any], split: LayerSplit
+    ) -> PromptBlock:
+        """A block on the device, with the CPU's part of it."""
+        parts, norms, experts = (own.weights,) if own.has_units else (), own.norms, None
+        if has_host_part(w.block, split):
+            rest = cpu_part(w, split)
+            if isinstance(rest.block, MoeWeights):
+                experts = self._stacks(rest.block)
+            else:
+                norms = own.norms if own.has_units else self.norms(rest)
+                module = device_module(own.residual.block.kind)
+                parts = (*parts, module.take(self, own.residual.block, rest.block, None))
+        return PromptBlock(index, own.residual, parts, norms, own.state, experts)
+
+    def matrix(self, source: Matrix) -> StreamedMatrix:
         self._matrices.append(StreamedMatrix.of(source))
         return self._matrices[-1]
 
-    def _stack(self, matrices: Sequence[OrderedRows]) -> Stack:
+    def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Each matrix separately, in the host layout."""
         found = []
         for matrix, order in matrices:
@@ -136,10 +122,10 @@ class StreamedLayers(LayerBuilder):
         self._matrices += found
         return Stack(tuple(found))
 
-    def _stacks(self, w: ExpertWeights) -> ExpertStacks:
-        gate, up, down = map(self._matrix, (w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps))
+    def _stacks(self, w: MoeWeights) -> ExpertStacks:
+        gate, up, down = map(self.matrix, (w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps))
         biases = (w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
-        return ExpertStacks(w.ffn_up_exps.experts, gate, up, down, *map(self._vector, biases))
+        return ExpertStacks(w.ffn_up_exps.experts, gate, up, down, *map(self.vector, biases))
 
     def connect(self, host: StreamingHost) -> int:
         """Set the host whose weights and caches are used; return how many bytes of weights could not be
@@ -156,9 +142,9 @@ class StreamedLayers(LayerBuilder):
         self.sender.close()
 
 
-def can_send(weights: DecoderWeights, divisions: Sequence[LayerSplit]) -> bool:
-    """Whether all CPU weights can be streamed: the router of an MoE layer must be on the device."""
+def can_send(weights: DecoderWeights, splits: Sequence[LayerSplit]) -> bool:
+    """Whether all CPU weights can be streamed: the router of an MoE block must be on the device."""
     return all(
-        division.attention or isinstance(layer.feed_forward, FeedForwardWeights)
-        for layer, division in zip(weights.layers, divisions, strict=True)
+        split.on_gpu or not any(isinstance(residual.block, MoeWeights) for residual in layer.blocks)
+        for layer, split in zip(weights.layers, splits, strict=True)
     )

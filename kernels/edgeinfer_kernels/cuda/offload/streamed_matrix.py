@@ -9,7 +9,7 @@ from torch import Tensor
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
-from edgeinfer_kernels.weights import Matrix
+from edgeinfer_kernels.matrix import Matrix
 
 
 @dataclass(frozen=True)

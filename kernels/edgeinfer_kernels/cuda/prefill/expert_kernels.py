@@ -7,16 +7,16 @@ written to device memory.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM
 from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
-from edgeinfer_kernels.specification import MIN_WEIGHT_SUM
 
 SOFTMAX = tl.constexpr(0)
 SIGMOID = tl.constexpr(1)
 SOFTMAX_OF_CHOSEN = tl.constexpr(2)
-GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_chosen": SOFTMAX_OF_CHOSEN}
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_selected": SOFTMAX_OF_CHOSEN}
 MIN_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 LOWEST = tl.constexpr(-3.0e38)
 

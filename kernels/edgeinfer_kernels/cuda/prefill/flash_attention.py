@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
-from edgeinfer_kernels.specification import AttentionSpecification
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 ROTATED_ELEMENTS = 4096
@@ -188,7 +188,7 @@ def flash_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     start: int,
-    facts: AttentionSpecification,
+    facts: AttentionSpec,
     out: torch.Tensor,
     tile: AttentionTile,
     key_scales: torch.Tensor | None = None,

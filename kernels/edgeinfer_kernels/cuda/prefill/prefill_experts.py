@@ -11,10 +11,11 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
+from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, choose_experts_kernel
@@ -29,11 +30,7 @@ from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.specification import (
-    DecoderSpecification,
-    ExpertsSpecification,
-    FeedForwardSpecification,
-)
+from edgeinfer_kernels.decoder import DecoderSpec
 
 GROUPED_PAIRS = 1024
 """Assignments that a program processes together."""
@@ -68,13 +65,11 @@ class _Batch:
 class PrefillExperts:
     """Computes MoE blocks for chunks of at most `chunk` tokens; buffers come from the arena."""
 
-    def __init__(
-        self, facts: DecoderSpecification, products: Products, arena: Arena, capability: int
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, products: Products, arena: Arena, capability: int) -> None:
         chunk = products.chunk
         self._tile = grouped_tile(capability)
-        self._routing = RoutingSpace(facts, arena, chunk)
-        self._products, self._width = products, facts.width
+        self._routing = RoutingSpace(spec.specs(MoeSpec), arena, chunk)
+        self._products, self._width = products, spec.hidden_size
         needed = chunk if self._routing.used else 0
         self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
         self._counts = arena.take((2 * self._routing.count,), torch.int32)
@@ -85,16 +80,8 @@ class PrefillExperts:
         self._sum = arena.take((needed, self._width), torch.float32)
         self._scales = arena.take((products.expert_rows,), torch.float32)
 
-    def route_early(
-        self, facts: FeedForwardSpecification | ExpertsSpecification, w: DeviceExperts, x: Tensor
-    ) -> None:
-        """Compute the scores of a pre-attention router, which reads the layer's input x; does nothing for
-        other routers.
-        """
-        if isinstance(facts, ExpertsSpecification) and facts.early:
-            self._score(w, x)
-
-    def _score(self, w: DeviceExperts, rows: Tensor) -> None:
+    def score(self, w: DeviceExperts, rows: Tensor) -> None:
+        """Compute the router's scores of these rows."""
         scores = self._routing.scores[: len(rows), : w.count]
         torch.mm(rows, w.router_rows.t(), out=scores)
         if w.router_bias is not None:
@@ -102,7 +89,7 @@ class PrefillExperts:
 
     def read(
         self,
-        facts: ExpertsSpecification,
+        spec: MoeSpec,
         w: DeviceExperts,
         h: ScaledRows,
         sent: ExpertStacks | None = None,
@@ -118,36 +105,35 @@ class PrefillExperts:
         floats = self._floats[:tokens]
         floats.copy_(h.rows)
         floats *= h.scales[:, None]
-        if not facts.early:
-            self._score(w, floats)
-        self._choose(facts, tokens)
-        pairs = tokens * facts.used
+        if not spec.pre_attention_router:
+            self.score(w, floats)
+        self._choose(spec, tokens)
+        pairs = tokens * spec.experts_per_token
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
             there = w.places[1][ids]
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
-        choice = self._group(facts, w, ids, weights)
+        choice = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:
-            y, scales = self._products.dense(facts.activation, w.shared, h)
+            y, scales = self._products.dense(spec.activation, w.shared, h)
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
         if w.here or sent:
-            self._add_chosen(facts, w, choice, h, sent, total)
+            self._add_chosen(spec, w, choice, h, sent, total)
         return total
 
-    def _choose(self, facts: ExpertsSpecification, tokens: int) -> None:
+    def _choose(self, spec: MoeSpec, tokens: int) -> None:
         space = self._routing
         choose_experts_kernel[(tokens,)](
-            space.scores, space.scores.stride(0), space.ids, space.weights, facts.scale,
-            COUNT=facts.count, USED=facts.used, GATING=GATINGS[facts.gating], NORMALIZED=facts.normalized,
+            space.scores, space.scores.stride(0), space.ids, space.weights, spec.scale,
+            COUNT=spec.experts, USED=spec.experts_per_token, GATING=GATINGS[spec.gating],
+            NORMALIZED=spec.normalized,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 
-    def _group(
-        self, facts: ExpertsSpecification, w: DeviceExperts, ids: Tensor, weights: Tensor
-    ) -> ExpertRows:
+    def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
         """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
         places, positions, tokens, row_places = (each[:count] for each in self._pairs)
@@ -155,7 +141,7 @@ class PrefillExperts:
             self._counts.zero_()  # Slots without an expert are not written by the kernel.
         group_pairs_kernel[(w.count,)](
             ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
-            EXPERTS=w.count, USED=facts.used, STEP=GROUPED_PAIRS, num_warps=4,
+            EXPERTS=w.count, USED=spec.experts_per_token, STEP=GROUPED_PAIRS, num_warps=4,
         )  # fmt: skip
         self._host_counts.copy_(self._counts, non_blocking=True)
         if self._counted is not None:
@@ -164,7 +150,7 @@ class PrefillExperts:
 
     def _add_chosen(
         self,
-        facts: ExpertsSpecification,
+        spec: MoeSpec,
         w: DeviceExperts,
         choice: ExpertRows,
         h: ScaledRows,
@@ -187,7 +173,7 @@ class PrefillExperts:
             shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
             which = table[at_expert : at_expert + len(batch.experts)]
             at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
-            self._add_batch(facts, batch, choice, h, shown, which, total)
+            self._add_batch(spec, batch, choice, h, shown, which, total)
 
     def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
         """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
@@ -226,7 +212,7 @@ class PrefillExperts:
 
     def _add_batch(
         self,
-        facts: ExpertsSpecification,
+        spec: MoeSpec,
         batch: _Batch,
         choice: ExpertRows,
         h: ScaledRows,
@@ -246,7 +232,7 @@ class PrefillExperts:
                 of_row = choice.row_places[batch.first : batch.first + count] - batch.first_place
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
-        activation_rows(both[1], both[0], None, None, scales, facts.activation, inner.rows, inner.scales)
+        activation_rows(both[1], both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
         self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
         add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_place)

@@ -4,21 +4,26 @@ matmul.
 The GPU's weights come from its planes; the CPU's weights are streamed.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.device_experts import DeviceFeedForward
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.sizes.cuda_buffers import expert_rows, prompt_rooms, prompt_scratch
+from edgeinfer_kernels.sizes.cuda_buffers import chunk_rows, prompt_scratch
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.specification import Activation
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 
 DEQUANTIZED_BLOCKS = 32
 """Blocks of a row that a program dequantizes."""
@@ -33,8 +38,10 @@ class Products:
     """
 
     def __init__(self, sizes: ModelSizes, arena: Arena, chunk: int) -> None:
-        rooms = prompt_rooms(sizes, chunk)
-        self.chunk, self.expert_rows = chunk, expert_rows(sizes, chunk)
+        rooms = chunk_rows(sizes, chunk)
+        moe = sizes.of_kind(MoeSizes)
+        self.chunk = chunk
+        self.expert_rows = max((block.together(chunk, sizes.hidden_size) for block in moe), default=0)
         self.sender: WeightStreamer | None = None
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
@@ -91,11 +98,11 @@ class Products:
             self.sender.done()
             _matrix_product(rows, weights[:count], out[:, first : first + count])
 
-    def dense(self, activation: Activation, w: DeviceFeedForward, h: ScaledRows) -> tuple[Tensor, Tensor]:
+    def dense(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> tuple[Tensor, Tensor]:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
         multiplied. Both are overwritten by the next matmul.
         """
-        tokens, hidden = len(h.rows), w.hidden
+        tokens, hidden = len(h.rows), w.neurons
         both = self.floats(2, tokens, hidden)
         up, gate = both[0], None
         self.multiply(h.rows, w.up, up)

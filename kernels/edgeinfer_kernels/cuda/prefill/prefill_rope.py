@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, store_cache_rows
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
-from edgeinfer_kernels.specification import AttentionSpecification
 
 
 @triton.jit
@@ -135,7 +135,7 @@ def rope_append(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     table: torch.Tensor,
-    facts: AttentionSpecification,
+    facts: AttentionSpec,
     start: int,
     queries: torch.Tensor,
     keys: torch.Tensor,

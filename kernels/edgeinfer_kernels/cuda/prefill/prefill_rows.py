@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS, activate, activate_gated
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
-from edgeinfer_kernels.specification import Activation, NormSpecification
 
 LARGEST = tl.constexpr(30000.0)
 """Limit of a scaled row; float16 ends at 65504."""
@@ -203,7 +204,7 @@ def warps_for(block: int) -> int:
 
 def norm_rows(
     x: torch.Tensor,
-    norm: NormSpecification,
+    norm: NormSpec,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     out: torch.Tensor,
@@ -226,10 +227,10 @@ def join_rows(
     y: torch.Tensor,
     y_scales: torch.Tensor,
     y_bias: torch.Tensor | None,
-    post_norm: NormSpecification,
+    post_norm: NormSpec,
     post_weight: torch.Tensor | None,
     residual_scale: float,
-    norm: NormSpecification,
+    norm: NormSpec,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
@@ -275,5 +276,5 @@ def activation_rows(
     )  # fmt: skip
 
 
-def _kind(norm: NormSpecification, weight: torch.Tensor | None) -> tl.constexpr:
+def _kind(norm: NormSpec, weight: torch.Tensor | None) -> tl.constexpr:
     return NO_NORM if weight is None else NORMS[norm.kind]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.specification import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
+from edgeinfer_kernels.blocks.feed_forward import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)

@@ -77,8 +77,8 @@ def decode_rows(tile, TILE: tl.constexpr):
     # Elements that are half the size apart become neighbors in the last step: bit by bit, from the highest.
     for bit in tl.static_range(5):
         joined = ()
-        for place in tl.static_range(16 >> bit):
-            joined = joined + (tl.join(parts[place], parts[place + (16 >> bit)]),)
+        for index in tl.static_range(16 >> bit):
+            joined = joined + (tl.join(parts[index], parts[index + (16 >> bit)]),)
         parts = joined
     ROWS: tl.constexpr = parts[0].shape[0]
     BLOCKS: tl.constexpr = parts[0].shape[1]
@@ -89,68 +89,68 @@ def decode_rows(tile, TILE: tl.constexpr):
 def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The weights at `row`, `column` (tensors that broadcast), float32; one word is read for each."""
     block, element = column // 32, column % 32
-    place = (block % 8) * (BLOCKS // 8) + block // 8
+    index = (block % 8) * (BLOCKS // 8) + block // 8
     upper, part, byte = element // 16, (element % 16) // 4, element % 4
     if TILE.code == SINGLE:
-        word = tl.load(matrix[0] + row * (32 * BLOCKS) + element * BLOCKS + place)
+        word = tl.load(matrix[0] + row * (32 * BLOCKS) + element * BLOCKS + index)
         return word.to(tl.float32, bitcast=True)
     elif TILE.code == HALF or TILE.code == BRAIN:
-        word = tl.load(matrix[0] + row * (16 * BLOCKS) + (element // 2) * BLOCKS + place)
+        word = tl.load(matrix[0] + row * (16 * BLOCKS) + (element // 2) * BLOCKS + index)
         word = word >> (16 * (element % 2))
         if TILE.code == HALF:
             return low_half(word)
         else:
             return (word << 16).to(tl.float32, bitcast=True)
     else:
-        code = _decode_code(matrix, row, place, upper, part, byte, BLOCKS, TILE)
-        return _scale_code(matrix, row, block, place, upper, code, BLOCKS, TILE)
+        code = _decode_code(matrix, row, index, upper, part, byte, BLOCKS, TILE)
+        return _scale_code(matrix, row, block, index, upper, code, BLOCKS, TILE)
 
 
 @triton.jit
-def _decode_code(matrix, row, place, upper, part, byte, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+def _decode_code(matrix, row, index, upper, part, byte, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """The code of an element minus its offset, int32."""
     if TILE.code == BYTE:
-        word = tl.load(matrix[0] + row * (8 * BLOCKS) + (4 * upper + part) * BLOCKS + place)
+        word = tl.load(matrix[0] + row * (8 * BLOCKS) + (4 * upper + part) * BLOCKS + index)
         return (word << (24 - 8 * byte)) >> 24
     elif TILE.code == CODEBOOK:
-        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + index)
         levels = look_up((word >> (16 * upper)) & 0xFFFF, TILE.codebook)
         return (levels << (24 - 8 * byte)) >> 24
     elif TILE.code == NIBBLE_1:
-        pointers = matrix[0] + row * (5 * BLOCKS) + place
+        pointers = matrix[0] + row * (5 * BLOCKS) + index
         code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
         high = (tl.load(pointers + 4 * BLOCKS) >> (8 * byte + 4 * upper + part)) & 1
         return (code | (high << 4)) - TILE.offset
     elif TILE.code == NIBBLE_2:
-        pointers = matrix[0] + row * (6 * BLOCKS) + place
+        pointers = matrix[0] + row * (6 * BLOCKS) + index
         code = (tl.load(pointers + part * BLOCKS) >> (8 * byte + 4 * upper)) & 15
         high = (tl.load(pointers + (4 + upper) * BLOCKS) >> (8 * byte + 2 * part)) & 3
         return (code | (high << 4)) - TILE.offset
     else:
-        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + place)
+        word = tl.load(matrix[0] + row * (4 * BLOCKS) + part * BLOCKS + index)
         return ((word >> (8 * byte + 4 * upper)) & 15) - TILE.offset
 
 
 @triton.jit
-def _scale_code(matrix, row, block, place, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+def _scale_code(matrix, row, block, index, upper, code, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Convert a code to a weight."""
-    SUPERS: tl.constexpr = BLOCKS // 8
+    SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
     value = code.to(tl.float32)
     if TILE.scale == PAIR:
-        scale = tl.load(matrix[1] + row * BLOCKS + place)
+        scale = tl.load(matrix[1] + row * BLOCKS + index)
         return low_half(scale) * value + high_half(scale)
     else:
-        scale = tl.load(matrix[1] + (row // 2) * BLOCKS + place) >> ((row & 1) * 16)
+        scale = tl.load(matrix[1] + (row // 2) * BLOCKS + index) >> ((row & 1) * 16)
         if TILE.scale == FLOAT16:
             return low_half(scale) * value
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
         elif TILE.scale == SIGNED:
-            factor = tl.load(matrix[2] + (row // 2) * SUPERS + block // 8) >> ((row & 1) * 16)
+            factor = tl.load(matrix[2] + (row // 2) * SUPER_BLOCKS + block // 8) >> ((row & 1) * 16)
             step = (scale << (24 - 8 * upper)) >> 24
             return low_half(factor) * step.to(tl.float32) * value
         else:
-            factor = tl.load(matrix[2] + row * SUPERS + block // 8)
+            factor = tl.load(matrix[2] + row * SUPER_BLOCKS + block // 8)
             if TILE.scale == MINIMUM:
                 step, minimum = scale & 255, (scale >> 8) & 255
             else:

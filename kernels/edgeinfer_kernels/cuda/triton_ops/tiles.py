@@ -68,16 +68,16 @@ def blocks_at(start, STEP: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _supers_at(blocks, SUPERS: tl.constexpr, VECTOR: tl.constexpr):
+def _super_blocks_at(blocks, SUPER_BLOCKS: tl.constexpr, VECTOR: tl.constexpr):
     """Offsets of the super-block scales of `blocks`; loaded by the threads that load the blocks (VECTOR 0:
     any).
     """
-    places = blocks % SUPERS
+    indices = blocks % SUPER_BLOCKS
     if VECTOR > 0:
-        RUN: tl.constexpr = SUPERS & -SUPERS
+        RUN: tl.constexpr = SUPER_BLOCKS & -SUPER_BLOCKS
         STEP: tl.constexpr = blocks.shape[0]
-        places = tl.max_contiguous(tl.multiple_of(places, VECTOR), RUN if RUN < STEP else STEP)
-    return places[None, :]
+        indices = tl.max_contiguous(tl.multiple_of(indices, VECTOR), RUN if RUN < STEP else STEP)
+    return indices[None, :]
 
 
 @triton.jit
@@ -119,14 +119,18 @@ def load_tile(
         scale = _masked_load(matrix[1] + row * BLOCKS + block, inside, MASKED)
     else:
         scale = _masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
-    SUPERS: tl.constexpr = BLOCKS // 8
+    SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
     if TILE.scale == SIGNED:
         pair = _masked_load(
-            matrix[2] + (row // 2) * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED
+            matrix[2] + (row // 2) * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR),
+            inside,
+            MASKED,
         )
         factor = pair >> ((row & 1) * 16)
     elif TILE.scale == MINIMUM or TILE.scale == SHORT:
-        factor = _masked_load(matrix[2] + row * SUPERS + _supers_at(blocks, SUPERS, VECTOR), inside, MASKED)
+        factor = _masked_load(
+            matrix[2] + row * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR), inside, MASKED
+        )
     else:
         factor = scale
     return words, scale, factor
@@ -232,7 +236,7 @@ def quantize(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     GROUPS: tl.constexpr = values.shape[0]
     block = group // 2
     half = group % 2
-    place = token * (PLANES * BLOCKS) + (block % 8) * (BLOCKS // 8) + block // 8
+    index = token * (PLANES * BLOCKS) + (block % 8) * (BLOCKS // 8) + block // 8
     largest = tl.max(tl.abs(values), axis=1)
     inverse = tl.where(largest > 0, 127.0 / largest, 0.0)
     rounded = tl.floor(values * inverse[:, None] + 0.5).to(tl.int32)
@@ -240,12 +244,12 @@ def quantize(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: t
     shifted = (rounded & 255) << (8 * (element % 4))
     words = tl.sum(tl.reshape(shifted, (GROUPS, 4, 4)), axis=2)
     word = tl.arange(0, 4)[None, :]
-    pointers = activations + (half[:, None] * 4 + word) * BLOCKS + place[:, None]
+    pointers = activations + (half[:, None] * 4 + word) * BLOCKS + index[:, None]
     tl.store(pointers, words, mask=inside[:, None])
     scale = (largest / 127.0).to(tl.int32, bitcast=True)
-    tl.store(activations + (8 + half) * BLOCKS + place, scale, mask=inside)
-    tl.store(activations + (10 + half) * BLOCKS + place, tl.sum(rounded, axis=1), mask=inside)
+    tl.store(activations + (8 + half) * BLOCKS + index, scale, mask=inside)
+    tl.store(activations + (10 + half) * BLOCKS + index, tl.sum(rounded, axis=1), mask=inside)
     if PLANES == FLOAT_PLANES:
         plane = INTEGER_PLANES + half[:, None] * 16 + element
-        pointers = activations + plane * BLOCKS + place[:, None]
+        pointers = activations + plane * BLOCKS + index[:, None]
         tl.store(pointers, values.to(tl.int32, bitcast=True), mask=inside[:, None])

@@ -6,26 +6,51 @@ words of codes, which hold 4 to 16 weights of a row each: four adjacent ones, or
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_quant_formats import block_format
+from edgeinfer_kernels.cuda.triton_ops.words import FP4_WORDS, IQ4_WORDS
+from edgeinfer_quant_formats.formats import KERNEL_FORMATS
 
 ROWS = tl.constexpr(ROWS_PER_GROUP)
 WORDS = 64
 """Words of codes per row that a program unpacks."""
 FLOATS_PER_PROGRAM = 256
 """Elements per row and program, for float formats."""
-CODE_WORDS = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"), 4),
-    "Q8_0": 8,
-    **dict.fromkeys(("Q4_K", "Q5_K", "Q6_K", "IQ4_XS"), 32),
-    **dict.fromkeys(("Q2_K", "Q3_K"), 16),
-}
-"""Format -> words per block that hold codes, without upper bits."""
+
+
+class BlockFacts(NamedTuple):
+    """What a kernel must know of a block, as a compile-time constant: byte offsets of its fields."""
+
+    weights: int
+    nbytes: int
+    words: int
+    """Words of codes, without upper bits."""
+    codes: int
+    upper: int
+    scales: int
+    """Byte offset of the packed sub-block scales."""
+    d: int
+    minimum: int
+    """Byte offset of the second float16."""
+
+
+@cache
+def block_facts(format_name: str) -> BlockFacts:
+    """The facts of a format with codes."""
+    spec = KERNEL_FORMATS[format_name]
+    offsets = {field.name: field.offset for field in spec.fields}
+    codes = spec.field(spec.codes[0].field)
+    upper = spec.field(spec.codes[-1].field).offset
+    scales = offsets.get("scales", offsets.get("scales_l", 0))
+    d = offsets.get("d", 0)
+    minimum = offsets.get("m", offsets.get("dmin", 0))
+    words = codes.count // 4
+    return BlockFacts(spec.block_elements, spec.block_bytes, words, codes.offset, upper, scales, d, minimum)
 
 
 @triton.jit
@@ -49,12 +74,12 @@ def _byte(block, row, AT: tl.constexpr, index):
 @triton.jit
 def _level(code, FP4: tl.constexpr):
     """The level of a 4-bit code: for IQ4, or twice that of FP4."""
-    if FP4:  # 0 1 2 3, 4 6 8 12, 0 -1 -2 -3, -4 -6 -8 -12
-        low = tl.where(code < 4, 50462976, 201852420)
-        high = tl.where(code < 12, -33620224, -185009412)
-    else:  # -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-        low = tl.where(code < 4, -1079142271, -152379953)
-        high = tl.where(code < 12, 639175937, 1901675829)
+    if FP4:
+        low = tl.where(code < 4, FP4_WORDS[0], FP4_WORDS[1])
+        high = tl.where(code < 12, FP4_WORDS[2], FP4_WORDS[3])
+    else:
+        low = tl.where(code < 4, IQ4_WORDS[0], IQ4_WORDS[1])
+        high = tl.where(code < 12, IQ4_WORDS[2], IQ4_WORDS[3])
     word = tl.where(code < 8, low, high)
     return (word << (24 - 8 * (code & 3))) >> 24
 
@@ -65,7 +90,7 @@ def _store(out, column, value, inside):
 
 
 @triton.jit
-def _simple(out, block, row, i, k, inside, FORMAT: tl.constexpr):
+def _simple(out, block, row, i, k, inside, FACTS: tl.constexpr, FORMAT: tl.constexpr):
     """Blocks of 32 in nibbles: word i holds weights 4i… in the low nibbles of its bytes, 16 + 4i… in the high
     nibbles.
 
@@ -76,21 +101,12 @@ def _simple(out, block, row, i, k, inside, FORMAT: tl.constexpr):
         power = tl.load(block + row).to(tl.int32)
         d = tl.where(power < 2, 0x200000 << power, (power - 1) << 23).to(tl.float32, bitcast=True)
     else:
-        d = _half(block, row, 0)
+        d = _half(block, row, FACTS.d)
     if FORMAT == "Q4_1" or FORMAT == "Q5_1":
-        lowest = _half(block, row, 2)
-    if FORMAT == "Q5_0":
-        fifth = _word(block, row, 2, 0)
-        word = _word(block, row, 6, i)
-    elif FORMAT == "Q5_1":
-        fifth = _word(block, row, 4, 0)
-        word = _word(block, row, 8, i)
-    elif FORMAT == "Q4_1":
-        word = _word(block, row, 4, i)
-    elif FORMAT == "MXFP4":
-        word = _word(block, row, 1, i)
-    else:
-        word = _word(block, row, 2, i)
+        lowest = _half(block, row, FACTS.minimum)
+    if FORMAT == "Q5_0" or FORMAT == "Q5_1":
+        fifth = _word(block, row, FACTS.upper, 0)
+    word = _word(block, row, FACTS.codes, i)
     for half in tl.static_range(2):
         code = (word >> (8 * k + 4 * half)) & 15
         if FORMAT == "Q5_0" or FORMAT == "Q5_1":
@@ -107,23 +123,24 @@ def _simple(out, block, row, i, k, inside, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _q8_0(out, block, row, i, k, inside):
-    word = _word(block, row, 2, i)
+def _q8_0(out, block, row, i, k, inside, FACTS: tl.constexpr):
+    word = _word(block, row, FACTS.codes, i)
     code = (word << (24 - 8 * k)) >> 24
-    _store(out, 4 * i + k, _half(block, row, 0) * code.to(tl.float32), inside)
+    _store(out, 4 * i + k, _half(block, row, FACTS.d) * code.to(tl.float32), inside)
 
 
 @triton.jit
-def _k_minimum(out, block, row, i, k, inside, FIFTH: tl.constexpr):
+def _k_minimum(out, block, row, i, k, inside, FACTS: tl.constexpr, FIFTH: tl.constexpr):
     """Q4_K, or Q5_K with its FIFTH bits: of each 32 bytes first the low nibbles, then the high nibbles; 6-bit
     scales and minima of 32 weights each.
     """
     pair, at = i >> 3, 4 * (i & 7) + k
-    word = _word(block, row, 48 if FIFTH else 16, i)
+    word = _word(block, row, FACTS.codes, i)
     if FIFTH:
-        fifth = _word(block, row, 16, i & 7) >> (8 * k)
-    scales, minima, mixed = _word(block, row, 4, 0), _word(block, row, 4, 1), _word(block, row, 4, 2)
-    d, lowest = _half(block, row, 0), _half(block, row, 2)
+        fifth = _word(block, row, FACTS.upper, i & 7) >> (8 * k)
+    scales, minima = _word(block, row, FACTS.scales, 0), _word(block, row, FACTS.scales, 1)
+    mixed = _word(block, row, FACTS.scales, 2)
+    d, lowest = _half(block, row, FACTS.d), _half(block, row, FACTS.minimum)
     for half in tl.static_range(2):
         part = 2 * pair + half
         shift, early = 8 * (part & 3), part < 4
@@ -138,54 +155,71 @@ def _k_minimum(out, block, row, i, k, inside, FIFTH: tl.constexpr):
 
 
 @triton.jit
-def _q6_k(out, block, row, i, k, inside):
+def _q6_k(out, block, row, i, k, inside, FACTS: tl.constexpr):
     """Of each half of 128 weights: 64 bytes of low nibbles, 32 of two upper bits; int8 scales for 16."""
     side, second, at = i >> 4, (i >> 3) & 1, i & 7
-    word = _word(block, row, 0, i)
-    upper = _word(block, row, 128, 8 * side + at)
-    d = _half(block, row, 208)
+    word = _word(block, row, FACTS.codes, i)
+    upper = _word(block, row, FACTS.upper, 8 * side + at)
+    d = _half(block, row, FACTS.d)
     for half in tl.static_range(2):
         quarter = second + 2 * half
         low, high = (word >> (8 * k + 4 * half)) & 15, (upper >> (8 * k + 2 * quarter)) & 3
-        scale = (_byte(block, row, 192, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
+        scale = (_byte(block, row, FACTS.scales, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
         value = d * scale.to(tl.float32) * ((low | (high << 4)) - 32).to(tl.float32)
         _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
 
 
 @triton.jit
-def _two_bits(out, block, row, i, k, inside, THIRD: tl.constexpr):
+def _two_bits(out, block, row, i, k, inside, FACTS: tl.constexpr, THIRD: tl.constexpr):
     """Q2_K, or Q3_K with its THIRD bits: of each 32 bytes the lowest two bits, then the next two."""
     side, at = i >> 3, i & 7
+    word = _word(block, row, FACTS.codes, i)
     if THIRD:
-        word = _word(block, row, 32, i)
-        third = _word(block, row, 0, at) >> (8 * k)
-        d = _half(block, row, 108)
-    else:
-        word = _word(block, row, 16, i)
-        d, lowest = _half(block, row, 80), _half(block, row, 82)
+        third = _word(block, row, FACTS.upper, at) >> (8 * k)
+    d = _half(block, row, FACTS.d)
+    if not THIRD:
+        lowest = _half(block, row, FACTS.minimum)
     for quarter in tl.static_range(4):
         code = (word >> (8 * k + 2 * quarter)) & 3
         part = 8 * side + 2 * quarter + (at >> 2)
         if THIRD:
             code = (code | (((third >> (4 * side + quarter)) & 1) << 2)) - 4
-            low = (_byte(block, row, 96, part & 7) >> (4 * (part >> 3))) & 15
-            high = (_byte(block, row, 96, 8 + (part & 3)) >> (2 * (part >> 2))) & 3
+            low = (_byte(block, row, FACTS.scales, part & 7) >> (4 * (part >> 3))) & 15
+            high = (_byte(block, row, FACTS.scales, 8 + (part & 3)) >> (2 * (part >> 2))) & 3
             value = d * ((low | (high << 4)) - 32).to(tl.float32) * code.to(tl.float32)
         else:
-            scales = _byte(block, row, 0, part)
+            scales = _byte(block, row, FACTS.scales, part)
             value = d * (scales & 15).to(tl.float32) * code.to(tl.float32)
             value = value - lowest * (scales >> 4).to(tl.float32)
         _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
 
 
 @triton.jit
-def _iq4_xs(out, block, row, i, k, inside):
+def _signs(out, block, row, i, k, inside, FACTS: tl.constexpr):
+    """Q1_0: byte k of word i holds the signs of weights 32i + 8k…; a set bit is +d."""
+    byte, d = _word(block, row, FACTS.codes, i) >> (8 * k), _half(block, row, FACTS.d)
+    for bit in tl.static_range(8):
+        _store(out, 32 * i + 8 * k + bit, d * (2 * ((byte >> bit) & 1) - 1).to(tl.float32), inside)
+
+
+@triton.jit
+def _ternary(out, block, row, i, k, inside, FACTS: tl.constexpr):
+    """TQ2_0: of each 32 bytes the lowest two bits, then the next two; one scale for all."""
+    side, at = i >> 3, i & 7
+    word, d = _word(block, row, FACTS.codes, i), _half(block, row, FACTS.d)
+    for quarter in tl.static_range(4):
+        code = ((word >> (8 * k + 2 * quarter)) & 3) - 1
+        _store(out, 128 * side + 32 * quarter + 4 * at + k, d * code.to(tl.float32), inside)
+
+
+@triton.jit
+def _iq4_xs(out, block, row, i, k, inside, FACTS: tl.constexpr):
     part, at = i >> 2, i & 3
-    word = _word(block, row, 8, i)
+    word = _word(block, row, FACTS.codes, i)
     upper = tl.load((block + ROWS * 2 + 2 * row).to(tl.pointer_type(tl.uint16))).to(tl.int32)
-    low = (_word(block, row, 4, 0) >> (4 * part)) & 15
+    low = (_word(block, row, FACTS.scales, 0) >> (4 * part)) & 15
     scale = (low | (((upper >> (2 * part)) & 3) << 4)) - 32
-    step = _half(block, row, 0) * scale.to(tl.float32)
+    step = _half(block, row, FACTS.d) * scale.to(tl.float32)
     for half in tl.static_range(2):
         code = (word >> (8 * k + 4 * half)) & 15
         value = step * _level(code, False).to(tl.float32)
@@ -197,18 +231,18 @@ def unpack_kernel(
     raw,
     out,
     COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_BYTES: tl.constexpr,
-    CODES: tl.constexpr,
+    FACTS: tl.constexpr,
     FORMAT: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """out (16 · groups, COLUMNS) float16 = groups of sixteen rows at `raw`; program (STEP of a row's words of
-    codes, group). A block has CODES such words.
+    codes, group). A block has FACTS.words such words.
 
     Reads a group's bytes once from memory, scales again from cache; writes 2 bytes per weight.
     """
-    BLOCKS: tl.constexpr = COLUMNS // BLOCK
+    BLOCKS: tl.constexpr = COLUMNS // FACTS.weights
+    CODES: tl.constexpr = FACTS.words
+    BLOCK_BYTES: tl.constexpr = FACTS.nbytes
     word = (tl.program_id(0) * STEP + tl.arange(0, STEP))[None, :, None]
     row = tl.arange(0, ROWS)[:, None, None]
     k = tl.arange(0, 4)[None, None, :]
@@ -217,19 +251,23 @@ def unpack_kernel(
     number, i = word // CODES, word % CODES
     group = tl.program_id(1).to(tl.int64)
     block = raw + group * (ROWS * BLOCK_BYTES * BLOCKS) + ROWS * BLOCK_BYTES * number
-    to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * BLOCK
+    to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * FACTS.weights
     if FORMAT == "Q8_0":
-        _q8_0(to, block, row, i, k, inside)
+        _q8_0(to, block, row, i, k, inside, FACTS)
     elif FORMAT == "Q4_K" or FORMAT == "Q5_K":
-        _k_minimum(to, block, row, i, k, inside, FORMAT == "Q5_K")
+        _k_minimum(to, block, row, i, k, inside, FACTS, FORMAT == "Q5_K")
     elif FORMAT == "Q6_K":
-        _q6_k(to, block, row, i, k, inside)
+        _q6_k(to, block, row, i, k, inside, FACTS)
     elif FORMAT == "Q2_K" or FORMAT == "Q3_K":
-        _two_bits(to, block, row, i, k, inside, FORMAT == "Q3_K")
+        _two_bits(to, block, row, i, k, inside, FACTS, FORMAT == "Q3_K")
     elif FORMAT == "IQ4_XS":
-        _iq4_xs(to, block, row, i, k, inside)
+        _iq4_xs(to, block, row, i, k, inside, FACTS)
+    elif FORMAT == "Q1_0":
+        _signs(to, block, row, i, k, inside, FACTS)
+    elif FORMAT == "TQ2_0":
+        _ternary(to, block, row, i, k, inside, FACTS)
     else:
-        _simple(to, block, row, i, k, inside, FORMAT)
+        _simple(to, block, row, i, k, inside, FACTS, FORMAT)
 
 
 @triton.jit
@@ -257,16 +295,8 @@ def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor)
             raw.view(FLOATS[format_name]), out, COLUMNS=columns, STEP=step
         )
         return
-    block, nbytes, codes = _block(format_name)
-    words = columns // block * codes
+    facts = block_facts(format_name)
+    words = columns // facts.weights * facts.words
     unpack_kernel[(-(-words // WORDS), groups)](
-        raw, out, COLUMNS=columns, BLOCK=block, BLOCK_BYTES=nbytes, CODES=codes, FORMAT=format_name,
-        STEP=WORDS, num_warps=8,
-    )  # fmt: skip
-
-
-@cache
-def _block(format_name: str) -> tuple[int, int, int]:
-    """Weights, bytes and words of codes per block."""
-    form = block_format(format_name)
-    return form.block_elements, form.block_bytes, CODE_WORDS[format_name]
+        raw, out, COLUMNS=columns, FACTS=facts, FORMAT=format_name, STEP=WORDS, num_warps=8
+    )

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.weights.plane_formats import CODEBOOKS
+
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """The interpreter cannot run inline assembly: kernels then compute the same with ordinary operations."""
 
@@ -23,6 +25,16 @@ PAIR = tl.constexpr(3)
 MINIMUM = tl.constexpr(4)
 SIGNED = tl.constexpr(5)
 SHORT = tl.constexpr(6)
+
+
+def level_words(levels: tuple[int, ...]) -> tuple[int, ...]:
+    """Sixteen int8 levels as four words, int32."""
+    raw = bytes(level & 255 for level in levels)
+    return tuple(int.from_bytes(raw[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
+
+
+IQ4_WORDS, FP4_WORDS = (tl.constexpr(level_words(levels)) for levels in CODEBOOKS)
+"""The codebooks of IQ4 and of FP4 (twice its values), as four words each."""
 
 
 @triton.jit
@@ -85,10 +97,10 @@ def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
 def look_up(codes, BOOK: tl.constexpr):
     """Map four 4-bit codes, in the low 16 bits of a word, to the four int8 levels of a codebook."""
     zero = tl.zeros_like(codes)
-    if BOOK == 0:  # IQ4: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-        a, b, c, d = zero + (-1079142271), zero + (-152379953), zero + 639175937, zero + 1901675829
-    else:  # FP4, twice its values: 0 1 2 3, 4 6 8 12, 0 -1 -2 -3, -4 -6 -8 -12
-        a, b, c, d = zero + 50462976, zero + 201852420, zero + (-33620224), zero + (-185009412)
+    if BOOK == 0:
+        a, b, c, d = zero + IQ4_WORDS[0], zero + IQ4_WORDS[1], zero + IQ4_WORDS[2], zero + IQ4_WORDS[3]
+    else:
+        a, b, c, d = zero + FP4_WORDS[0], zero + FP4_WORDS[1], zero + FP4_WORDS[2], zero + FP4_WORDS[3]
     index = codes & 0x7777
     selector = ((codes & 0x8888) >> 1) | 0x3210
     return select_bytes(select_bytes(a, b, index), select_bytes(c, d, index), selector)

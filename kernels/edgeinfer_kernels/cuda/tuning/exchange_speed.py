@@ -15,10 +15,10 @@ from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
-from edgeinfer_kernels.layer_split import Turns
 from edgeinfer_kernels.one_layer import one_layer
+from edgeinfer_kernels.stages import CpuStages
 
-TURNS = 32
+STAGES = 32
 ROUNDS = 5
 PATIENCE = 1.0
 """Timeout in seconds for a device that does not synchronize with its host."""
@@ -27,7 +27,7 @@ _FORMAT, _ROWS = "Q8_0", 32
 
 
 class _Exchange:
-    """TURNS stages of one token, on the smallest possible model."""
+    """STAGES stages of one token, on the smallest possible model."""
 
     def __init__(self, device: torch.device) -> None:
         specification, weights = one_layer(_FORMAT, _ROWS)
@@ -35,32 +35,32 @@ class _Exchange:
         Workspace(DeviceModel(specification, weights, counting, 16), counting)
         self.arena = Arena(device, counting.used)
         model = DeviceModel(specification, weights, self.arena, 16)
-        self.mailbox = ExchangeBuffer(device, 1, specification.width, 0)
+        self.mailbox = ExchangeBuffer(device, 1, specification.hidden_size, 0)
         self._launches = StepLaunches(model, Workspace(model, self.arena), Tuning(), dependent=False)
-        self._turns = DecodeExchange(Turns((), (), ()), self.mailbox)
+        self._exchange = DecodeExchange(CpuStages((), (), ()), self.mailbox)
         self._norm = NextNorm(specification.norm, None, None)
 
     def launch(self) -> None:
         """Launch all stages; the first has number 1."""
         out = self._launches.workspace.entering[0]
-        for turn in range(1, TURNS + 1):
-            self._turns.send(self._launches, turn, 1)
-            self._turns.receive(self._launches, turn, None, 0.0, self._norm, out, 1)
+        for stage in range(1, STAGES + 1):
+            self._exchange.send(self._launches, stage, 1)
+            self._exchange.receive(self._launches, stage, None, 0.0, self._norm, out, 1)
 
     def answer(self) -> bool:
         """Answer each stage as soon as it is reached; False: timeout, and the device was released."""
         words = self.mailbox.words.numpy()
-        for turn in range(1, TURNS + 1):
+        for stage in range(1, STAGES + 1):
             deadline = time.perf_counter() + PATIENCE
-            while words[SENT] < turn:
+            while words[SENT] < stage:
                 if time.perf_counter() > deadline:
                     self.mailbox.open()
                     return False
-            words[ANSWERED] = turn
+            words[ANSWERED] = stage
         return True
 
 
-def turn_seconds(device: torch.device) -> float | None:
+def stage_seconds(device: torch.device) -> float | None:
     """Seconds of a stage without work on the host, for sending and receiving hidden states; None: device and
     host do not see each other's writes until a graph has ended.
     """
@@ -70,7 +70,7 @@ def turn_seconds(device: torch.device) -> float | None:
         begin = time.perf_counter()
         exchange.launch()
         if device.type != "cuda":
-            return (time.perf_counter() - begin) / TURNS
+            return (time.perf_counter() - begin) / STAGES
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -78,7 +78,7 @@ def turn_seconds(device: torch.device) -> float | None:
         found = [_round(exchange, graph, device) for _ in range(ROUNDS)]
         del graph
         seconds = [each for each in found if each is not None]
-        return min(seconds) / TURNS if len(seconds) == ROUNDS else None
+        return min(seconds) / STAGES if len(seconds) == ROUNDS else None
     finally:
         exchange.arena.close()
 

@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena, DeviceMemoryError, Uploader
 from edgeinfer_kernels.cuda.offload.weight_streamer import pin_in_place, unpin
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
-from edgeinfer_kernels.cuda.tuning.exchange_speed import turn_seconds
+from edgeinfer_kernels.cuda.tuning.exchange_speed import stage_seconds
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.one_layer import one_layer
@@ -98,7 +98,7 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
     multiplying = _best_seconds(device, lambda: torch.mm(a, b))
     reading = _reading(device, read_bytes)
     pinned, pageable = (_copies(device, copy_bytes, pinned) for pinned in (True, False))
-    turn = turn_seconds(device)
+    stage = stage_seconds(device)
     return GpuSpeed(
         bytes_per_second=read_bytes / reading,
         operations_per_second=2 * matrix**3 / multiplying,
@@ -106,8 +106,8 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         from_gpu=copy_bytes / pinned[1],
         pageable_to_gpu=copy_bytes / pageable[0],
         pageable_from_gpu=copy_bytes / pageable[1],
-        hand_over_seconds=_hand_over(device) if turn is None else turn,
-        meets_in_graph=float(turn is not None),
+        hand_over_seconds=_hand_over(device) if stage is None else stage,
+        meets_in_graph=float(stage is not None),
         pins_in_place=float(_pins_in_place(device)),
     )
 

@@ -68,7 +68,7 @@ def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompil
     """
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)
-    rehearsal, begin = DecodeStep(launches, step.turns), time.perf_counter()
+    rehearsal, begin = DecodeStep(launches, step.exchange), time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
     with compilers, compiling, compilers.stopped_by_errors():

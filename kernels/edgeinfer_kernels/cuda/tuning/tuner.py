@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, Tuning
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, blocks_of
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.specification import DecoderSpecification
-from edgeinfer_kernels.weights import DecoderWeights, Matrix
+from edgeinfer_kernels.matrix import Matrix
 
 GAIN = 0.003
 """Minimum relative gain in step time for a trial to be kept; replays vary by a third of that."""
@@ -26,8 +26,8 @@ KERNEL_SOURCES = (
     "triton_ops/words.py", "triton_ops/tiles.py", "triton_ops/embedding_kernels.py",
     "triton_ops/norm_kernels.py", "triton_ops/cache_tiles.py", "decode/projections.py",
     "decode/gemv_kernels.py", "decode/decode_attention.py", "decode/step_rope.py", "decode/decode_step.py",
-    "decode/step_experts.py", "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py",
-    "prefill/expert_kernels.py",
+    "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py", "prefill/expert_kernels.py",
+    "blocks/attention.py", "blocks/feed_forward.py", "blocks/moe.py",
 )  # fmt: skip
 """If one of these files changes, saved tunings become invalid."""
 
@@ -121,21 +121,13 @@ def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: i
         return math.inf
 
 
-def tuning_key(
-    gpu_name: str, specification: DecoderSpecification, weights: DecoderWeights, kv: CacheType
-) -> str:
-    """The key of a saved tuning: GPU, the model's kinds of layers, and the kernel sources."""
-    layers = {
-        (
-            facts.attention.heads,
-            facts.attention.kv_heads,
-            facts.attention.head_dim,
-            *_kind(w.attention.attn_q, w.attention.attn_k, w.attention.attn_v, w.attention.attn_output),
-            *_kind(*w.feed_forward.matrices()),
-        )
-        for facts, w in zip(specification.layers, weights.layers, strict=True)
+def tuning_key(gpu_name: str, specification: DecoderSpec, weights: DecoderWeights, kv: CacheType) -> str:
+    """The key of a saved tuning: GPU, the model's kinds of blocks, and the kernel sources."""
+    blocks = {
+        (residual.block.kind, residual.block.head_shape, *_kind(*w.block.matrices()))
+        for _, residual, w in blocks_of(specification, weights)
     }
-    kinds = sorted(map(repr, layers)), _kind(weights.output), kv
+    kinds = sorted(map(repr, blocks)), _kind(weights.output), kv
     digest = hashlib.sha256(repr(kinds).encode())
     for name in KERNEL_SOURCES:
         digest.update(Path(__file__).parents[1].joinpath(name).read_bytes())

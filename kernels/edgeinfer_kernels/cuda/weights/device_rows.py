@@ -1,26 +1,6 @@
-"""Input and output types of a device: sampling parameters, and hidden states that stay on the device."""
+"""Hidden states that stay on the device."""
 
 from dataclasses import dataclass
-from typing import Protocol
-
-
-class SampledSettings(Protocol):
-    """The sampling parameters that the device supports."""
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repeat_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
     words   (rows, planes, blocks)     the codes of the weights
     scales  (rows/2, blocks)           16 bits per block, row 2i in the low bits, row 2i + 1 in the high bits;
             (rows, blocks)             32 bits per block (`Scale.PAIR`)
-    supers  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
+    super_scales  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
             (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from edgeinfer_quant_formats.formats import KERNEL_FORMATS, FormatSpec
 
 ROW_MULTIPLE = 16
 BLOCK_MULTIPLE = 16
@@ -51,11 +53,11 @@ class Scale(IntEnum):
     PAIR = 3
     """float16 scale, float16 minimum that is added."""
     MINIMUM = 4
-    """uint8 scale, uint8 minimum, for 32 weights; supers hold their float16 factors. The minimum is
+    """uint8 scale, uint8 minimum, for 32 weights; super_scales hold their float16 factors. The minimum is
     subtracted.
     """
     SIGNED = 5
-    """int8 scale of the first 16 weights, int8 of the others; supers hold their float16 factor."""
+    """int8 scale of the first 16 weights, int8 of the others; super_scales hold their float16 factor."""
     SHORT = 6
     """4 bits each: scale of the first 16, of the others, minimum of the first 16, of the others."""
 
@@ -81,28 +83,40 @@ PLANES = {
     Code.BRAIN: 16,
     Code.SINGLE: 32,
 }
-IQ4 = 0
-FP4 = 1
+CODEBOOKS = tuple(dict.fromkeys(spec.levels for spec in KERNEL_FORMATS.values() if spec.levels))
+"""The different codebooks; a tile's `codebook` is an index of these."""
 
-TILES = {
-    "Q4_0": Tile(Code.NIBBLE, Scale.FLOAT16, 8),
-    "Q4_1": Tile(Code.NIBBLE, Scale.PAIR),
-    "Q5_0": Tile(Code.NIBBLE_1, Scale.FLOAT16, 16),
-    "Q5_1": Tile(Code.NIBBLE_1, Scale.PAIR),
-    "Q8_0": Tile(Code.BYTE, Scale.FLOAT16),
-    "Q2_K": Tile(Code.NIBBLE, Scale.SHORT),
-    "Q3_K": Tile(Code.NIBBLE, Scale.SIGNED, 4),
-    "Q4_K": Tile(Code.NIBBLE, Scale.MINIMUM),
-    "Q5_K": Tile(Code.NIBBLE_1, Scale.MINIMUM),
-    "Q6_K": Tile(Code.NIBBLE_2, Scale.SIGNED, 32),
-    "IQ4_NL": Tile(Code.CODEBOOK, Scale.FLOAT16, 0, IQ4),
-    "IQ4_XS": Tile(Code.CODEBOOK, Scale.SIGNED, 0, IQ4),
-    "MXFP4": Tile(Code.CODEBOOK, Scale.BFLOAT16, 0, FP4),
-    "F16": Tile(Code.HALF, Scale.NONE),
-    "BF16": Tile(Code.BRAIN, Scale.NONE),
-    "F32": Tile(Code.SINGLE, Scale.NONE),
-}
-"""The formats that the device supports. Q2_K and Q3_K take a nibble per weight there."""
+
+def _code_of(spec: FormatSpec) -> Code:
+    """The encoding of a format's codes on the device; codes of fewer than four bits take a nibble."""
+    if not spec.is_quantized:
+        return {"f16": Code.HALF, "bf16": Code.BRAIN, "f32": Code.SINGLE}[spec.fields[0].dtype]
+    if spec.levels:
+        return Code.CODEBOOK
+    if spec.signed:
+        return Code.BYTE
+    return {5: Code.NIBBLE_1, 6: Code.NIBBLE_2}.get(spec.bits, Code.NIBBLE)
+
+
+def _scale_of(spec: FormatSpec) -> Scale:
+    if not spec.is_quantized:
+        return Scale.NONE
+    if spec.sub_scales is None:
+        return Scale.PAIR if spec.has_minimum else _SCALE_OF_DTYPE[spec.scale_dtype]
+    if not spec.has_minimum:
+        return Scale.SIGNED
+    return Scale.MINIMUM if spec.scale_weights == BLOCK else Scale.SHORT
+
+
+def tile_of(spec: FormatSpec) -> Tile:
+    """The tile of a format."""
+    codebook = CODEBOOKS.index(spec.levels) if spec.levels else 0
+    return Tile(_code_of(spec), _scale_of(spec), spec.offset, codebook)
+
+
+_SCALE_OF_DTYPE = {"f16": Scale.FLOAT16, "e8m0": Scale.BFLOAT16}
+TILES = {name: tile_of(spec) for name, spec in KERNEL_FORMATS.items()}
+"""The formats that the device supports."""
 
 FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
 
@@ -158,7 +172,7 @@ class PlaneShapes:
         return rows, self.blocks
 
     @property
-    def supers(self) -> tuple[int, int]:
+    def super_scales(self) -> tuple[int, int]:
         if self.tile.scale == Scale.SIGNED:
             return self.padded_rows // 2, self.blocks // 8
         if self.tile.scale in (Scale.MINIMUM, Scale.SHORT):
@@ -169,7 +183,7 @@ class PlaneShapes:
     def nbytes(self) -> int:
         """Bytes of words, scales and super-block scales."""
         rows, planes, blocks = self.words
-        return 4 * (rows * planes * blocks + sum(a * b for a, b in (self.scales, self.supers)))
+        return 4 * (rows * planes * blocks + sum(a * b for a, b in (self.scales, self.super_scales)))
 
 
 def padded_blocks(columns: int) -> int:

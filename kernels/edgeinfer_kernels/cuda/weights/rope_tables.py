@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.specification import RopeSpecification
+from edgeinfer_kernels.blocks.rope import RopeSpec
 
 
-def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.int64]:
+def head_order(rope: RopeSpec | None, head_dim: int) -> npt.NDArray[np.int64]:
     """The order of a head's dimensions in which RoPE pairs are (i, i + head_dim/2), for any pairing in the
     file.
 
@@ -16,7 +16,7 @@ def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.
     if rope is None:
         return dimensions
     turned = rope.dimensions
-    if rope.halves:
+    if rope.neox:
         first, second = dimensions[: turned // 2], dimensions[turned // 2 : turned]
     else:
         first, second = dimensions[0:turned:2], dimensions[1:turned:2]
@@ -25,7 +25,7 @@ def head_order(rope: RopeSpecification | None, head_dim: int) -> npt.NDArray[np.
     return np.concatenate([first, rest[:middle], second, rest[middle:]])
 
 
-def rope_table(rope: RopeSpecification | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
+def rope_table(rope: RopeSpec | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
     """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 for dimensions without RoPE."""
     half = head_dim // 2
     table = np.zeros((positions, head_dim), np.float32)

@@ -74,12 +74,12 @@ def make_store_four_columns(byte: Any) -> Any:
     return store_four_columns
 
 
-def make_unpack_tile(form: RowFormat) -> Any:
+def make_unpack_tile(row_format: RowFormat) -> Any:
     """`unpack_tile(block, index, to)`: 32 columns of sixteen rows as a tile of bfloat16."""
-    unpack = form.unpack if form.signed else with_corrections(form)
-    last_scale_at, shift_at = (8, 9) if form.scales == 1 else (9, 10)
-    last_shift_at = shift_at + form.scales - 1
-    store_columns = make_store_four_columns(signed_byte_as_float if form.signed else byte_above_128)
+    unpack = row_format.unpack if row_format.signed else with_corrections(row_format)
+    last_scale_at, shift_at = (8, 9) if row_format.scales == 1 else (9, 10)
+    last_shift_at = shift_at + row_format.scales - 1
+    store_columns = make_store_four_columns(signed_byte_as_float if row_format.signed else byte_above_128)
 
     @inner
     def store_tile(u, to, scale, shift, last_scale, last_shift):
@@ -106,11 +106,11 @@ def make_unpack_tile(form: RowFormat) -> Any:
         last_shift = subtract_product(u[last_scale_at], above, negative(u[last_shift_at]))
         store_tile(u, to, u[8], shift, u[last_scale_at], last_shift)
 
-    return unpack_signed if form.signed else unpack_unsigned
+    return unpack_signed if row_format.signed else unpack_unsigned
 
 
 @inner
-def multiply_32_tokens(state, activations, beside, panel, steps):
+def multiply_32_tokens(state, activations, other, panel, steps):
     """Tiles 0..3 += 32 tokens times the panel's two groups, over `steps` tiles of columns."""
     for step in range(steps):
         at = TILE_BYTES * step
@@ -119,7 +119,7 @@ def multiply_32_tokens(state, activations, beside, panel, steps):
         multiply_00(state)
         load_more_rows(state, panel + PANEL_GROUP + at, 64)
         multiply_01(state)
-        load_more_tokens(state, beside + at, 64)
+        load_more_tokens(state, other + at, 64)
         multiply_10(state)
         multiply_11(state)
 
@@ -161,23 +161,23 @@ def end_sums(state, sums, both):
 
 
 @inner
-def write_sums(sums, tokens, output, stride, index, beside):
+def write_sums(sums, tokens, output, stride, index, other):
     """Write the sums of a pair of groups to the output rows."""
     for token in range(tokens):
         at = sums + token // 16 * 2 * TILE_BYTES + 64 * (token % 16)
-        place = output + token * stride
-        store_floats(place + 64 * beside, load_floats(at + TILE_BYTES))
-        store_floats(place + 64 * index, load_floats(at))
+        target = output + token * stride
+        store_floats(target + 64 * other, load_floats(at + TILE_BYTES))
+        store_floats(target + 64 * index, load_floats(at))
 
 
-def make_multiply_panel(form: RowFormat) -> Any:
-    """`multiply_panel(group, beside, first, steps, activations, all_steps, tokens, state, sums)`.
+def make_multiply_panel(row_format: RowFormat) -> Any:
+    """`multiply_panel(group, other, first, steps, activations, all_steps, tokens, state, sums)`.
 
     Adds the products of columns 32·first to 32·(first + steps) of two groups to their sums, for up to
     PANEL_TOKENS tokens.
     """
-    unpack_tile = make_unpack_tile(form)
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    unpack_tile = make_unpack_tile(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
     @inner
@@ -187,7 +187,7 @@ def make_multiply_panel(form: RowFormat) -> Any:
         unpack_tile(at, step % sub_blocks, to)
 
     @inner
-    def multiply_panel(group, beside, first, steps, activations, all_steps, tokens, state, sums):
+    def multiply_panel(group, other, first, steps, activations, all_steps, tokens, state, sums):
         panel = state + PANEL
         for token in range(0, tokens, 32):
             at = activations + (token // 16 * all_steps + first) * TILE_BYTES
@@ -196,7 +196,7 @@ def make_multiply_panel(form: RowFormat) -> Any:
             if token == 0:
                 for step in range(steps):
                     unpack_step(group, first + step, panel + TILE_BYTES * step)
-                    unpack_step(beside, first + step, panel + PANEL_GROUP + TILE_BYTES * step)
+                    unpack_step(other, first + step, panel + PANEL_GROUP + TILE_BYTES * step)
                     if both:
                         more = at + all_steps * TILE_BYTES + TILE_BYTES * step
                         here = at + TILE_BYTES * step
@@ -213,10 +213,10 @@ def make_multiply_panel(form: RowFormat) -> Any:
     return multiply_panel
 
 
-def make_tile_rows(form: RowFormat) -> Callable[..., None]:
+def make_tile_rows(row_format: RowFormat) -> Callable[..., None]:
     """The AMX GEMM kernel of a format, for ROW_ARGUMENTS int64; the activations' stride is not used."""
-    multiply_panel = make_multiply_panel(form)
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    multiply_panel = make_multiply_panel(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
 
     def tile_rows(
         weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
@@ -228,19 +228,19 @@ def make_tile_rows(form: RowFormat) -> Callable[..., None]:
         for token in range(0, tokens, PANEL_TOKENS):
             count = min(PANEL_TOKENS, tokens - token)
             a = activations + token * 2 * columns
-            place = output + token * output_stride
+            target = output + token * output_stride
             for top in range(first_row // 16, end, 2 * PANEL_PAIRS):
                 bottom = min(end, top + 2 * PANEL_PAIRS)
                 for first in range(0, all_steps, PANEL_COLUMNS // 32):
                     steps = min(PANEL_COLUMNS // 32, all_steps - first)
                     for index in range(top, bottom, 2):
                         group = weights + index * row_bytes
-                        beside = weights + min(index + 1, bottom - 1) * row_bytes
+                        other = weights + min(index + 1, bottom - 1) * row_bytes
                         sums = scratch + SUMS + (index - top) // 2 * PAIR_SUMS
-                        multiply_panel(group, beside, first, steps, a, all_steps, count, scratch, sums)
+                        multiply_panel(group, other, first, steps, a, all_steps, count, scratch, sums)
                 for index in range(top, bottom, 2):
                     sums = scratch + SUMS + (index - top) // 2 * PAIR_SUMS
-                    write_sums(sums, count, place, output_stride, index, min(index + 1, bottom - 1))
+                    write_sums(sums, count, target, output_stride, index, min(index + 1, bottom - 1))
         end_tiles(scratch)
 
     return tile_rows

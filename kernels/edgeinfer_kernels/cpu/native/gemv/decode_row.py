@@ -12,7 +12,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import first_lane
 from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 
 
-def make_decode_row(form: RowFormat) -> Callable[..., None]:
+def make_decode_row(row_format: RowFormat) -> Callable[..., None]:
     """The kernel (source, columns, fields, field_count, scratch, output), all int64, for rows of this format.
 
     weight = scale·(quant - offset) - minimum, in the order of the codecs, so the results are bit-identical.
@@ -20,10 +20,10 @@ def make_decode_row(form: RowFormat) -> Callable[..., None]:
     dequantized with the `unpack` of the GEMV kernels. `fields` are those of `interleave_rows`; `output` is
     float32 (columns,). Reads the row's bytes, writes columns·4.
     """
-    unpack, sub_blocks, block_bytes = form.unpack, form.sub_blocks, form.block_bytes
-    offset, signed = np.float32(form.offset), form.signed
-    last_scale = 7 + form.scales
-    first_minimum, last_minimum = last_scale + 1, last_scale + form.scales
+    unpack, sub_blocks, block_bytes = row_format.unpack, row_format.sub_blocks, row_format.block_bytes
+    offset, signed = np.float32(row_format.offset), row_format.signed
+    last_scale = 7 + row_format.scales
+    first_minimum, last_minimum = last_scale + 1, last_scale + row_format.scales
 
     @inner
     def store_four(quants, scale, minimum, output):
@@ -42,7 +42,7 @@ def make_decode_row(form: RowFormat) -> Callable[..., None]:
     def stored_minima(u):
         return first_lane(u[first_minimum]), first_lane(u[last_minimum])
 
-    minima = stored_minima if form.minima else no_minima
+    minima = stored_minima if row_format.minima else no_minima
 
     @inner
     def store_columns(u, output):

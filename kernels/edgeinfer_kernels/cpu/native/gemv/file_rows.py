@@ -17,8 +17,9 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i64,
 )
 from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
+from edgeinfer_quant_formats.formats import FORMATS
 
-TQ1_0_BYTES, TQ2_0_BYTES = 54, 66
+TQ1_0_BYTES, TQ2_0_BYTES = FORMATS["TQ1_0"].block_bytes, FORMATS["TQ2_0"].block_bytes
 
 exports = Exports()
 
@@ -43,11 +44,11 @@ def widen_ternary(source, target, blocks):
     for block in range(blocks):
         at = source + TQ1_0_BYTES * block
         to = target + TQ2_0_BYTES * block
-        for place in range(64):
-            column = place // 32 * 128 + place % 32
+        for byte in range(64):
+            column = byte // 32 * 128 + byte % 32
             packed = ternary_digit(at, column) | ternary_digit(at, column + 32) << 2
             packed |= ternary_digit(at, column + 64) << 4 | ternary_digit(at, column + 96) << 6
-            store_i8(to + place, packed)
+            store_i8(to + byte, packed)
         store_i16(to + 64, load_u16(at + 52))
 
 

@@ -70,7 +70,7 @@ def gather_words(source, row_bytes, target, count):
 
 @inner
 def gather_units(source, row_bytes, target, unit, rows):
-    """All units of up to sixteen rows, side by side."""
+    """All units of up to sixteen rows, adjacent."""
     for lane in range(rows):
         at = source + lane * row_bytes
         if unit == 4:

@@ -1,7 +1,8 @@
 """Unpacks 32 columns of 16 interleaved rows, for each GGUF block format.
 
 A field of the file's block at byte `offset`, in units of `u` bytes, is at 16·offset, unit after unit, each
-unit sixteen rows wide. The struct of every format is in `edgeinfer_quant_formats`.
+unit sixteen rows wide. Offsets of fields (`Q4_0.qs`) and levels are those of the `FormatSpec`; an `unpack`
+adds how codes and sub-block scales are stored in bits.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from edgeinfer_kernels.cpu.layout.fields import interleaved_offsets
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
@@ -40,11 +42,10 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     multiply,
     splat_f32,
 )
+from edgeinfer_quant_formats.formats import FORMATS
 
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-MXFP4_VALUES_RAISED = tuple(12 + v for v in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
-look_up_iq4 = table_lookup(IQ4_VALUES)
-look_up_mxfp4 = table_lookup(MXFP4_VALUES_RAISED)
+look_up_iq4 = table_lookup(FORMATS["IQ4_NL"].levels)
+look_up_mxfp4 = table_lookup(tuple(level + 12 for level in FORMATS["MXFP4"].levels))
 
 
 @inner
@@ -82,19 +83,19 @@ def fields(quants, shift, mask):
 
 
 @inner
-def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, place):
-    """As `fields`, with more bits of each column from `high`, stored at bit `place`."""
+def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, bit):
+    """As `fields`, with more bits of each column from `high`, stored at bit `bit`."""
     w = fields(quants, shift, mask)
     h = fields(high, high_shift, high_mask)
     return (
-        or_bytes(w[0], shift_bytes_left(h[0], place)),
-        or_bytes(w[1], shift_bytes_left(h[1], place)),
-        or_bytes(w[2], shift_bytes_left(h[2], place)),
-        or_bytes(w[3], shift_bytes_left(h[3], place)),
-        or_bytes(w[4], shift_bytes_left(h[4], place)),
-        or_bytes(w[5], shift_bytes_left(h[5], place)),
-        or_bytes(w[6], shift_bytes_left(h[6], place)),
-        or_bytes(w[7], shift_bytes_left(h[7], place)),
+        or_bytes(w[0], shift_bytes_left(h[0], bit)),
+        or_bytes(w[1], shift_bytes_left(h[1], bit)),
+        or_bytes(w[2], shift_bytes_left(h[2], bit)),
+        or_bytes(w[3], shift_bytes_left(h[3], bit)),
+        or_bytes(w[4], shift_bytes_left(h[4], bit)),
+        or_bytes(w[5], shift_bytes_left(h[5], bit)),
+        or_bytes(w[6], shift_bytes_left(h[6], bit)),
+        or_bytes(w[7], shift_bytes_left(h[7], bit)),
     )
 
 
@@ -119,31 +120,53 @@ def nibbles_with_fifth_bits(quants, high):
     )
 
 
+Q4_0 = interleaved_offsets("Q4_0")
+
+
 @inner
 def unpack_q4_0(block, index):
-    return (*nibbles(block + 32), load_halves(block))
+    return (*nibbles(block + Q4_0.qs), load_halves(block + Q4_0.d))
+
+
+Q4_1 = interleaved_offsets("Q4_1")
 
 
 @inner
 def unpack_q4_1(block, index):
-    minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
-    return (*nibbles(block + 64), load_halves(block), minimum)
+    minimum = multiply(load_halves(block + Q4_1.m), splat_f32(np.float32(-1)))
+    return (*nibbles(block + Q4_1.qs), load_halves(block + Q4_1.d), minimum)
+
+
+Q5_0 = interleaved_offsets("Q5_0")
 
 
 @inner
 def unpack_q5_0(block, index):
-    return (*nibbles_with_fifth_bits(block + 96, load_ints(block + 32)), load_halves(block))
+    return (
+        *nibbles_with_fifth_bits(block + Q5_0.qs, load_ints(block + Q5_0.qh)),
+        load_halves(block + Q5_0.d),
+    )
+
+
+Q5_1 = interleaved_offsets("Q5_1")
 
 
 @inner
 def unpack_q5_1(block, index):
-    minimum = multiply(load_halves(block + 32), splat_f32(np.float32(-1)))
-    return (*nibbles_with_fifth_bits(block + 128, load_ints(block + 64)), load_halves(block), minimum)
+    minimum = multiply(load_halves(block + Q5_1.m), splat_f32(np.float32(-1)))
+    return (
+        *nibbles_with_fifth_bits(block + Q5_1.qs, load_ints(block + Q5_1.qh)),
+        load_halves(block + Q5_1.d),
+        minimum,
+    )
+
+
+Q8_0 = interleaved_offsets("Q8_0")
 
 
 @inner
 def unpack_q8_0(block, index):
-    q = block + 32
+    q = block + Q8_0.qs
     return (
         load_bytes(q),
         load_bytes(q + 64),
@@ -153,7 +176,7 @@ def unpack_q8_0(block, index):
         load_bytes(q + 320),
         load_bytes(q + 384),
         load_bytes(q + 448),
-        load_halves(block),
+        load_halves(block + Q8_0.d),
     )
 
 
@@ -172,28 +195,37 @@ def iq4_values(quants):
     )
 
 
+IQ4_NL = interleaved_offsets("IQ4_NL")
+
+
 @inner
 def unpack_iq4_nl(block, index):
-    return (*iq4_values(block + 32), load_halves(block))
+    return (*iq4_values(block + IQ4_NL.qs), load_halves(block + IQ4_NL.d))
+
+
+IQ4_XS = interleaved_offsets("IQ4_XS")
 
 
 @inner
 def unpack_iq4_xs(block, index):
-    low = and_i32(shift_right(load_ints(block + 64), 4 * index), 15)
-    high = and_i32(shift_right(load_unsigned_shorts(block + 32), 2 * index), 3)
+    low = and_i32(shift_right(load_ints(block + IQ4_XS.scales_l), 4 * index), 15)
+    high = and_i32(shift_right(load_unsigned_shorts(block + IQ4_XS.scales_h), 2 * index), 3)
     sub_scale = add_i32(or_i32(low, shift_left(high, 4)), splat_i32(types.int32(-32)))
-    scale = multiply(load_halves(block), to_float(sub_scale))
-    return (*iq4_values(block + 128 + 256 * index), scale)
+    scale = multiply(load_halves(block + IQ4_XS.d), to_float(sub_scale))
+    return (*iq4_values(block + IQ4_XS.qs + 256 * index), scale)
+
+
+MXFP4 = interleaved_offsets("MXFP4")
 
 
 @inner
 def unpack_mxfp4(block, index):
-    exponent = load_unsigned_bytes(block)
+    exponent = load_unsigned_bytes(block + MXFP4.e)
     normal = shift_left(add_i32(exponent, splat_i32(types.int32(-1))), 23)
     odd = and_i32(exponent, 1)
     subnormal = add_i32(shift_left(odd, 21), splat_i32(types.int32(1 << 21)))
     scale = bits_to_float(maximum_i32(normal, subnormal))
-    w = nibbles(block + 16)
+    w = nibbles(block + MXFP4.qs)
     return (
         look_up_mxfp4(w[0]),
         look_up_mxfp4(w[1]),
@@ -207,50 +239,59 @@ def unpack_mxfp4(block, index):
     )
 
 
+Q4_K = interleaved_offsets("Q4_K")
+
+
 @inner
 def six_bit_scale_and_minimum(block, index):
     """Q4_K and Q5_K: sub-block `index`'s scale and minimum, times the block's two float16."""
-    s0 = load_ints(block + 64)
-    s1 = load_ints(block + 128)
+    s0 = load_ints(block + Q4_K.scales)
+    s1 = load_ints(block + Q4_K.scales + 64)
     if index < 4:
         scale = and_i32(shift_right(s0, 8 * index), 63)
         minimum = and_i32(shift_right(s1, 8 * index), 63)
     else:
         byte = 8 * (index - 4)
-        s2 = load_ints(block + 192)
+        s2 = load_ints(block + Q4_K.scales + 128)
         high_scale = shift_left(and_i32(shift_right(s0, byte + 6), 3), 4)
         high_minimum = shift_left(and_i32(shift_right(s1, byte + 6), 3), 4)
         scale = or_i32(and_i32(shift_right(s2, byte), 15), high_scale)
         minimum = or_i32(and_i32(shift_right(s2, byte + 4), 15), high_minimum)
     return (
-        multiply(load_halves(block), to_float(scale)),
-        multiply(load_halves(block + 32), to_float(minimum)),
+        multiply(load_halves(block + Q4_K.d), to_float(scale)),
+        multiply(load_halves(block + Q4_K.dmin), to_float(minimum)),
     )
 
 
 @inner
 def unpack_q4_k(block, index):
-    quants = block + 256 + 512 * (index // 2)
+    quants = block + Q4_K.qs + 512 * (index // 2)
     return (*fields(quants, 4 * (index % 2), 15), *six_bit_scale_and_minimum(block, index))
+
+
+Q5_K = interleaved_offsets("Q5_K")
 
 
 @inner
 def unpack_q5_k(block, index):
-    quants = block + 768 + 512 * (index // 2)
-    w = fields_with_high_bits(quants, 4 * (index % 2), 15, block + 256, index, 1, 4)
+    quants = block + Q5_K.qs + 512 * (index // 2)
+    w = fields_with_high_bits(quants, 4 * (index % 2), 15, block + Q5_K.qh, index, 1, 4)
     return (*w, *six_bit_scale_and_minimum(block, index))
+
+
+Q6_K = interleaved_offsets("Q6_K")
 
 
 @inner
 def unpack_q6_k(block, index):
     half = index // 4
     quarter = index % 4
-    quants = block + 1024 * half + 512 * (quarter % 2)
-    high = block + 2048 + 512 * half
+    quants = block + Q6_K.ql + 1024 * half + 512 * (quarter % 2)
+    high = block + Q6_K.qh + 512 * half
     w = fields_with_high_bits(quants, 4 * (quarter // 2), 15, high, 2 * quarter, 3, 4)
-    scales = load_ints(block + 3072 + 64 * (index // 2))
+    scales = load_ints(block + Q6_K.scales + 64 * (index // 2))
     first = 2 * (index % 2)
-    d = load_halves(block + 3328)
+    d = load_halves(block + Q6_K.d)
     return (
         *w,
         multiply(d, to_float(signed_byte(scales, first))),
@@ -258,34 +299,40 @@ def unpack_q6_k(block, index):
     )
 
 
+Q3_K = interleaved_offsets("Q3_K")
+
+
 @inner
 def q3_k_scale(block, index):
     """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, with an offset of
     32.
     """
-    place = index % 8
-    low = shift_right(load_ints(block + 1536 + 64 * (place // 4)), 8 * (place % 4) + 4 * (index // 8))
-    high = shift_right(load_ints(block + 1664), 8 * (index % 4) + 2 * (index // 4))
+    byte = index % 8
+    low = shift_right(load_ints(block + Q3_K.scales + 64 * (byte // 4)), 8 * (byte % 4) + 4 * (index // 8))
+    high = shift_right(load_ints(block + Q3_K.scales + 128), 8 * (index % 4) + 2 * (index // 4))
     scale = or_i32(and_i32(low, 15), shift_left(and_i32(high, 3), 4))
-    d = load_halves(block + 1728)
+    d = load_halves(block + Q3_K.d)
     return multiply(d, to_float(add_i32(scale, splat_i32(types.int32(-32)))))
 
 
 @inner
 def unpack_q3_k(block, index):
-    quants = block + 512 + 512 * (index // 4)
-    w = fields_with_high_bits(quants, 2 * (index % 4), 3, block, index, 1, 2)
+    quants = block + Q3_K.qs + 512 * (index // 4)
+    w = fields_with_high_bits(quants, 2 * (index % 4), 3, block + Q3_K.hmask, index, 1, 2)
     return (*w, q3_k_scale(block, 2 * index), q3_k_scale(block, 2 * index + 1))
+
+
+Q2_K = interleaved_offsets("Q2_K")
 
 
 @inner
 def unpack_q2_k(block, index):
-    scales = load_ints(block + 64 * (index // 2))
+    scales = load_ints(block + Q2_K.scales + 64 * (index // 2))
     first = 16 * (index % 2)
-    d = load_halves(block + 1280)
-    d_minimum = load_halves(block + 1312)
+    d = load_halves(block + Q2_K.d)
+    d_minimum = load_halves(block + Q2_K.dmin)
     return (
-        *fields(block + 256 + 512 * (index // 4), 2 * (index % 4), 3),
+        *fields(block + Q2_K.qs + 512 * (index // 4), 2 * (index % 4), 3),
         multiply(d, to_float(and_i32(shift_right(scales, first), 15))),
         multiply(d, to_float(and_i32(shift_right(scales, first + 8), 15))),
         multiply(d_minimum, to_float(and_i32(shift_right(scales, first + 4), 15))),
@@ -293,27 +340,57 @@ def unpack_q2_k(block, index):
     )
 
 
+Q1_0 = interleaved_offsets("Q1_0")
+
+
+@inner
+def sign_levels(signs, index):
+    """Four columns from bits 4·index… of the row's word `signs`: 0 or 2."""
+    return shift_bytes_left(spread_four_bits(shift_right(signs, 4 * index)), 1)
+
+
+@inner
+def unpack_q1_0(block, index):
+    signs = load_ints(block + Q1_0.qs + 64 * index)
+    return (
+        sign_levels(signs, 0),
+        sign_levels(signs, 1),
+        sign_levels(signs, 2),
+        sign_levels(signs, 3),
+        sign_levels(signs, 4),
+        sign_levels(signs, 5),
+        sign_levels(signs, 6),
+        sign_levels(signs, 7),
+        load_halves(block + Q1_0.d),
+    )
+
+
+TQ2_0 = interleaved_offsets("TQ2_0")
+
+
 @inner
 def unpack_tq2_0(block, index):
-    return (*fields(block + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + 1024))
+    return (*fields(block + TQ2_0.qs + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + TQ2_0.d))
 
 
-ROW_FORMATS: dict[str, RowFormat] = {
-    "Q4_0": RowFormat(unpack_q4_0, 18, 15, offset=8),
-    "Q4_1": RowFormat(unpack_q4_1, 20, 15, minima=True),
-    "Q5_0": RowFormat(unpack_q5_0, 22, 31, offset=16),
-    "Q5_1": RowFormat(unpack_q5_1, 24, 31, minima=True),
-    "Q8_0": RowFormat(unpack_q8_0, 34, 128, signed=True),
-    "Q2_K": RowFormat(unpack_q2_k, 84, 3, 8, scales=2, minima=True),
-    "Q3_K": RowFormat(unpack_q3_k, 110, 7, 8, scales=2, offset=4),
-    "Q4_K": RowFormat(unpack_q4_k, 144, 15, 8, minima=True),
-    "Q5_K": RowFormat(unpack_q5_k, 176, 31, 8, minima=True),
-    "Q6_K": RowFormat(unpack_q6_k, 210, 63, 8, scales=2, offset=32),
-    "IQ4_NL": RowFormat(unpack_iq4_nl, 18, 127, signed=True),
-    "IQ4_XS": RowFormat(unpack_iq4_xs, 136, 127, 8, signed=True),
-    "MXFP4": RowFormat(unpack_mxfp4, 17, 24, offset=12),
-    "TQ2_0": RowFormat(unpack_tq2_0, 66, 3, 8, offset=1),
+UNPACKERS: dict[str, Any] = {
+    "Q4_0": unpack_q4_0,
+    "Q4_1": unpack_q4_1,
+    "Q5_0": unpack_q5_0,
+    "Q5_1": unpack_q5_1,
+    "Q8_0": unpack_q8_0,
+    "Q2_K": unpack_q2_k,
+    "Q3_K": unpack_q3_k,
+    "Q4_K": unpack_q4_k,
+    "Q5_K": unpack_q5_k,
+    "Q6_K": unpack_q6_k,
+    "IQ4_NL": unpack_iq4_nl,
+    "IQ4_XS": unpack_iq4_xs,
+    "MXFP4": unpack_mxfp4,
+    "TQ2_0": unpack_tq2_0,
+    "Q1_0": unpack_q1_0,
 }
+ROW_FORMATS = {name: RowFormat.of(FORMATS[name], unpack) for name, unpack in UNPACKERS.items()}
 FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
     "F32": lambda: rows_of_floats(load_floats, 4),
     "F16": lambda: rows_of_floats(load_halves, 2),

@@ -88,10 +88,29 @@ def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     return decode_group
 
 
-def make_decode(form: RowFormat) -> Any:
+def decode_quarter_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """The product of one token with a group, for blocks of 128 columns."""
+
+    @inner
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            prefetch_share(at, group_bytes, PREFETCH_BYTES)
+            a = activations + 4 * ACTIVATION_BYTES * block
+            total = accumulate(unpack(at, 0), a, total)
+            total = accumulate(unpack(at, 1), a + ACTIVATION_BYTES, total)
+            total = accumulate(unpack(at, 2), a + 2 * ACTIVATION_BYTES, total)
+            total = accumulate(unpack(at, 3), a + 3 * ACTIVATION_BYTES, total)
+        return total
+
+    return decode_group
+
+
+def make_decode(row_format: RowFormat) -> Any:
     """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
-    make = decode_super_blocks if form.sub_blocks == 8 else decode_blocks
-    return make(make_accumulate(form), with_corrections(form), form.group_bytes)
+    make = {1: decode_blocks, 4: decode_quarter_blocks, 8: decode_super_blocks}[row_format.sub_blocks]
+    return make(make_accumulate(row_format), with_corrections(row_format), row_format.group_bytes)
 
 
 def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
@@ -136,11 +155,11 @@ def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
     return zeros, step, put
 
 
-def make_fixed(form: RowFormat, tokens: int) -> Any:
+def make_fixed(row_format: RowFormat, tokens: int) -> Any:
     """`fixed(group, blocks, activations, stride, output, output_stride)`: a group times `tokens` tokens."""
-    unpack = with_corrections(form)
-    zeros, step, put = each_token(tokens, make_accumulate(form))
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    unpack = with_corrections(row_format)
+    zeros, step, put = each_token(tokens, make_accumulate(row_format))
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
     @inner
@@ -157,14 +176,14 @@ def make_fixed(form: RowFormat, tokens: int) -> Any:
     return fixed
 
 
-def make_few(form: RowFormat) -> Any:
+def make_few(row_format: RowFormat) -> Any:
     """`few(group, blocks, activations, stride, tokens, output, output_stride)`: a group times a few tokens.
 
     All tokens at once: split into four and the rest, seven took 1.14 times as long and eight 1.11 times. A
     fifth token by itself took two to four times as long as an additional one. But each further token count
     adds half a second of compile time.
     """
-    two, three, four, five, six, seven, eight = (make_fixed(form, n) for n in range(2, FEW_TOKENS + 1))
+    two, three, four, five, six, seven, eight = (make_fixed(row_format, n) for n in range(2, FEW_TOKENS + 1))
 
     @inner
     def few(group, blocks, activations, stride, tokens, output, output_stride):
@@ -186,14 +205,14 @@ def make_few(form: RowFormat) -> Any:
     return few
 
 
-def make_pair_tile(form: RowFormat) -> Any:
+def make_pair_tile(row_format: RowFormat) -> Any:
     """`pair_tile(group, next_group, blocks, activations, stride, tokens, sums)`.
 
     The sums of two groups with up to TOKEN_TILE tokens, 128 bytes per token. For targets with enough
     registers for the weights of both groups.
     """
-    unpack, accumulate = with_corrections(form), make_accumulate(form)
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
     @inner
@@ -205,23 +224,23 @@ def make_pair_tile(form: RowFormat) -> Any:
                 prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
                 prefetch_share(next_group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
                 here = unpack(group + block * group_bytes, index)
-                beside = unpack(next_group + block * group_bytes, index)
+                other = unpack(next_group + block * group_bytes, index)
                 start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
                 for token in range(tokens):
                     at = sums + 128 * token
                     a = start + token * stride
                     first = accumulate(here, a, load_floats(at))
-                    second = accumulate(beside, a, load_floats(at + 64))
+                    second = accumulate(other, a, load_floats(at + 64))
                     store_floats(at, first)
                     store_floats(at + 64, second)
 
     return pair_tile
 
 
-def make_single_tile(form: RowFormat) -> Any:
+def make_single_tile(row_format: RowFormat) -> Any:
     """As `make_pair_tile` for one group: only the first 64 bytes of a token's sums are computed."""
-    unpack, accumulate = with_corrections(form), make_accumulate(form)
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
     @inner
@@ -246,14 +265,14 @@ def make_single_tile(form: RowFormat) -> Any:
     return pair_tile
 
 
-def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
+def make_rows(row_format: RowFormat, *, wide: bool) -> Callable[..., None]:
     """The GEMV kernel of a format, for ROW_ARGUMENTS int64. `wide`: the target has 32 registers of 64
     bytes.
     """
-    decode_group = make_decode(form)
-    pair_tile = make_pair_tile(form) if wide else make_single_tile(form)
-    few = make_few(form)
-    group_bytes, sub_blocks = form.group_bytes, form.sub_blocks
+    decode_group = make_decode(row_format)
+    pair_tile = make_pair_tile(row_format) if wide else make_single_tile(row_format)
+    few = make_few(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
 
     def rows(
         weights, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
@@ -282,13 +301,13 @@ def make_rows(form: RowFormat, *, wide: bool) -> Callable[..., None]:
             tile = min(TOKEN_TILE, tokens - first)
             a = activations + first * stride
             for index in range(first_row // 16, end, 2):
-                beside = min(index + 1, end - 1)
+                other = min(index + 1, end - 1)
                 group = weights + index * row_bytes
-                next_group = weights + beside * row_bytes
+                next_group = weights + other * row_bytes
                 pair_tile(group, next_group, blocks, a, stride, tile, scratch)
                 for token in range(tile):
-                    place = output + (first + token) * output_stride
-                    store_floats(place + 64 * beside, load_floats(scratch + 128 * token + 64))
-                    store_floats(place + 64 * index, load_floats(scratch + 128 * token))
+                    target = output + (first + token) * output_stride
+                    store_floats(target + 64 * other, load_floats(scratch + 128 * token + 64))
+                    store_floats(target + 64 * index, load_floats(scratch + 128 * token))
 
     return rows

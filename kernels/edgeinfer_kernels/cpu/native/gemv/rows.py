@@ -32,6 +32,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS
+from edgeinfer_quant_formats.formats import FormatSpec
 
 ROW_ARGUMENTS = 10
 """weights, columns, first_row, last_row, activations, activation_stride, tokens, output, output_stride,
@@ -40,6 +41,10 @@ scratch.
 Addresses and strides in bytes. `first_row` is a multiple of 16; `output` must hold whole groups of 16 rows;
 `scratch` is ROWS_SCRATCH of thread-private memory.
 """
+
+
+MAX_UNSIGNED = 127
+"""Largest weight that AVX2 and AMX take as an unsigned byte."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,32 @@ class RowFormat:
     offset: int = 0
     minima: bool = False
 
+    @classmethod
+    def of(cls, spec: FormatSpec, unpack: Any) -> "RowFormat":
+        """The properties of a quantized format. Levels are stored unsigned if they fit 7 bits so."""
+        lowest, highest = spec.level_range
+        signed = highest - lowest > MAX_UNSIGNED
+        return cls(
+            unpack,
+            spec.block_bytes,
+            largest=max(-lowest, highest) if signed else highest - lowest,
+            sub_blocks=spec.block_elements // 32,
+            scales=1 if spec.scale_weights > 16 else 2,
+            signed=signed,
+            offset=0 if signed else -lowest,
+            minima=spec.has_minimum,
+        )
+
     @property
     def group_bytes(self) -> int:
         """Bytes of a block of sixteen rows."""
         return 16 * self.block_bytes
 
 
-def with_corrections(form: RowFormat) -> Any:
+def with_corrections(row_format: RowFormat) -> Any:
     """The format's unpack with weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
-    unpack, offset = form.unpack, np.float32(form.offset)
-    if form.minima:
+    unpack, offset = row_format.unpack, np.float32(row_format.offset)
+    if row_format.minima:
         return unpack
 
     @inner
@@ -99,9 +120,9 @@ def with_corrections(form: RowFormat) -> Any:
         u = unpack(block, index)
         return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))
 
-    if form.signed:
+    if row_format.signed:
         return raised
-    return with_one if form.scales == 1 else with_two
+    return with_one if row_format.scales == 1 else with_two
 
 
 @inner
@@ -114,15 +135,15 @@ def of_each_lane(activations, offset):
     return load_floats(activations + 16 * offset)
 
 
-def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
+def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
     """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as unpacked by
     `with_corrections`, with one token's block of activations to `total`.
 
     `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words.
     """
-    always = form.minima or form.offset > 0
-    of_16 = dot_product(4, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
-    of_32 = dot_product(8, signed=form.signed, largest=form.largest, by_lanes=by_lanes)
+    always = row_format.minima or row_format.offset > 0
+    of_16 = dot_product(4, signed=row_format.signed, largest=row_format.largest, by_lanes=by_lanes)
+    of_32 = dot_product(8, signed=row_format.signed, largest=row_format.largest, by_lanes=by_lanes)
     factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
 
     @inner
@@ -142,7 +163,7 @@ def make_accumulate(form: RowFormat, *, by_lanes: bool = False) -> Any:
         total = subtract_product(u[10], factor(a, ACTIVATIONS.first_sum), total)
         return subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
 
-    return accumulate_32 if form.scales == 1 else accumulate_16
+    return accumulate_32 if row_format.scales == 1 else accumulate_16
 
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:

@@ -192,7 +192,7 @@ def nonzero_bytes(builder, at):
     return builder.zext(builder.bitcast(some, I32), ir.IntType(64))
 
 
-def _woven(element: ir.Type, count: int, high: bool) -> Any:
+def _interleaved(element: ir.Type, count: int, high: bool) -> Any:
     """An emitter: interleaves the elements of the low or high halves of each 16 bytes of x and y.
 
     This is one instruction on registers of 16-byte parts (`punpckl…`, `zip1`).
@@ -205,17 +205,17 @@ def _woven(element: ir.Type, count: int, high: bool) -> Any:
         for which in (0, 1)
     ]
 
-    def weave(builder, x, y):
+    def interleave(builder, x, y):
         shape = ir.VectorType(element, 4 * count)
         mask = ir.Constant(ir.VectorType(I32, 4 * count), picks)
-        woven = builder.shuffle_vector(builder.bitcast(x, shape), builder.bitcast(y, shape), mask)
-        return as_bytes(builder, woven)
+        interleaved = builder.shuffle_vector(builder.bitcast(x, shape), builder.bitcast(y, shape), mask)
+        return as_bytes(builder, interleaved)
 
-    return operation(bytes64, (bytes64, bytes64))(weave)
+    return operation(bytes64, (bytes64, bytes64))(interleave)
 
 
-weave_low_bytes, weave_high_bytes = (_woven(I8, 16, high) for high in (False, True))
-weave_low_shorts, weave_high_shorts = (_woven(I16, 8, high) for high in (False, True))
+interleave_low_bytes, interleave_high_bytes = (_interleaved(I8, 16, high) for high in (False, True))
+interleave_low_shorts, interleave_high_shorts = (_interleaved(I16, 8, high) for high in (False, True))
 
 
 def by_halves(builder: Any, emit: Emitter, *vectors: Any) -> Any:

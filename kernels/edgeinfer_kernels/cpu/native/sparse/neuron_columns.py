@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
+from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS
 from edgeinfer_kernels.cpu.native.gemv.rows import broadcast
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     bits_of_bytes,
+    interleave_high_bytes,
+    interleave_high_shorts,
+    interleave_low_bytes,
+    interleave_low_shorts,
     load_bytes,
     nonzero_bytes,
     splat_i32,
     to_float,
-    weave_high_bytes,
-    weave_high_shorts,
-    weave_low_bytes,
-    weave_low_shorts,
 )
 from edgeinfer_kernels.cpu.native.simd.dots import dot_sum, raise_signed, raised_by
 from edgeinfer_kernels.cpu.native.simd.exports import inner
@@ -54,6 +55,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     NEURON_COLUMNS,
     OUTPUTS_PER_TILE,
 )
+from edgeinfer_quant_formats.formats import FORMATS
 
 NEURON_SUMS_ARGUMENTS = 10
 """columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch,
@@ -83,13 +85,15 @@ class ColumnFormat:
     offset: int = 0
 
 
-COLUMN_FORMATS: dict[str, ColumnFormat] = {
-    "Q4_0": ColumnFormat(4, 15, "half", offset=8),
-    "Q8_0": ColumnFormat(8, 128, "half", signed=True),
-    "Q4_K": ColumnFormat(4, 15, "minimum"),
-    "Q5_K": ColumnFormat(8, 31, "minimum"),
-    "Q6_K": ColumnFormat(8, 63, "two", offset=32),
-}
+def column_format(name: str) -> ColumnFormat:
+    """The per-neuron layout of a format with a GEMV kernel; codes of more than four bits take a byte."""
+    spec, row_format = FORMATS[name], ROW_FORMATS[name]
+    factors = "half" if spec.sub_scales is None else "minimum" if row_format.minima else "two"
+    bits = 4 if spec.bits == 4 else 8
+    return ColumnFormat(bits, row_format.largest, factors, row_format.signed, row_format.offset)
+
+
+COLUMN_FORMATS = {name: column_format(name) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")}
 
 
 @inner
@@ -149,10 +153,10 @@ def make_tile(form: ColumnFormat):
 
     @inner
     def add_four(sums, a, b, c, d, word):
-        low, high = weave_low_bytes(a, b), weave_high_bytes(a, b)
-        low_too, high_too = weave_low_bytes(c, d), weave_high_bytes(c, d)
-        w0, w1 = weave_low_shorts(low, low_too), weave_high_shorts(low, low_too)
-        w2, w3 = weave_low_shorts(high, high_too), weave_high_shorts(high, high_too)
+        low, high = interleave_low_bytes(a, b), interleave_high_bytes(a, b)
+        low_too, high_too = interleave_low_bytes(c, d), interleave_high_bytes(c, d)
+        w0, w1 = interleave_low_shorts(low, low_too), interleave_high_shorts(low, low_too)
+        w2, w3 = interleave_low_shorts(high, high_too), interleave_high_shorts(high, high_too)
         if signed:
             w0, w1, w2, w3 = raise_signed(w0), raise_signed(w1), raise_signed(w2), raise_signed(w3)
         return (

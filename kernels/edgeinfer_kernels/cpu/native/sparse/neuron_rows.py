@@ -7,8 +7,9 @@ sum across the lanes.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, split_fields
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
 from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS, nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
@@ -26,6 +27,7 @@ from edgeinfer_kernels.cpu.native.simd.exports import inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import lanes_sum, load_halves, multiply, splat_f32
 from edgeinfer_kernels.cpu.native.simd.scalars import load_i32, prefetch, store_f32, store_i32
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
+from edgeinfer_quant_formats.formats import FORMATS
 
 NEURON_ROWS_ARGUMENTS = 6
 """weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
@@ -50,13 +52,13 @@ def signed_factor(halves, factors):
 
 
 @inner
-def unpack_q4_k_cut(block, index):
+def unpack_q4_k_split(block, index):
     scale = unsigned_factor(block, block + 64)
     return (*nibbles(block + 96), scale, unsigned_factor(block + 32, block + 80))
 
 
 @inner
-def unpack_q5_k_cut(block, index):
+def unpack_q5_k_split(block, index):
     weights = nibbles_with_fifth_bits(block + 160, load_ints(block + 96))
     return (*weights, unsigned_factor(block, block + 64), unsigned_factor(block + 32, block + 80))
 
@@ -68,7 +70,7 @@ def with_two_bits(weights, high, index):
 
 
 @inner
-def unpack_q6_k_cut(block, index):
+def unpack_q6_k_split(block, index):
     w = nibbles(block + 64)
     first = load_bytes(block + 320)
     last = load_bytes(block + 384)
@@ -86,14 +88,20 @@ def unpack_q6_k_cut(block, index):
     )
 
 
-CUT_FORMATS: dict[str, RowFormat] = {
+def split_format(name: str, unpack: Any) -> RowFormat:
+    """A format of super-blocks, split into blocks of 32 columns."""
+    last = split_fields(FORMATS[name])[-1]
+    nbytes = last.offset + last.unit * last.count
+    return replace(ROW_FORMATS[name], unpack=unpack, block_bytes=nbytes, sub_blocks=1)
+
+
+SPLIT_FORMATS: dict[str, RowFormat] = {
     "Q4_0": ROW_FORMATS["Q4_0"],
     "Q8_0": ROW_FORMATS["Q8_0"],
-    "Q4_K": replace(ROW_FORMATS["Q4_K"], unpack=unpack_q4_k_cut, block_bytes=22, sub_blocks=1),
-    "Q5_K": replace(ROW_FORMATS["Q5_K"], unpack=unpack_q5_k_cut, block_bytes=26, sub_blocks=1),
-    "Q6_K": replace(ROW_FORMATS["Q6_K"], unpack=unpack_q6_k_cut, block_bytes=28, sub_blocks=1),
+    "Q4_K": split_format("Q4_K", unpack_q4_k_split),
+    "Q5_K": split_format("Q5_K", unpack_q5_k_split),
+    "Q6_K": split_format("Q6_K", unpack_q6_k_split),
 }
-"""Formats split into blocks of 32 columns; their bytes are those of `NEURON_FORMATS`."""
 
 
 def make_neuron_rows(form: RowFormat) -> Callable[..., None]:

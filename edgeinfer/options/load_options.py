@@ -1,0 +1,239 @@
+"""Options of `load`."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict
+
+from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
+from edgeinfer.errors import SettingError
+from edgeinfer.options.option_field import Progress, check_names, check_options, option, options_from, whole
+from edgeinfer.plain_numbers import plain_number
+from edgeinfer.shown import shown
+from edgeinfer.sizes import parse_bytes
+from edgeinfer.speculation.drafter import Drafter
+
+MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
+"""Threads spin at barriers: far more threads than processors would block the machine."""
+MAX_TREE_WIDTH = 8
+KvType = Literal["f32", "f16", "q8_0", "q4_0"]
+EngineName = Literal["edgeinfer", "llama.cpp"]
+Sparse = Literal["auto", "exact", "predicted", "off"]
+MODEL = "Model and devices"
+PROMPT = "Prompt"
+
+
+def is_device(name: str) -> bool:
+    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N"."""
+    return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+
+
+def _bytes(name: str, size: Any) -> int | None:
+    return parse_bytes(name, plain_number(size))
+
+
+def _draft(name: str, draft: Any) -> Any:
+    draft = str(draft) if isinstance(draft, Path) else draft
+    if draft is None or isinstance(draft, Drafter):
+        return draft
+    if not isinstance(draft, str) or draft.lower() in ("", "none"):
+        wanted = "'auto', 'lookup', 'self', a model, a Drafter, or None"
+        raise SettingError(f"{name}: saw {shown(draft)}, wanted {wanted}")
+    return draft
+
+
+def _paths(name: str, given: str | Path | Iterable[str | Path]) -> tuple[Path, ...]:
+    listed = (given,) if isinstance(given, str | Path) else given
+    try:
+        return tuple(map(Path, listed))
+    except TypeError:
+        raise SettingError(f"{name}: saw {shown(given)}, wanted paths of text files") from None
+
+
+_option = partial(option, panel=MODEL, commands="run chat serve")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadOptions:
+    """Options of `load`.
+
+    - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
+    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
+    - `threads`: None: the count that reads memory fastest, measured once.
+    - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
+      third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
+      memory-mapped, with a warning.
+    - `sparse`, for models with a ReLU, on the CPU: "exact" reads only the weights of active neurons while
+      steps are short, which changes at most the rounding. "auto" does so if the whole model is on the CPU and
+      the profile from `edgeinfer profile` predicts a gain. "predicted" also predicts which neurons are
+      active; "off" disables it.
+    - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
+      (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
+      same vocabulary, or None.
+    - `draft_tree_width`: number of tree siblings that a draft model adds to its draft, on the CPU.
+    - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
+      searches them first.
+    - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
+    - `chat_template`: Jinja text that replaces the file's.
+    - `thinking`, `template_args`: defaults for all completions, as in `RunOptions`; without them those of
+      models.toml.
+    - `assume_pre_tokenizer`: use this one if the file's is unknown.
+    - `snapshots`: restore prompt prefixes that `Model.keep_snapshot` saved to disk.
+    - `progress` is called with bytes loaded, `build_progress` with kernels compiled (first use only).
+
+    Raises:
+        SettingError: a value out of range, or options that exclude each other.
+    """
+
+    context: int | None = _option(
+        None, "Maximum tokens of prompt and completion.", allowed=whole(1), flags=("--context", "-c"),
+        commands="run chat serve plan", default_note="as trained, at most 4096",
+    )  # fmt: skip
+    engine: EngineName = _option(
+        "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
+        commands="run chat pull",
+    )  # fmt: skip
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench")
+    vram: int | None = _option(
+        None, "Maximum GPU memory, as 8GiB.", argument="size", convert=_bytes, metavar="SIZE",
+        commands="run chat serve plan", default_note="what is free",
+    )  # fmt: skip
+    ram: int | None = _option(
+        None, "Maximum main memory, as 12GiB.", argument="size", convert=_bytes, metavar="SIZE",
+        commands="run chat serve plan", default_note="what is free",
+    )  # fmt: skip
+    threads: int | None = _option(
+        None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
+        commands="run chat serve plan eval profile quantize doctor", default_note="measured",
+    )  # fmt: skip
+    repack: bool = _option(
+        True, "Copy the weights into the kernels' layout, or keep them memory-mapped, which takes almost no "
+        "memory and decodes at about a third of the speed.", flags=("--repack/--no-repack",),
+        commands="run chat serve plan eval bench", default_note="repack",
+    )  # fmt: skip
+    sparse: Sparse = _option(
+        "auto", "For ReLU models on the CPU: read the weights of active neurons only. predicted: predict "
+        "which neurons are active. auto: exact if the model's profile predicts a gain.",
+        commands="run chat eval",
+    )  # fmt: skip
+    instruction_set: str | None = _option(
+        None, "CPU kernels to use, of those that `edgeinfer doctor` lists.", metavar="NAME",
+        commands="bench", default_note="the best",
+    )  # fmt: skip
+    draft: str | Drafter | None = _option(
+        "auto", "Speculative decoding with a draft model of the same vocabulary, prompt lookup, or half of "
+        "the model's own layers. It changes the speed, not the output.",
+        convert=_draft, metavar="auto|lookup|self|none|MODEL", commands="run chat serve plan",
+    )  # fmt: skip
+    draft_tree_width: int = _option(
+        0, "Speculative decoding: siblings that a draft model adds to its draft, on the CPU.",
+        allowed=whole(0, MAX_TREE_WIDTH), commands="run",
+    )  # fmt: skip
+    lookup_files: tuple[Path, ...] = _option(
+        (), "Speculative decoding: a text that the completion is likely to repeat, such as code to edit; "
+        "prompt lookup searches it first. May be repeated.", flags=("--lookup-file",), metavar="FILE",
+        convert=_paths, commands="run chat", lasting=False,
+    )  # fmt: skip
+    kv: KvType = _option(
+        "f16", "Data type of the KV cache; q8_0 takes half the bytes of f16, q4_0 a quarter.",
+        commands="run chat serve plan eval bench",
+    )  # fmt: skip
+    chat_template: str | None = _option(
+        None,
+        "A Jinja file that replaces the model's chat template.",
+        argument="file",
+        metavar="FILE",
+        panel=PROMPT,
+    )
+    thinking: Thinking | None = _option(
+        None, "Reasoning before the response, if the chat template has a variable for it "
+        "(enable_thinking, reasoning_effort).", panel=PROMPT, default_note="the template's default",
+    )  # fmt: skip
+    template_args: Mapping[str, Any] = _option(
+        None, "A variable of the chat template; VALUE is JSON, or else text. May be repeated.",
+        default_factory=dict, convert=lambda name, given: given or {}, flags=("--template-arg",),
+        metavar="NAME=VALUE", panel=PROMPT, lasting=False,
+    )  # fmt: skip
+    assume_pre_tokenizer: str | None = _option(
+        None, "Pre-tokenizer to use if the file's is unknown.", metavar="NAME", panel=PROMPT,
+        commands="run chat", lasting=False,
+    )  # fmt: skip
+    snapshots: bool = option(False, "Restore prompt prefixes that `Model.keep_snapshot` saved to disk.")
+    progress: Progress | None = option(None, "Called with bytes loaded.")
+    build_progress: Progress | None = option(None, "Called with kernels compiled.")
+
+    @classmethod
+    def from_keywords(cls, given: Mapping[str, Any]) -> Self:
+        """The options of a caller's keywords. Raises `SettingError`."""
+        check_names(given, cls)
+        return options_from(cls, given)
+
+    @cached_property
+    def template_options(self) -> TemplateOptions:
+        """The default template options of all completions."""
+        return TemplateOptions(self.thinking, self.template_args)
+
+    @property
+    def drafts_on_gpu(self) -> bool:
+        """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
+        bit-identical there.
+        """
+        return bool(self.lookup_files) or self.draft not in (None, "auto")
+
+    @property
+    def asks_sparse(self) -> bool:
+        """Whether layers are sparse independent of the profile."""
+        return self.sparse in ("exact", "predicted")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.template_options  # noqa: B018 - checks its values
+        if not is_device(self.device):
+            raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        if self.lookup_files and self.draft is None:
+            raise SettingError(
+                "lookup_files: used only by drafts; leave them out, or take draft 'auto' or 'lookup'"
+            )
+        if self.engine == "llama.cpp":
+            self._check_llama_cpp()
+
+    def _check_llama_cpp(self) -> None:
+        """Raise `SettingError` for an option that the engine llama.cpp doesn't support."""
+        unsupported = {
+            "lookup_files": (bool(self.lookup_files), "llama.cpp doesn't draft here"),
+            "sparse": (self.asks_sparse, f"llama.cpp doesn't support {self.sparse!r}"),
+            "repack": (not self.repack, "llama.cpp decides it"),
+            "device": (self.device.startswith("cuda"), "llama.cpp runs on the CPU here"),
+            "ram": (self.ram is not None, "llama.cpp has no memory budget"),
+        }
+        for name, (is_used, reason) in unsupported.items():
+            if is_used:
+                raise SettingError(f"{name}: {reason}; leave out {name}, or the engine")
+
+
+class LoadKeywords(TypedDict, total=False):
+    """Keywords of `load`: the fields of `LoadOptions`, with all types that are accepted."""
+
+    context: int | None
+    engine: EngineName
+    device: str
+    vram: int | str | None
+    ram: int | str | None
+    threads: int | None
+    repack: bool
+    sparse: Sparse
+    instruction_set: str | None
+    draft: str | Path | Drafter | None
+    draft_tree_width: int
+    lookup_files: str | Path | Iterable[str | Path]
+    kv: KvType
+    chat_template: str | None
+    thinking: Thinking | None
+    template_args: Mapping[str, Any] | None
+    assume_pre_tokenizer: str | None
+    snapshots: bool
+    progress: Progress | None
+    build_progress: Progress | None

@@ -1,0 +1,160 @@
+"""The two response formats, chat and text completions: their choices and stream chunks."""
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from edgeinfer.chat_templates.tool_calls import Said, parse_tool_calls
+from edgeinfer.model import Model
+from edgeinfer.results import Generation, Token
+from edgeinfer.serving import replies
+from edgeinfer.serving.requests import CompletionRequest
+
+Chunk = dict[str, Any]
+
+
+class ResponseFormat(Protocol):
+    """The differences between the two formats."""
+
+    @property
+    def parsed(self) -> CompletionRequest: ...
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keywords of `Model.stream`."""
+        ...
+
+    def head(self, streamed: bool) -> Chunk:
+        """Fields at the start of every object of one response."""
+        ...
+
+    def choice(self, index: int, answer: Generation) -> Chunk:
+        """A complete choice."""
+        ...
+
+    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        """Chunks before the first token."""
+        ...
+
+    def chunks(self, index: int, token: Token) -> list[Chunk]:
+        """Chunks for a token."""
+        ...
+
+    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        """Chunks at the end."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatResponses:
+    """/v1/chat/completions. With tools, text is held back to the end, because it may be a tool call."""
+
+    model: Model
+    parsed: CompletionRequest
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.parsed.settings | ({"tools": self.parsed.tools} if self.parsed.tools else {})
+
+    @cached_property
+    def _id(self) -> str:
+        return replies.new_id("chatcmpl")
+
+    def head(self, streamed: bool) -> Chunk:
+        kind = "chat.completion.chunk" if streamed else "chat.completion"
+        return {"id": self._id, "object": kind, "created": int(time.time()), "model": self.model.name}
+
+    def choice(self, index: int, answer: Generation) -> Chunk:
+        said = self._said(answer)
+        found = {
+            "index": index,
+            "message": replies.chat_message(said),
+            "finish_reason": replies.finish(answer, said),
+        }
+        if "logprobs" in self.parsed.settings:
+            found["logprobs"] = replies.chat_logprobs(answer.tokens, self.model.tokenizer)
+        return found
+
+    def _said(self, answer: Generation) -> Said:
+        """The response text and its tool calls."""
+        if not self.parsed.tools:
+            return Said(answer.text, ())
+        whole = self.model.tokenizer.decode(answer.ids, special=True)
+        said = parse_tool_calls(whole, self.parsed.tools)
+        return said if said.calls else Said(answer.text, ())
+
+    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        return []
+
+    def chunks(self, index: int, token: Token) -> list[Chunk]:
+        if self.parsed.tools:
+            return []
+        chunk = _delta(index, {"content": token.text})
+        if "logprobs" in self.parsed.settings:
+            chunk["logprobs"] = replies.chat_logprobs([token], self.model.tokenizer)
+        return [chunk] if token.text or "logprobs" in chunk else []
+
+    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        said = self._said(answer)
+        found = []
+        if self.parsed.tools and said.content:
+            found.append(_delta(index, {"content": said.content}))
+        if said.calls:
+            found.append(_delta(index, {"tool_calls": replies.tool_calls(said)}))
+        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(answer, said)}]
+
+
+def _delta(index: int, delta: Chunk) -> Chunk:
+    return {"index": index, "delta": {"role": "assistant", **delta}, "finish_reason": None}
+
+
+@dataclass(frozen=True)
+class TextResponses:
+    """/v1/completions."""
+
+    model: Model
+    parsed: CompletionRequest
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.parsed.settings
+
+    @cached_property
+    def _id(self) -> str:
+        return replies.new_id("cmpl")
+
+    def head(self, streamed: bool) -> Chunk:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self.model.name,
+        }
+
+    def choice(self, index: int, answer: Generation) -> Chunk:
+        found = {
+            "index": index,
+            "text": self._echoed(answer.prompt_ids) + answer.text,
+            "finish_reason": replies.finish(answer),
+            "logprobs": None,
+        }
+        if "logprobs" in self.parsed.settings:
+            found["logprobs"] = replies.text_logprobs(answer.tokens, self.model.tokenizer)
+        return found
+
+    def _echoed(self, prompt_ids: list[int]) -> str:
+        return self.model.tokenizer.decode(prompt_ids) if self.parsed.echo else ""
+
+    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        text = self._echoed(answer.prompt_ids)
+        return [{"index": index, "text": text, "finish_reason": None, "logprobs": None}] if text else []
+
+    def chunks(self, index: int, token: Token) -> list[Chunk]:
+        chunk = {"index": index, "text": token.text, "finish_reason": None, "logprobs": None}
+        if "logprobs" in self.parsed.settings:
+            chunk["logprobs"] = replies.text_logprobs([token], self.model.tokenizer)
+        return [chunk]
+
+    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+        return [{"index": index, "text": "", "finish_reason": replies.finish(answer), "logprobs": None}]

@@ -1,0 +1,92 @@
+"""What a drafter is: it proposes the tokens after a text, with their probabilities."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:  # options check for drafters, and sampling imports the options
+    from edgeinfer.sampling import SamplingParams
+    from edgeinfer.sampling.sampler import Distribution
+
+
+class Draft(NamedTuple):
+    """Draft tokens in order.
+
+    `distributions`: those from which the tokens were sampled, each (ids, rising; their probabilities, all
+    above 0, sum 1); None: not sampled, each token is the drafter's only candidate.
+    """
+
+    ids: tuple[int, ...] = ()
+    distributions: "tuple[Distribution, ...] | None" = None
+    siblings: tuple[tuple[int, ...], ...] = ()
+    """For each of the tokens, or empty: its tree siblings. The draft is then a tree of one trunk and
+    siblings; its tokens aren't sampled."""
+
+    probs: tuple[float, ...] = ()
+    """For each of the tokens, or empty: the drafter's probability, given the tokens before."""
+
+    @property
+    def sibling_tokens(self) -> list[tuple[int, int]]:
+        """(index, token) of all tree siblings, in processing order."""
+        if not self.siblings:  # the usual case, and this is called several times per forward
+            return []
+        return [(index, token) for index, tokens in enumerate(self.siblings) for token in tokens]
+
+
+class DraftRequest(NamedTuple):
+    """The request for a draft. A drafter that estimates no probabilities may ignore the last two."""
+
+    max_tokens: int
+    params: "SamplingParams"
+    """Sampling parameters of the completion."""
+    min_prob: float = 0.0
+    """Minimum probability that a draft token is reached (the product of its probability and the earlier
+    ones), for it to be verified."""
+    min_prob_to_continue: float = 0.0
+    """Minimum probability that a draft token is reached, for drafting another one after it."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Proposes draft tokens. Only `propose` is required of a subclass."""
+
+    @property
+    def name(self) -> str:
+        """For messages, and for the stored draft statistics."""
+        return type(self).__name__
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it uses."""
+        return 0
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """At most `request.max_tokens` tokens after `history`, which is the prompt and the completion so far;
+        an empty draft if there is none.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        return
+
+
+class ChainedDrafter:
+    """Several drafters, cheapest first: the first non-empty draft is used."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = tuple(drafters)
+        self.name = ", then ".join(drafter.name for drafter in drafters)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(drafter.nbytes for drafter in self._drafters)
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """The first non-empty draft."""
+        return next(
+            (draft for drafter in self._drafters if (draft := drafter.propose(history, request)).ids), Draft()
+        )
+
+    def close(self) -> None:
+        for drafter in self._drafters:
+            drafter.close()

@@ -1,0 +1,312 @@
+"""Grouped-query attention: specification, weights, KV cache and sizes of one block."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.blocks.block import (
+    BlockSizes,
+    ChunkRows,
+    NormLengths,
+    NormSpec,
+    StepShape,
+    TensorReader,
+)
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cpu.runtime.abi import (
+    attention_pieces,
+    attention_scratch,
+    attention_states,
+    quantized_bytes,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    attention_rows,
+    cache_positions,
+    has_floats,
+    head_dimensions,
+    matrix_bytes,
+    padded_rows,
+    row_runs,
+    taken,
+    vector_bytes,
+)
+
+POSITIONS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
+    window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
+    more score, a learned weight, without a value.
+    """
+
+    kind: ClassVar[str] = "attention"
+    is_divisible: ClassVar[bool] = False
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    norm: NormSpec
+    rope: RopeSpec | None
+    qk_norm: Literal["none", "head", "row"] = "none"
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def head_shape(self) -> tuple[int, ...]:
+        return self.heads, self.kv_heads, self.head_dim
+
+    def read(self, tensors: TensorReader) -> "AttentionWeights":
+        q_rows, kv_rows, width = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            tensors.hidden_size,
+        )
+        rows = (q_rows, kv_rows, kv_rows)
+        q, k, v = _projections(tensors, rows)
+        q_bias, k_bias, v_bias = _biases(tensors, rows)
+        q_norm = k_norm = None
+        if self.qk_norm != "none":
+            by_row = self.qk_norm == "row"
+            q_norm = tensors.required("attn_q_norm.weight", q_rows if by_row else self.head_dim)
+            k_norm = tensors.required("attn_k_norm.weight", kv_rows if by_row else self.head_dim)
+        return AttentionWeights(
+            attn_q=q,
+            attn_k=k,
+            attn_v=v,
+            attn_output=tensors.matrix("attn_output", width, q_rows),
+            attn_q_bias=q_bias,
+            attn_k_bias=k_bias,
+            attn_v_bias=v_bias,
+            attn_output_bias=tensors.vector("attn_output.bias", width),
+            attn_q_norm=q_norm,
+            attn_k_norm=k_norm,
+            attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
+        )
+
+    def sizes(self, weights: "AttentionWeights", norms: NormLengths) -> "AttentionSizes":
+        w = weights
+        biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
+        stacked = _stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
+        others = vector_lengths(w.attn_output_bias, w.attn_q_norm, w.attn_k_norm, w.attn_sinks)
+        q, k, v, output = map(MatrixSize.of, w.matrices())
+        return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
+
+    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
+        """Bytes of the KV cache in main memory."""
+        return LayerCache.nbytes_for(self, context, cache_type)
+
+    def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState":
+        return AttentionState(self, LayerCache.allocate(self, context, cache_type))
+
+
+def _projections(tensors: TensorReader, rows: Sequence[int]) -> list[Matrix]:
+    """Query, key and value: three tensors, or row ranges of one."""
+    width = tensors.hidden_size
+    fused = tensors.matrix_or_none("attn_qkv", sum(rows), width)
+    if fused is None:
+        return [tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qkv", rows, strict=True)]
+    ends = np.cumsum(rows).tolist()
+    return [fused.take_rows(end - count, end) for end, count in zip(ends, rows, strict=True)]
+
+
+def _biases(tensors: TensorReader, rows: Sequence[int]) -> list[Vector | None]:
+    fused = tensors.vector("attn_qkv.bias", sum(rows))
+    if fused is not None:
+        return list(np.split(fused, np.cumsum(rows)[:-1]))
+    return [tensors.vector(f"attn_{part}.bias", count) for part, count in zip("qkv", rows, strict=True)]
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of an attention block, by GGUF name; None where the architecture has no such weight."""
+
+    kind: ClassVar[str] = "attention"
+
+    attn_q: Matrix
+    attn_k: Matrix
+    attn_v: Matrix
+    attn_output: Matrix
+    attn_q_bias: Vector | None = None
+    attn_k_bias: Vector | None = None
+    attn_v_bias: Vector | None = None
+    attn_output_bias: Vector | None = None
+    attn_q_norm: Vector | None = None
+    attn_k_norm: Vector | None = None
+    attn_sinks: Vector | None = None
+
+    def matrices(self) -> list[Matrix]:
+        return [self.attn_q, self.attn_k, self.attn_v, self.attn_output]
+
+    def unit_matrices(self) -> list[Matrix]:
+        return self.matrices()
+
+
+@dataclass(frozen=True)
+class AttentionState:
+    """The KV cache of one attention block, in main memory.
+
+    Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
+    angles add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
+    """
+
+    spec: AttentionSpec
+    cache: LayerCache
+
+    @property
+    def nbytes(self) -> int:
+        return self.cache.nbytes
+
+    def views(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
+        return self.cache.first(end)
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        self.cache.copy(source, target, count)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """As `BlockState.evict`, in chunks of about a thousand positions.
+
+        Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
+        """
+        cache, kept = self.cache, np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True)
+        rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
+        table = rope.table(-len(positions), len(positions)) if rope else None
+        for begin in range(0, len(kept), POSITIONS_AT_ONCE):
+            source = kept[begin : begin + POSITIONS_AT_ONCE]
+            first = int(positions[0]) + begin
+            cache.move(source, first)
+            if rope is None or table is None:
+                continue
+            distance = source - np.arange(first, first + len(source))
+            keys = cache.read_keys(first, first + len(source), self.spec.head_dim).astype(np.float32)
+            cache.write_keys(first, rope.apply(keys, table[len(positions) - distance]).swapaxes(0, 1))
+
+
+@dataclass(frozen=True)
+class AttentionSizes(BlockSizes):
+    """The sizes of an attention block. `vectors`: lengths of norms and biases."""
+
+    label: ClassVar[str] = "attention"
+    state_label: ClassVar[str] = "keys and values"
+
+    spec: AttentionSpec
+    q: MatrixSize
+    k: MatrixSize
+    v: MatrixSize
+    output: MatrixSize
+    vectors: tuple[int, ...] = ()
+
+    def undivided(self) -> list[MatrixSize]:
+        return [self.q, self.k, self.v, self.output]
+
+    def undivided_device_bytes(self) -> int:
+        """Without the RoPE table, which layers share."""
+        if self.q.rows % ROW_MULTIPLE or self.k.rows % ROW_MULTIPLE:
+            raise UnsupportedOnDeviceError(
+                f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU's kernels want a "
+                f"multiple of {ROW_MULTIPLE}"
+            )
+        stack = sum(map(matrix_bytes, row_runs((self.q, self.k, self.v))))
+        return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
+
+    @property
+    def qkv_rows(self) -> int:
+        """Rows of q, k and v on a GPU, with padding."""
+        return sum(padded_rows(run.rows) for run in row_runs((self.q, self.k, self.v)))
+
+    def state_bytes(self, context: int, cache_type: CacheType) -> int:
+        return self.spec.state_nbytes(context, cache_type)
+
+    def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
+        """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
+        rows, width = self.spec.kv_heads * cache_positions(context), self.spec.head_dim
+        elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[cache_type]
+        scales = 0 if cache_type == "f16" else -(-width // 32)
+        return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
+
+    def positions_read(self, depth: int) -> int:
+        return min(depth, self.spec.window or depth)
+
+    def state_operations(self, tokens: int, start: int) -> float:
+        seen = min(start + tokens / 2, self.spec.window or start + tokens)
+        return 4 * tokens * seen * self.spec.heads * self.spec.head_dim
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        heads, columns = self.spec.heads, self.spec.heads * self.spec.head_dim
+        return {
+            "mixed": 4 * padded(columns),
+            "mixed.quantized": quantized_bytes(padded(columns)),
+            "queries": 4 * heads * padded(self.spec.head_dim),
+            "projected_q": 4 * padded(self.q.rows),
+            "projected_k": 4 * padded(self.k.rows),
+            "projected_v": 4 * padded(self.v.rows),
+        }
+
+    def cpu_scratch(self) -> int:
+        return attention_scratch(self.spec.heads // self.spec.kv_heads, padded(self.spec.head_dim))
+
+    def cpu_states(self, threads: int) -> int:
+        """The running sums of attention over KV splits."""
+        spec = self.spec
+        one = attention_states(spec.heads // spec.kv_heads, padded(spec.head_dim))
+        return one * attention_pieces(threads, spec.kv_heads)
+
+    def inputs(self) -> list[MatrixSize]:
+        return [self.q, self.k, self.v]
+
+    def stacked_inputs(self) -> list[MatrixSize]:
+        return row_runs(self.inputs())
+
+    def outputs(self) -> list[MatrixSize]:
+        return [self.output]
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["AttentionSizes"], step: StepShape) -> int:
+        columns = max(block.spec.heads * block.spec.head_dim for block in blocks)
+        tiles = [block._tile(step.tokens) for block in blocks]
+        floats = [
+            step.tokens * max(block.qkv_rows for block in blocks),
+            step.tokens * columns,
+            max(rows * dimensions for rows, dimensions in tiles),
+            2 * max(rows for rows, _ in tiles),
+            max(block.spec.kv_heads for block in blocks),
+        ]
+        mixed = activation_bytes(step.tokens, columns, has_floats(block.output for block in blocks))
+        return mixed + sum(taken(count, 4) for count in floats)
+
+    def _tile(self, tokens: int) -> tuple[int, int]:
+        """Rows of the partial results of all KV splits, and their padded length."""
+        spec = self.spec
+        rows = spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens)
+        return rows, head_dimensions(spec.head_dim)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["AttentionSizes"], chunk: int, hidden_size: int) -> int:
+        """The queries, and the results of the heads, in float16."""
+        return 2 * taken(chunk * max(block.spec.heads * block.spec.head_dim for block in blocks), 2)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(products=chunk * (self.spec.heads + 2 * self.spec.kv_heads) * self.spec.head_dim)
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors) + 2 * taken(self.spec.head_dim, 8)
+
+
+def any_of(vectors: Sequence[Vector | None]) -> bool:
+    return any(vector is not None for vector in vectors)
+
+
+def _stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
+    """The length of one vector for matrices of these row counts, each padded to sixteen."""
+    return (sum(-(-count // 16) * 16 for count in rows),)

@@ -1,0 +1,281 @@
+"""What all block kinds have in common: specification, weights, sizes and state."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if given."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+
+
+class TensorReader(Protocol):
+    """Reads the tensors of one layer by their GGUF names without the layer's prefix; checks shapes.
+
+    All methods raise an error that names the tensor.
+    """
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """The tensor `name`.weight of (rows, columns)."""
+        ...
+
+    def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
+        """As `matrix`; None if the file has no such tensor."""
+        ...
+
+    def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """The tensor `name`.weight of (count, rows, columns)."""
+        ...
+
+    def has_shape(self, name: str, rows: int, columns: int) -> bool:
+        """Whether there is a tensor `name`.weight of (rows, columns)."""
+        ...
+
+    def vector(self, name: str, length: int) -> Vector | None:
+        """The tensor `name` with this number of elements in float32; None if the file has none."""
+        ...
+
+    def required(self, name: str, length: int) -> Vector:
+        """As `vector`, for a tensor that must exist."""
+        ...
+
+
+class BlockWeights(Protocol):
+    """The weights of one block."""
+
+    kind: ClassVar[str]
+
+    def matrices(self) -> list[Matrix]:
+        """Every matrix; the stacked matrices of experts once."""
+        ...
+
+    def unit_matrices(self) -> list[Matrix]:
+        """The matrices of the block's neurons or experts; if it isn't divisible, all."""
+        ...
+
+
+class BlockState(Protocol):
+    """What a block keeps of earlier tokens, in main memory."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def views(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Views of the arrays that hold the first `end` positions."""
+        ...
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy `count` positions; the ranges must not overlap."""
+        ...
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """Evict `positions` (ascending) and compact the others up to `end`."""
+        ...
+
+
+class BlockSpec(Protocol):
+    """What a block computes. Specifications are frozen and compare by value."""
+
+    kind: ClassVar[str]
+    """The module name of the kind in `blocks` and in each backend's `blocks`."""
+    is_divisible: ClassVar[bool]
+    """Whether the block consists of units (neurons or experts) that can be on different devices."""
+
+    @property
+    def head_shape(self) -> tuple[int, ...]:
+        """The sizes of heads, for which a GPU's kernels are tuned; empty without heads."""
+        ...
+
+    def read(self, tensors: TensorReader) -> BlockWeights:
+        """Read the block's weights."""
+        ...
+
+    def sizes(self, weights: Any, norms: "NormLengths") -> "BlockSizes":
+        """The sizes of the block's weights with its norms."""
+        ...
+
+    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
+        """Bytes of the state in main memory."""
+        ...
+
+    def allocate_state(self, context: int, cache_type: CacheType) -> BlockState | None:
+        """The zeroed state for `context` tokens; None: the block keeps none."""
+        ...
+
+
+class NormLengths(NamedTuple):
+    """The vectors of the norms around a block: their lengths, and whether one of them follows the block."""
+
+    vectors: tuple[int, ...] = ()
+    has_post_norm: bool = False
+
+
+NO_NORMS = NormLengths()
+
+
+class StepShape(NamedTuple):
+    """What determines the buffers of a decode step on a GPU besides the blocks themselves.
+
+    `input_floats`: a matrix that reads normed hidden states is in a float format; `hidden_floats`: one that
+    reads the hidden rows of a feed-forward is.
+    """
+
+    tokens: int
+    hidden_size: int
+    input_floats: bool
+    hidden_floats: bool
+
+
+class ChunkRows(NamedTuple):
+    """Elements of the buffers that all blocks share for a chunk of a prompt on a GPU: hidden rows, their
+    scales, and results of matmuls.
+    """
+
+    hidden: int = 0
+    scales: int = 0
+    products: int = 0
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """Matrices, vectors and state of a block, without weights. The defaults are those of a block without
+    state that is never divided between devices.
+    """
+
+    label: ClassVar[str]
+    """The block's name in plans."""
+    state_label: ClassVar[str] = ""
+    is_divisible: ClassVar[bool] = False
+    """Whether the block consists of units (neurons or experts) that can be on different devices."""
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        """Every matrix that a token may be multiplied with; that of each expert once."""
+        yield from self.undivided()
+
+    def undivided(self) -> list[MatrixSize]:
+        """The matrices that every token reads and that stay together."""
+        raise NotImplementedError
+
+    def undivided_device_bytes(self) -> int:
+        """Bytes on a GPU of the undivided part with its vectors. Raises `UnsupportedOnDeviceError`."""
+        raise NotImplementedError
+
+    def state_bytes(self, context: int, cache_type: CacheType) -> int:
+        """Bytes of the state in main memory."""
+        return 0
+
+    def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
+        """Bytes of the state on a GPU."""
+        return 0
+
+    def positions_read(self, depth: int) -> int:
+        """How many of `depth` cached positions a token reads."""
+        return 0
+
+    def state_operations(self, tokens: int, start: int) -> float:
+        """Arithmetic operations with the state of `tokens` tokens after `start` positions."""
+        return 0.0
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        """Name -> bytes per token of the block's buffers on the CPU; blocks share buffers of one name."""
+        return {}
+
+    def cpu_scratch(self) -> int:
+        """Bytes of scratch memory for each CPU thread."""
+        return 0
+
+    def cpu_states(self, threads: int) -> int:
+        """Bytes of partial results that the CPU threads exchange."""
+        return 0
+
+    def inputs(self) -> list[MatrixSize]:
+        """The matrices that read the normed hidden states; those of all experts stacked."""
+        raise NotImplementedError
+
+    def stacked_inputs(self) -> list[MatrixSize]:
+        """As `inputs`; matrices that a GPU multiplies in one launch are one matrix."""
+        return self.inputs()
+
+    def outputs(self) -> list[MatrixSize]:
+        """The matrices whose products are added to the hidden states; those of all experts stacked."""
+        raise NotImplementedError
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
+        """Bytes of the buffers of a decode step on a GPU for all blocks of this kind."""
+        return 0
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        """Bytes of a chunk's buffers on a GPU for all blocks of this kind, without the shared ones."""
+        return 0
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        """The shared buffers that the block needs for a chunk."""
+        return ChunkRows()
+
+    def streamed_vector_bytes(self) -> int:
+        """Bytes of the vectors that are on a GPU while a prompt streams the block's matrices to it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DivisibleSizes(BlockSizes):
+    """A block of units, hottest first: the neurons of a feed-forward, or the experts of an MoE block."""
+
+    is_divisible: ClassVar[bool] = True
+    units_label: ClassVar[str]
+    """The name of the units' part in plans."""
+    unit_name: ClassVar[str]
+    """What is counted, if it isn't `units_label`."""
+    is_routed: ClassVar[bool]
+    """Whether a token reads only the units that a router selects for it."""
+
+    @property
+    def units(self) -> int:
+        """Number of units."""
+        raise NotImplementedError
+
+    @property
+    def units_per_token(self) -> int:
+        """Number of units that a token reads."""
+        return self.units
+
+    def undivided_vectors(self) -> tuple[int, ...]:
+        """Lengths of the vectors that exist once, however the units are divided."""
+        return ()
+
+    def unit_counts(self) -> list[int]:
+        """The numbers of units that can be on one device."""
+        raise NotImplementedError
+
+    def part(self, units: int) -> Self:
+        """The sizes of a part with this many units."""
+        raise NotImplementedError
+
+    def unit_matrices(self) -> list[MatrixSize]:
+        """The matrices of all units together; of one expert if the block is routed."""
+        raise NotImplementedError
+
+    def units_device_bytes(self) -> int:
+        """Bytes of `unit_matrices` on a GPU, with their vectors. Raises `UnsupportedOnDeviceError`."""
+        raise NotImplementedError
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the units in the file."""
+        times = self.units if self.is_routed else 1
+        return times * sum(matrix.nbytes for matrix in self.unit_matrices())

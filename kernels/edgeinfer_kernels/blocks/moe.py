@@ -1,0 +1,331 @@
+"""Mixture of experts (MoE): specification, weights and sizes of one block, which is divisible by experts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from edgeinfer_kernels.blocks.block import ChunkRows, DivisibleSizes, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
+from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
+from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
+
+Gating = Literal["softmax", "sigmoid", "softmax_of_selected"]
+EXPERT_PRODUCT_BYTES = 48 << 20
+"""Bytes of float32 matmul results with several experts at a time; more if one expert alone needs more."""
+MIN_WEIGHT_SUM = 2.0**-14
+"""Minimum divisor of the selected experts' weights: the smallest normal float16."""
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """The router selects `experts_per_token` of `experts` for each token.
+
+    With scores s = router(h), the experts with the largest s are selected; ties go to the lower index.
+    `gating` defines their weights: softmax(s) over all experts, sigmoid(s), or softmax over the selected
+    ones. If `normalized`, they are divided by their sum (at least MIN_WEIGHT_SUM); then they are multiplied
+    by `scale`. The result is Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if
+    there is one; with `shared_gate` multiplied by sigmoid(gate · h).
+
+    `pre_attention_router`: the router reads the layer's input without a norm.
+    """
+
+    kind: ClassVar[str] = "moe"
+    is_divisible: ClassVar[bool] = True
+
+    activation: Activation
+    experts: int
+    experts_per_token: int
+    neurons: int
+    gating: Gating
+    normalized: bool
+    scale: float = 1.0
+    pre_attention_router: bool = False
+    shared_neurons: int = 0
+    shared_gate: bool = False
+
+    @property
+    def head_shape(self) -> tuple[int, ...]:
+        return ()
+
+    def read(self, tensors: TensorReader) -> "MoeWeights":
+        count, neurons, width = self.experts, self.neurons, tensors.hidden_size
+        return MoeWeights(
+            ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, width),
+            ffn_up_exps=tensors.experts("ffn_up_exps", count, neurons, width),
+            ffn_down_exps=tensors.experts("ffn_down_exps", count, width, neurons),
+            ffn_gate_exps=tensors.experts("ffn_gate_exps", count, neurons, width),
+            ffn_gate_inp_bias=tensors.vector("ffn_gate_inp.bias", count),
+            ffn_up_exps_bias=tensors.vector("ffn_up_exps.bias", count * neurons),
+            ffn_down_exps_bias=tensors.vector("ffn_down_exps.bias", count * width),
+            ffn_gate_exps_bias=tensors.vector("ffn_gate_exps.bias", count * neurons),
+            shared=self._read_shared(tensors) if self.shared_neurons else None,
+            ffn_gate_inp_shexp=tensors.required("ffn_gate_inp_shexp.weight", width)
+            if self.shared_gate
+            else None,
+        )
+
+    def _read_shared(self, tensors: TensorReader) -> FeedForwardWeights:
+        width, neurons = tensors.hidden_size, self.shared_neurons
+        return FeedForwardWeights(
+            ffn_up=tensors.matrix("ffn_up_shexp", neurons, width),
+            ffn_down=tensors.matrix("ffn_down_shexp", width, neurons),
+            ffn_gate=tensors.matrix("ffn_gate_shexp", neurons, width),
+        )
+
+    def sizes(self, weights: "MoeWeights", norms: NormLengths) -> "MoeSizes":
+        w, count = weights, self.experts
+        up, down, gate = map(MatrixSize.of, w.stacks())
+        biases = vector_lengths(w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
+        return MoeSizes(
+            self,
+            FeedForwardSizes(up, down, gate, tuple(length // count for length in biases)),
+            MatrixSize.of(w.ffn_gate_inp),
+            FeedForwardSizes.of(w.shared) if w.shared else None,
+            w.ffn_gate_inp_bias is not None,
+            norms.vectors,
+        )
+
+    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
+        return 0
+
+    def allocate_state(self, context: int, cache_type: CacheType) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """The weights of an MoE block, by GGUF name; the biases of the experts are concatenated.
+
+    `shared` is a feed-forward that is applied to every token. Its result is multiplied by
+    sigmoid(ffn_gate_inp_shexp · h) if that vector exists.
+    """
+
+    kind: ClassVar[str] = "moe"
+
+    ffn_gate_inp: Matrix
+    ffn_up_exps: Matrix
+    ffn_down_exps: Matrix
+    ffn_gate_exps: Matrix
+    ffn_gate_inp_bias: Vector | None = None
+    ffn_up_exps_bias: Vector | None = None
+    ffn_down_exps_bias: Vector | None = None
+    ffn_gate_exps_bias: Vector | None = None
+    shared: FeedForwardWeights | None = None
+    ffn_gate_inp_shexp: Vector | None = None
+
+    def expert(self, index: int) -> FeedForwardWeights:
+        """One expert as a feed-forward."""
+
+        def bias(stack: Matrix, biases: Vector | None) -> Vector | None:
+            return None if biases is None else biases[index * stack.rows : (index + 1) * stack.rows]
+
+        return FeedForwardWeights(
+            ffn_up=self.ffn_up_exps.expert(index),
+            ffn_down=self.ffn_down_exps.expert(index),
+            ffn_gate=self.ffn_gate_exps.expert(index),
+            ffn_gate_bias=bias(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_up_bias=bias(self.ffn_up_exps, self.ffn_up_exps_bias),
+            ffn_down_bias=bias(self.ffn_down_exps, self.ffn_down_exps_bias),
+        )
+
+    def of_experts(self, numbers: Sequence[int]) -> "MoeWeights":
+        """The block with only these experts, in this order; the router still selects from all."""
+
+        def part(stack: Matrix, biases: Vector | None) -> Vector | None:
+            return None if biases is None else biases.reshape(-1, stack.rows)[list(numbers)].reshape(-1)
+
+        return replace(
+            self,
+            ffn_up_exps=self.ffn_up_exps.take_experts(numbers),
+            ffn_down_exps=self.ffn_down_exps.take_experts(numbers),
+            ffn_gate_exps=self.ffn_gate_exps.take_experts(numbers),
+            ffn_gate_exps_bias=part(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_up_exps_bias=part(self.ffn_up_exps, self.ffn_up_exps_bias),
+            ffn_down_exps_bias=part(self.ffn_down_exps, self.ffn_down_exps_bias),
+        )
+
+    def unit_matrices(self) -> list[Matrix]:
+        return self.stacks()
+
+    def stacks(self) -> list[Matrix]:
+        """The stacked matrices of the experts."""
+        return [self.ffn_up_exps, self.ffn_down_exps, self.ffn_gate_exps]
+
+    def every_token(self) -> list[Matrix]:
+        """The matrices that each token is multiplied with: router and shared expert."""
+        return [self.ffn_gate_inp, *([] if self.shared is None else self.shared.matrices())]
+
+    def matrices(self) -> list[Matrix]:
+        return [*self.stacks(), *self.every_token()]
+
+
+@dataclass(frozen=True)
+class MoeSizes(DivisibleSizes):
+    """The sizes of an MoE block with experts of equal size. `expert.vectors`: bias lengths of one expert;
+    `vectors`: of the norm before the block.
+    """
+
+    units_label: ClassVar[str] = "experts"
+    unit_name: ClassVar[str] = ""
+    is_routed: ClassVar[bool] = True
+
+    spec: MoeSpec
+    expert: FeedForwardSizes
+    router: MatrixSize
+    shared: FeedForwardSizes | None = None
+    router_biased: bool = False
+    vectors: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The name of the undivided part."""
+        return "router and shared expert" if self.shared else "router"
+
+    @property
+    def units(self) -> int:
+        return self.spec.experts
+
+    @property
+    def units_per_token(self) -> int:
+        return self.spec.experts_per_token
+
+    def undivided_vectors(self) -> tuple[int, ...]:
+        return self.vectors
+
+    def unit_counts(self) -> list[int]:
+        return list(range(self.units + 1))
+
+    def matrices(self) -> Iterator[MatrixSize]:
+        yield from self.undivided()
+        yield from self.expert.unit_matrices() * self.units
+
+    def undivided(self) -> list[MatrixSize]:
+        return [self.router, *(self.shared.unit_matrices() if self.shared else ())]
+
+    def routers(self) -> list[MatrixSize]:
+        """The router, and the gate row of the shared expert."""
+        gate = MatrixSize("ffn_gate_inp_shexp", "F32", 1, self.router.columns)
+        return [self.router, *([gate] if self.spec.shared_gate else [])]
+
+    def undivided_device_bytes(self) -> int:
+        """The routers in planes and as floats, the slot of each expert, and the shared expert."""
+        routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
+        bias = taken(padded_rows(self.units), 4) if self.router_biased else 0
+        slots = taken(2 * self.units, 4)
+        return routers + slots + bias + (self.shared.units_device_bytes() if self.shared else 0)
+
+    def unit_matrices(self) -> list[MatrixSize]:
+        return self.expert.unit_matrices()
+
+    def units_device_bytes(self) -> int:
+        return self.expert.units_device_bytes()
+
+    @property
+    def expert_stack(self) -> FeedForwardSizes:
+        """All experts as one feed-forward, with stacked rows."""
+        one, count = self.expert, self.units
+
+        def stacked(matrix: MatrixSize) -> MatrixSize:
+            return replace(matrix, rows=count * matrix.rows)
+
+        return FeedForwardSizes(stacked(one.up), stacked(one.down), one.gate and stacked(one.gate))
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        used, neurons = self.units_per_token, self.expert.neurons
+        rows, width = assignment_rows(used), self.router.columns
+        found = {
+            "expert.scores": 4 * padded(self.units),
+            "expert.ids": 8 * used,
+            "expert.weights": 4 * used,
+            "expert.places": 8 * used,
+            "expert.entries": 8 * used,
+            "expert.active": 8 + 24 * used,
+            "expert.gathered.quantized": rows * lines(quantized_bytes(padded(width))),
+            "expert.hidden": rows * lines(4 * padded(neurons)),
+            "expert.hidden.quantized": rows * lines(quantized_bytes(padded(neurons))),
+            "expert.gate": rows * lines(4 * padded(neurons)),
+            "expert.out": rows * lines(4 * padded(width)),
+        }
+        if any(is_float_format(matrix) for matrix in self.expert.inputs()):
+            found["expert.gathered"] = rows * lines(4 * padded(width))
+        if self.spec.pre_attention_router:
+            found["router"] = 4 * padded(width)
+            found["router.quantized"] = quantized_bytes(padded(width))
+        return found | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
+
+    def inputs(self) -> list[MatrixSize]:
+        shared = self.shared.inputs() if self.shared else []
+        return [*self.expert_stack.inputs(), *shared, *self.routers()]
+
+    def outputs(self) -> list[MatrixSize]:
+        return [self.expert_stack.down, *([self.shared.down] if self.shared else [])]
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["MoeSizes"], step: StepShape) -> int:
+        tokens, used = step.tokens, max(block.units_per_token for block in blocks)
+        shared = max((block.shared.neurons for block in blocks if block.shared), default=0)
+        experts = max(block.expert.neurons for block in blocks)
+        hidden = activation_bytes(tokens, shared, step.hidden_floats)
+        hidden += activation_bytes(tokens, experts, step.hidden_floats, used)
+        if any(block.spec.pre_attention_router for block in blocks):
+            hidden += activation_bytes(tokens, step.hidden_size, step.input_floats)
+        return hidden + cls._routing_bytes(blocks, tokens)
+
+    @staticmethod
+    def _routing_bytes(blocks: Sequence["MoeSizes"], tokens: int) -> int:
+        """Bytes of the scores, expert ids and weights of a step's or chunk's tokens."""
+        used, experts = (
+            max(block.units_per_token for block in blocks),
+            max(block.units for block in blocks),
+        )
+        words = (padded_rows(experts), used, used, ROW_MULTIPLE)
+        return sum(taken(tokens * each, 4) for each in words)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["MoeSizes"], chunk: int, hidden_size: int) -> int:
+        used = max(block.units_per_token for block in blocks)
+        rows = max(block.together(chunk, hidden_size) for block in blocks)
+        floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * used]
+        floats.append(2 * max(block.units for block in blocks))
+        return sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        rows, neurons = self.together(chunk, hidden_size), self.expert.neurons
+        shared = self.shared.chunk_rows(chunk, hidden_size) if self.shared else ChunkRows()
+        return ChunkRows(
+            hidden=max(rows * neurons, shared.hidden),
+            scales=max(rows, shared.scales),
+            products=max(rows * max(2 * neurons, hidden_size), shared.products),
+        )
+
+    def together(self, chunk: int, hidden_size: int) -> int:
+        """Maximum number of token-expert assignments that a prompt computes together on a GPU: `chunk` or
+        more.
+        """
+        fitting = EXPERT_PRODUCT_BYTES // (4 * max(2 * self.expert.neurons, hidden_size))
+        return max(min(fitting, chunk * self.units_per_token), chunk)
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors) + self.units * self.expert.streamed_vector_bytes()
+
+
+def assignment_rows(used: int) -> int:
+    """Rows per token of the expert activations on the CPU: one for each expert, plus the padding of partial
+    tiles; an expert with fewer than TILE_TOKENS tokens has no padding.
+    """
+    return (3 * used + 1) // 2
+
+
+def lines(nbytes: int) -> int:
+    """Bytes rounded up to whole cache lines."""
+    return -(-nbytes // CACHE_LINE) * CACHE_LINE

@@ -1,0 +1,178 @@
+"""Builds the structures that all block kernels read: matrices, norms, inputs, and the head."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cpu.layout.packed_matrix import (
+    Arena,
+    bits,
+    group_bytes,
+    is_float_format,
+    kernel_columns,
+    kernel_format,
+    padded_rows,
+    padded_vector,
+)
+from edgeinfer_kernels.cpu.runtime.abi import HEAD, INPUT, MATRIX, NORM, TILE_TOKENS
+from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix, Vector
+from edgeinfer_kernels.sizes.cpu_workspace import Workspace
+
+NORM_KINDS = {"rms": 1, "layer": 2}
+NEVER = 1 << 40
+"""More tokens than any step has."""
+Counts = npt.NDArray[np.int64]
+
+
+class Placed(NamedTuple):
+    """A matrix as kernels see it: the addresses of its GEMV kernel, of that kernel's weights, and of the AMX
+    kernel or 0; and the bytes of weights per expert.
+    """
+
+    kernel: int
+    weights: int
+    tile_kernel: int = 0
+    expert_stride: int = 0
+
+
+class RoutingRows(NamedTuple):
+    """Destination of a layer's expert ids: an address, and the stride in bytes between tokens."""
+
+    ids: int
+    stride: int
+
+
+class BlockOptions(NamedTuple):
+    """What some block kinds need besides their specification, weights and state.
+
+    `routing`: where the selected experts are written, or read if another device selects them;
+    `expert_weights`: then the address of their weights. `requests`: counts the requests of each expert.
+    """
+
+    routing: RoutingRows | None = None
+    expert_weights: int = 0
+    requests: Counts | None = None
+
+
+NO_OPTIONS = BlockOptions()
+
+
+class Call(NamedTuple):
+    """A kernel, by name, and the address of the structure that it reads."""
+
+    kernel: str
+    block: int
+
+
+class BuiltBlock(NamedTuple):
+    """The kernels of a block: those that run before the layer's first block, and its own."""
+
+    calls: tuple[Call, ...]
+    before_layer: tuple[Call, ...] = ()
+    rope: RopeSpec | None = None
+    """The RoPE whose table the kernels read."""
+
+
+class BlockBuilder:
+    """Builds the structures of a decoder with the packed matrices `placed` (keyed by id)."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        workspace: Workspace,
+        placed: dict[int, Placed],
+        width: int,
+    ) -> None:
+        self.arena = arena
+        self.workspace = workspace
+        self._placed = placed
+        self.width = width
+
+    def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
+        """A NORM structure; without a weight of kind 0, which copies its input."""
+        return self.arena.fill(
+            NORM,
+            kind=NORM_KINDS[norm.kind] if weight is not None else 0,
+            epsilon=bits(norm.epsilon),
+            weight=self.arena.keep(padded_vector(weight)),
+            bias=self.arena.keep(padded_vector(bias)),
+            width=width,
+            padded=padded(width),
+        )
+
+    def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
+        """A MATRIX structure; the bias has a row for each expert."""
+        name = kernel_format(matrix)
+        placed = self._placed[id(matrix)]
+        rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
+        return self.arena.fill(
+            MATRIX,
+            kernel=placed.kernel,
+            tile_kernel=placed.tile_kernel,
+            weights=placed.weights,
+            group_bytes=group_bytes(matrix),
+            rows=matrix.rows,
+            columns=kernel_columns(name, matrix.columns),
+            quantized=0 if is_float_format(matrix) else 1,
+            bias=self.arena.keep(rows),
+            expert_stride=placed.expert_stride,
+            bias_stride=4 * padded(matrix.rows),
+        )
+
+    def input(
+        self,
+        name: str,
+        columns: int,
+        readers: list[Matrix],
+        strides: tuple[int, int] | None = None,
+        keep_floats: bool = True,
+    ) -> int:
+        """The rows that `readers` are multiplied with: float32 if they are kept, and int8 or tiles if any
+        reader needs them.
+
+        `strides`: bytes per row of both, if there are several rows per token.
+        """
+        floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
+        quantized, quantized_stride = 0, 0
+        takers = [matrix for matrix in readers if not is_float_format(matrix)]
+        if takers:
+            quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")
+        if strides is not None:
+            float_stride, quantized_stride = strides
+        tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
+        return self.arena.fill(
+            INPUT,
+            floats=floats,
+            float_stride=float_stride,
+            quantized=quantized,
+            quantized_stride=quantized_stride,
+            columns=columns,
+            tile_tokens=TILE_TOKENS if tiles else NEVER,
+        )
+
+    def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, int]:
+        """The fields of the norms before and after a block, and its residual scale."""
+        return {
+            "norm": self.norm(residual.norm, self.width, w.norm, w.norm_bias),
+            "post_norm": self.norm(residual.norm, self.width, w.post_norm),
+            "residual_scale": bits(residual.residual_scale),
+        }
+
+    def scratch(self) -> dict[str, int]:
+        return {"scratch": self.workspace.scratch, "scratch_stride": self.workspace.scratch_stride}
+
+    def head(self, norm: NormSpec, weights: DecoderWeights) -> int:
+        """A HEAD structure; each call sets the address of its logits."""
+        return self.arena.fill(
+            HEAD,
+            norm=self.norm(norm, self.width, weights.output_norm, weights.output_norm_bias),
+            matrix=self.matrix(weights.output),
+            normed=self.input("normed", self.width, [weights.output]),
+            logits_stride=4 * padded(weights.output.rows),
+            **self.scratch(),
+        )

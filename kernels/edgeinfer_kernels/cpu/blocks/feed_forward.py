@@ -1,0 +1,39 @@
+"""The structure that the dense feed-forward kernel reads."""
+
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, FEED_FORWARD
+from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
+
+UNITS: tuple[str, ...] = ()
+"""Units of compiled kernels besides the common one."""
+
+
+def build(
+    builder: BlockBuilder,
+    residual: ResidualBlock[FeedForwardSpec],
+    weights: ResidualWeights[FeedForwardWeights],
+    state: None,
+    options: BlockOptions,
+) -> BuiltBlock:
+    """The kernel of a dense feed-forward."""
+    spec, w = residual.block, weights.block
+    hidden_width = w.ffn_up.rows
+    readers = [w.ffn_up] if w.ffn_gate is None else [w.ffn_up, w.ffn_gate]
+    projected, projected_stride = builder.workspace.rows("projected")
+    gate, _ = builder.workspace.rows("gate")
+    block = builder.arena.fill(
+        FEED_FORWARD,
+        gate_matrix=0 if w.ffn_gate is None else builder.matrix(w.ffn_gate, w.ffn_gate_bias),
+        up_matrix=builder.matrix(w.ffn_up, w.ffn_up_bias),
+        down_matrix=builder.matrix(w.ffn_down, w.ffn_down_bias),
+        **builder.norms(residual, weights),
+        activation=ACTIVATION_CODES[spec.activation],
+        normed=builder.input("normed", builder.width, readers),
+        hidden=builder.input("hidden", hidden_width, [w.ffn_down]),
+        gate=gate,
+        projected=projected,
+        projected_stride=projected_stride,
+        **builder.scratch(),
+    )
+    return BuiltBlock((Call("feed_forward_block", block),))

@@ -1,0 +1,149 @@
+"""The structure that the MoE kernels read."""
+
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
+from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
+from edgeinfer_kernels.cpu.layout.packed_matrix import bits, is_float_format, padded_vector
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantized_bytes
+from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix
+
+Residual = ResidualBlock[MoeSpec]
+Weights = ResidualWeights[MoeWeights]
+UNITS = ("experts",)
+"""Units of compiled kernels besides the common one."""
+
+
+def build(
+    builder: BlockBuilder,
+    residual: Residual,
+    weights: Weights,
+    state: None,
+    options: BlockOptions,
+) -> BuiltBlock:
+    """The kernels of an MoE block. If another device selects the experts, it may have only some of them; it
+    must have all if requests are counted.
+    """
+    if weights.post_norm is not None:
+        raise ValueError(f"{weights.block.ffn_gate_inp.name}: a norm after MoE blocks isn't supported")
+    if options.expert_weights:
+        return BuiltBlock((Call("chosen_experts_block", _given(builder, residual, weights, options)),))
+    block = _routed(builder, residual, weights, options.routing)
+    early = residual.block.pre_attention_router
+    return BuiltBlock((Call("experts_block", block),), (Call("route_block", block),) if early else ())
+
+
+def _routed(
+    builder: BlockBuilder,
+    residual: Residual,
+    weights: Weights,
+    routing: RoutingRows | None,
+) -> int:
+    """An EXPERTS structure; it writes the selected experts to `routing` if given."""
+    spec, w, rows = residual.block, weights.block, builder.workspace.rows
+    scores, scores_stride = rows("expert.scores")
+    ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * spec.experts_per_token)
+    first_readers = [w.ffn_gate_inp, w.ffn_up_exps, w.ffn_gate_exps]
+    if w.shared is not None:
+        first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
+    return builder.arena.fill(
+        EXPERTS,
+        router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
+        early=int(spec.pre_attention_router),
+        gating=GATING_CODES[spec.gating],
+        normalized=int(spec.normalized),
+        weight_scale=bits(spec.scale),
+        scores=scores,
+        scores_stride=scores_stride,
+        ids=ids,
+        ids_stride=ids_stride,
+        weights=rows("expert.weights")[0],
+        normed=builder.input("normed", builder.width, first_readers),
+        **_own(builder, residual, weights),
+        **_pre_attention(builder, residual, w),
+        **_shared(builder, w),
+    )
+
+
+def _given(
+    builder: BlockBuilder,
+    residual: Residual,
+    weights: Weights,
+    options: BlockOptions,
+) -> int:
+    """An EXPERTS structure for experts that another device selects."""
+    w, routing = weights.block, options.routing
+    assert routing is not None
+    return builder.arena.fill(
+        EXPERTS,
+        ids=routing.ids,
+        ids_stride=routing.stride,
+        weights=options.expert_weights,
+        asked=0 if options.requests is None else builder.arena.keep(options.requests),
+        normed=builder.input("normed", builder.width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        **_own(builder, residual, weights),
+    )
+
+
+def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, int]:
+    """The fields of the experts themselves."""
+    spec, w, rows = residual.block, weights.block, builder.workspace.rows
+    hidden, width = w.ffn_up_exps.rows, builder.width
+    return {
+        "norm": builder.norm(residual.norm, width, weights.norm, weights.norm_bias),
+        "residual_scale": bits(residual.residual_scale),
+        "count": w.ffn_up_exps.experts,
+        "used": spec.experts_per_token,
+        "activation": ACTIVATION_CODES[spec.activation],
+        "places": rows("expert.places")[0],
+        "entries": rows("expert.entries")[0],
+        "active": rows("expert.active")[0],
+        "gathered": _pair_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        "hidden": _pair_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
+        "gate": rows("expert.gate")[0],
+        "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
+        "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
+        "down_matrix": builder.matrix(w.ffn_down_exps, w.ffn_down_exps_bias),
+        "out": rows("expert.out")[0],
+        "out_stride": lines(4 * padded(width)),
+        **builder.scratch(),
+    }
+
+
+def _pair_input(
+    builder: BlockBuilder, name: str, columns: int, readers: list[Matrix], always: bool = False
+) -> int:
+    """An INPUT with a row for each token-expert assignment; float32 only if read, or `always`."""
+    strides = lines(4 * padded(columns)), lines(quantized_bytes(padded(columns)))
+    keep_floats = always or any(map(is_float_format, readers))
+    return builder.input(name, columns, readers, strides, keep_floats)
+
+
+def _pre_attention(builder: BlockBuilder, residual: Residual, w: MoeWeights) -> dict[str, int]:
+    if not residual.block.pre_attention_router:
+        return {}
+    return {
+        "router_norm": builder.norm(residual.norm, builder.width, None),
+        "router_input": builder.input("router", builder.width, [w.ffn_gate_inp]),
+    }
+
+
+def _shared(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
+    if w.shared is None:
+        return {}
+    rows = builder.workspace.rows
+    shared: FeedForwardWeights = w.shared
+    assert shared.ffn_gate is not None
+    gate, _ = rows("gate")
+    out, out_stride = rows("projected")
+    return {
+        "shared_gate_matrix": builder.matrix(shared.ffn_gate),
+        "shared_up_matrix": builder.matrix(shared.ffn_up),
+        "shared_down_matrix": builder.matrix(shared.ffn_down),
+        "shared_hidden": builder.input("hidden", shared.ffn_up.rows, [shared.ffn_down]),
+        "shared_gate": gate,
+        "shared_out": out,
+        "shared_out_stride": out_stride,
+        "shared_router": builder.arena.keep(padded_vector(w.ffn_gate_inp_shexp)),
+    }

@@ -1,0 +1,109 @@
+"""The blocks of a decoder that run on the CPU, in the layout of the kernels."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edgeinfer_kernels.cpu.blocks import build_block
+from edgeinfer_kernels.cpu.blocks.builder import (
+    NO_OPTIONS,
+    BlockBuilder,
+    BlockOptions,
+    BuiltBlock,
+    Call,
+    Placed,
+)
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes
+from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, feed_forward_index
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+
+
+class CpuDecoder:
+    """The embedding and some or all blocks of a decoder, with their buffers for steps of `batch` tokens.
+
+    `weights`: of the blocks on the CPU; those of a split block only its part here. The matrices `repacked`
+    are copied to the kernel layout, those `in_file` stay memory-mapped: each group of their rows is
+    interleaved whenever it is multiplied. `repacked_bytes` and `repack_seconds` report the amount and
+    duration. The layers of `sparse` read only the weights of active neurons in short steps; longer steps read
+    the weights in the per-neuron layout from the file.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        blocks: Mapping[BlockIndex, ResidualWeights[Any]],
+        state: DecoderState,
+        kernels: Kernels,
+        threads: ThreadPool,
+        *,
+        batch: int,
+        repacked: Sequence[Matrix],
+        in_file: Sequence[Matrix],
+        sparse: SparseLayers,
+        on_placed: OnPlaced | None,
+    ) -> None:
+        self.spec, self.batch = spec, batch
+        self.blocks, self.state = blocks, state
+        self.arena, self.kernels, self.threads = Arena(), kernels, threads
+        self.sizes = ModelSizes.of(spec, weights)
+        self.placed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
+        self.repacked = [matrix for matrix in repacked if id(matrix) not in self.placed]
+        self.repacked_bytes, self.repack_seconds = 0, 0.0
+        if self.repacked:
+            self.placed |= self._repack(on_placed)
+        self.workspace = Workspace(self.arena, self.sizes, batch, threads.threads, repack=not in_file)
+        scratch = Scratch(self.workspace.scratch, self.workspace.scratch_stride)
+        self.embedding = Embedding(
+            weights.token_embd, self.arena, kernels, threads, scratch, spec.embedding_scale
+        )
+        self.builder = BlockBuilder(self.arena, self.workspace, self.placed, spec.hidden_size)
+        self._sparse = self._sparse_blocks(sparse)
+
+    def _repack(self, on_placed: OnPlaced | None) -> dict[int, Placed]:
+        """Repack every matrix into the kernel layout; keyed by id."""
+        begin = time.perf_counter()
+        placed = repack(self.repacked, self.kernels, self.arena, self.threads.threads, on_placed)
+        self.repack_seconds = time.perf_counter() - begin
+        self.repacked_bytes = sum(map(interleaved_bytes, self.repacked))
+        return placed
+
+    def _sparse_blocks(self, layers: SparseLayers) -> dict[BlockIndex, int]:
+        """The structures of the sparse feed-forwards."""
+        if not layers:
+            return {}
+        found = {layer: feed_forward_index(self.spec, layer) for layer in layers}
+        indices = {layer: index for layer, index in found.items() if index is not None}
+        made = SparseBlocks(
+            self.arena,
+            self.kernels,
+            {layer: self.blocks[index].block for layer, index in indices.items()},
+            layers,
+            self.threads.threads,
+            self.spec.hidden_size,
+        )
+        dense = {layer: self._dense(index) for layer, index in indices.items()}
+        return {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
+
+    def _dense(self, index: BlockIndex) -> int:
+        built = build_block(self.builder, self.spec.residual(index), self.blocks[index], None)
+        return built.calls[0].block
+
+    def build(self, index: BlockIndex, options: BlockOptions = NO_OPTIONS) -> BuiltBlock:
+        """The kernels of a block."""
+        if index in self._sparse:
+            return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index]),))
+        residual, state = self.spec.residual(index), self.state.get(index)
+        return build_block(self.builder, residual, self.blocks[index], state, options)
+
+    def close(self) -> None:
+        """Release the memory."""
+        self.arena.clear()

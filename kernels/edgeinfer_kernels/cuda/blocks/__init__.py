@@ -1,0 +1,14 @@
+"""Each block kind on a GPU, in a module of the kind's name.
+
+A module has `PART` (the name of the weights), `take` and `take_state` (allocate), `resting_bytes`,
+`has_units` if it is divisible, `Space` (the buffers of a decode step), `decode` and `prefill`. With
+`before_layer_decode` and `before_layer_prefill` a block runs something before the first block of its layer.
+"""
+
+from importlib import import_module
+from typing import Any
+
+
+def device_module(kind: str) -> Any:
+    """The module of a block kind."""
+    return import_module(f"{__name__}.{kind}")

@@ -1,0 +1,240 @@
+"""Attention on a GPU: weights, buffers of a decode step, and the launches of decode and prefill."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
+from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
+from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.weights.rope_tables import head_order
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_matrices import attention_rows, head_dimensions
+from edgeinfer_kernels.stages import LayerSplit
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+    from edgeinfer_kernels.cuda.decode.step_norms import Source
+    from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
+    from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+
+MAX_WARPS = 16
+"""Maximum warps of an attention program; with more, its threads would have too few registers."""
+QK_NORMS = {"none": 0, "head": 1, "row": 2}
+PART = "attention"
+"""The name of the weights in lists of device memory."""
+
+
+@dataclass(frozen=True)
+class DeviceAttention:
+    """The weights of an attention block on the device; vectors are None if they are not needed."""
+
+    qkv: Stack
+    output: DeviceMatrix
+    qkv_bias: Tensor | None
+    output_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    sinks: Tensor | None
+    table: Tensor
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        return self.qkv.parts
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        return [self.output]
+
+
+def take(
+    builder: DeviceBuilder, spec: AttentionSpec, w: AttentionWeights, split: LayerSplit | None
+) -> DeviceAttention:
+    """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
+    if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
+        raise UnsupportedOnDeviceError(
+            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU's kernels want a "
+            f"multiple of {ROW_MULTIPLE}"
+        )
+    order = head_order(spec.rope, spec.head_dim)
+    biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
+    return DeviceAttention(
+        qkv=builder.stack(((w.attn_q, order), (w.attn_k, order), (w.attn_v, None))),
+        output=builder.matrix(w.attn_output),
+        qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (order, order, None)),
+        output_bias=builder.vector(w.attn_output_bias),
+        q_norm=builder.vector(reordered(w.attn_q_norm, order)),
+        k_norm=builder.vector(reordered(w.attn_k_norm, order)),
+        sinks=builder.vector(w.attn_sinks),
+        table=builder.rope_table(spec),
+    )
+
+
+def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
+    """Allocate the KV cache."""
+    return DeviceCache.take(arena, spec, positions, kind)
+
+
+def resting_bytes(w: DeviceAttention) -> int:
+    """Bytes of weights that not every token reads."""
+    return 0
+
+
+class Space:
+    """The buffers of a decode step, shared by all attention blocks."""
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        specs: list[AttentionSpec] = [block.residual.block for block in blocks]
+        weights: list[DeviceAttention] = [block.weights for block in blocks]
+        tokens, columns = step.tokens, max(spec.heads * spec.head_dim for spec in specs)
+        self.mixed = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
+        self.qkv = arena.take((tokens, max(w.qkv.rows for w in weights)), torch.float32)
+        self.flat = arena.take((tokens, columns), torch.float32)
+        tiles = [
+            (
+                spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens),
+                head_dimensions(spec.head_dim),
+            )
+            for spec in specs
+        ]
+        self.parts = arena.take((max(rows * dimensions for rows, dimensions in tiles),), torch.float32)
+        self.peaks = arena.take((max(rows for rows, _ in tiles), 2), torch.float32)
+        self.arrived = arena.take((max(spec.kv_heads for spec in specs),), torch.int32)
+
+
+def decode(
+    step: "DecodeStep", number: int, block: DeviceBlock, source: "Source", tokens: int, stage: int
+) -> "Source":
+    """The projections q, k and v, up to two formats per launch; then attention and the output projection."""
+    w, space, spec = block.weights, step.space("attention"), block.residual.block
+    first_row, parts = 0, w.qkv.parts
+    for index in range(0, len(parts), 2):
+        pair = parts[index : index + 2]
+        bias = None if w.qkv_bias is None else w.qkv_bias[first_row:]
+        step.launches.rows(pair, source, space.qkv[:, first_row:], bias, "qkv", tokens)
+        first_row += sum(part.shapes.padded_rows for part in pair)
+    _attend(step, spec, w, block.state, tokens)
+    return step.close_block(number, w.output, w.output_bias, space.mixed, "output", tokens)
+
+
+def _attend(
+    step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention, cache: DeviceCache, tokens: int
+) -> None:
+    """Write the result of the heads as activations, and keys and values to the cache."""
+    launches, space, out = step.launches, step.space("attention"), step.space("attention").mixed
+    tuning, positions = launches.tuning, launches.model.positions
+    k_at = spec.heads * spec.head_dim
+    rows = attention_rows(spec.heads, spec.kv_heads, tokens)
+    direct, splits = spec.head_dim % 16 == 0, tuning.splits_for(positions)
+    launches.launch(
+        decode_attention_kernel,
+        (spec.kv_heads, splits),
+        space.qkv,
+        space.qkv.shape[1],
+        cache.keys,
+        cache.key_scales,
+        cache.values,
+        cache.value_scales,
+        positions,
+        launches.workspace.state,
+        w.table,
+        launches.or_nothing(w.q_norm),
+        launches.or_nothing(w.k_norm),
+        spec.norm.epsilon,
+        spec.scale,
+        spec.soft_cap,
+        space.parts,
+        space.peaks,
+        space.arrived,
+        out.words,
+        space.flat,
+        launches.or_nothing(w.sinks),
+        KV_HEADS=spec.kv_heads,
+        GROUP=spec.heads // spec.kv_heads,
+        HEAD_DIM=spec.head_dim,
+        DIMENSIONS=head_dimensions(spec.head_dim),
+        K_AT=k_at,
+        V_AT=k_at + spec.kv_heads * spec.head_dim,
+        TOKENS=tokens,
+        QUERIES=rows,
+        SPLITS=splits,
+        POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim))),
+        WINDOW=spec.window,
+        QK_NORM=QK_NORMS[spec.qk_norm],
+        CAPPED=spec.soft_cap != 0,
+        CACHE=CACHES[cache.keys.dtype],
+        BLOCKS=out.blocks,
+        PLANES=out.planes,
+        DIRECT=direct,
+        SINKS=w.sinks is not None,
+        warps=min(tuning.attention_warps * max(1, rows // 16), MAX_WARPS),
+    )
+    if not direct:
+        launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
+
+
+class PromptSpace:
+    """The buffers of a chunk of a prompt, for all blocks: queries, and results of the heads."""
+
+    def __init__(self, specs: Sequence[AttentionSpec], arena: Arena, chunk: int) -> None:
+        columns = max(spec.heads * spec.head_dim for spec in specs)
+        self.queries = arena.take((chunk * columns,), torch.float16)
+        self.mixed = arena.take((chunk * columns,), torch.float16)
+
+
+def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
+    """x += attention of a chunk of tokens; its keys and values are written to the cache."""
+    spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
+    space, tokens, columns = prompt.space("attention"), len(chunk.x), spec.heads * spec.head_dim
+    qkv = _stacked(prompt, w, spec, h)
+    queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
+    cache = block.state or prompt.host_caches.fetch(block.index.layer, start)
+    key_scales, value_scales = cache.scales
+    rope_append(
+        qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.table, spec, start, queries,
+        cache.keys, cache.values, key_scales, value_scales,
+    )  # fmt: skip
+    mixed = space.mixed[: tokens * columns].view(tokens, columns)
+    flash_attention(
+        queries, cache.keys, cache.values, start, spec, mixed, _tile(prompt, spec, cache), key_scales,
+        value_scales, w.sinks,
+    )  # fmt: skip
+    if block.state is None:
+        prompt.host_caches.put_back(block.index.layer, cache, start, tokens)
+    y = prompt.products.product(mixed, w.output)
+    prompt.add(chunk, number, y, w.output_bias)
+
+
+def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:
+    group, quantized = spec.heads // spec.kv_heads, cache.keys.dtype != torch.float16
+    return attention_tile(spec.head_dim, group, prompt.capability, quantized)
+
+
+def _stacked(prompt: "Prefill", w: DeviceAttention, spec: AttentionSpec, h: ScaledRows) -> Tensor:
+    """q, k and v of all tokens side by side, (tokens, rows) float32."""
+    rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    out = prompt.products.floats(len(h.rows), rows)
+    first = 0
+    for part in w.qkv.parts:
+        product = out[:, first : first + part.shapes.rows]
+        prompt.products.multiply(h.rows, part, product)
+        if isinstance(part, StreamedMatrix) and part.order is not None:
+            heads = product.unflatten(1, (-1, spec.head_dim))
+            heads.copy_(heads.index_select(2, part.order))
+        first += part.shapes.rows
+    return out

@@ -1,0 +1,144 @@
+"""Dense feed-forward on a GPU: weights, buffers of a decode step, and the launches of decode and prefill."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cuda.decode.step_norms import Source
+from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
+from edgeinfer_kernels.stages import LayerSplit
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+    from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
+    from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+
+PART = "feed-forward"
+"""The name of the weights in lists of device memory."""
+
+
+@dataclass(frozen=True)
+class DeviceFeedForward:
+    """A dense feed-forward, or its neurons on the device; vectors are None if they are not needed."""
+
+    gate: DeviceMatrix | None
+    up: DeviceMatrix
+    down: DeviceMatrix
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+
+    @property
+    def neurons(self) -> int:
+        """Elements of a hidden row."""
+        return self.up.shapes.rows
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        return [self.up] if self.gate is None else [self.up, self.gate]
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        return [self.down]
+
+
+def take(
+    builder: DeviceBuilder,
+    spec: FeedForwardSpec | None,
+    w: FeedForwardWeights,
+    split: LayerSplit | None = None,
+) -> DeviceFeedForward:
+    """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
+    rows = padded_rows(w.ffn_up.rows)
+    has_bias = w.ffn_gate_bias is not None or w.ffn_up_bias is not None
+    zeros = np.zeros(rows, np.float32)
+    gate_bias = w.ffn_gate_bias if w.ffn_gate_bias is not None else zeros
+    up_bias = w.ffn_up_bias if w.ffn_up_bias is not None else zeros
+    return DeviceFeedForward(
+        gate=None if w.ffn_gate is None else builder.matrix(w.ffn_gate),
+        up=builder.matrix(w.ffn_up),
+        down=builder.matrix(w.ffn_down),
+        gate_bias=builder.vector(gate_bias, rows) if has_bias else None,
+        up_bias=builder.vector(up_bias, rows) if has_bias else None,
+        down_bias=builder.vector(w.ffn_down_bias),
+    )
+
+
+def take_state(arena: Arena, spec: FeedForwardSpec, positions: int, kind: CacheType) -> None:
+    """It has no state."""
+    return
+
+
+def has_units(w: DeviceFeedForward) -> bool:
+    """Whether the device has any neurons."""
+    return w.neurons > 0
+
+
+def resting_bytes(w: DeviceFeedForward) -> int:
+    """Bytes of weights that not every token reads."""
+    return 0
+
+
+class Space:
+    """The buffers for the hidden rows of a decode step, shared by all feed-forwards.
+
+    The padding of rows must stay zero, so rows of whole groups of neurons and others don't share a buffer.
+    """
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        neurons = [block.weights.neurons for block in blocks]
+        padded = max((count for count in neurons if count % NEURON_GROUP), default=0)
+        self._padded = take_activations(arena, step.tokens, padded, step.hidden_floats)
+        self._whole = take_activations(arena, step.tokens, max(neurons), step.hidden_floats)
+
+    def hidden(self, w: DeviceFeedForward) -> Activations:
+        """The buffer for the hidden rows of a feed-forward, or of its part on the device."""
+        found = self._padded if w.neurons % NEURON_GROUP else self._whole
+        return found.of_blocks(w.down.shapes.blocks)
+
+
+def decode(
+    step: "DecodeStep", number: int, block: DeviceBlock, source: Source, tokens: int, stage: int
+) -> Source:
+    """Gate and up, then down. If the CPU has some of the neurons, both parts run in parallel."""
+    w, spec = block.weights, block.residual.block
+    if stage:
+        step.send(stage, tokens)
+        if not w.neurons:
+            return step.receive(stage, None, 0.0, number, tokens)
+    hidden = step.space("feed_forward").hidden(w)
+    step.launches.gated(spec.activation, w, source, hidden, tokens)
+    if not stage:
+        return step.close_block(number, w.down, w.down_bias, hidden, "down", tokens)
+    y = step.workspace.y
+    step.launches.rows((w.down,), Source(hidden, source.squares), y, w.down_bias, "down", tokens)
+    return step.receive(stage, y, block.residual.residual_scale, number, tokens)
+
+
+def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
+    """x += the parts of a feed-forward in sequence, including the CPU stage if it has one."""
+    spec, stage, parts = block.residual.block, chunk.parallel_stage(number), block.parts
+    if stage:
+        stage.send(chunk.x)
+    for part in parts[:-1]:
+        y, scales = prompt.products.dense(spec.activation, part, chunk.h)
+        prompt.add_part(chunk, number, y, scales, part.down_bias)
+    if parts:
+        y, scales = prompt.products.dense(spec.activation, parts[-1], chunk.h)
+    if stage:
+        stage.receive(chunk.x, chunk.start)
+    if parts:
+        prompt.add(chunk, number, y, parts[-1].down_bias, scales)
+    else:
+        prompt.apply_next_norm(chunk, number)

@@ -1,0 +1,208 @@
+"""MoE on a GPU: buffers of a decode step, and the launches of decode and prefill."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
+from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, RoutingSpace, take
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
+from edgeinfer_kernels.cuda.decode.workspace import ROWS, take_activations
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.prefill.expert_kernels import (
+    GATINGS,
+    SHARED,
+    SHARED_AND_WEIGHED,
+    UNSHARED,
+    choose_experts_kernel,
+    expert_down_kernel,
+    expert_gated_kernel,
+)
+from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.layer_cache import CacheType
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+    from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
+    from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+
+__all__ = ["Space", "decode", "prefill", "take"]
+PART = "feed-forward"
+"""The name of the weights in lists of device memory."""
+
+
+def take_state(arena: Arena, spec: MoeSpec, positions: int, kind: CacheType) -> None:
+    """It has no state."""
+    return
+
+
+def has_units(w: DeviceExperts) -> bool:
+    """The router is on the device, with or without experts."""
+    return True
+
+
+def resting_bytes(w: DeviceExperts) -> int:
+    """Bytes of the experts that not every token reads."""
+    stacks: int = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
+    return stacks - stacks * w.used // w.count
+
+
+class Space:
+    """The buffers of a decode step, shared by all MoE blocks."""
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        specs: list[MoeSpec] = [block.residual.block for block in blocks]
+        weights: list[DeviceExperts] = [block.weights for block in blocks]
+        tokens, floats = step.tokens, step.hidden_floats
+        self.routing = RoutingSpace(specs, arena, tokens)
+        hidden, shared = max(w.hidden for w in weights), max(w.shared_neurons for w in weights)
+        self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.used)
+        self.shared_hidden = take_activations(arena, tokens, shared, floats)
+        early = any(spec.pre_attention_router for spec in specs)
+        self.early = take_activations(arena, tokens, step.hidden_size, step.input_floats, int(early))
+
+
+def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
+    """Compute the scores of a pre-attention router, which reads the layer's input x."""
+    if not block.residual.block.pre_attention_router:
+        return
+    launches, early = step.launches, step.space("moe").early
+    launches.join(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
+    _score(step, block.weights, Source(early, launches.workspace.squares[0]), tokens)
+
+
+def _score(step: "DecodeStep", w: DeviceExperts, source: Source, tokens: int) -> None:
+    scores = step.space("moe").routing.scores
+    step.launches.rows((w.router,), source, scores, w.router_bias, "output", tokens)
+
+
+def decode(
+    step: "DecodeStep", number: int, block: DeviceBlock, source: Source, tokens: int, stage: int
+) -> Source:
+    """x += scale · Σ weight · expert(h), plus the shared expert. The CPU computes its experts in parallel."""
+    spec, w, launches, space = block.residual.block, block.weights, step.launches, step.space("moe")
+    if not spec.pre_attention_router:
+        _score(step, w, source, tokens)
+    launches.launch(
+        choose_experts_kernel,
+        (tokens,),
+        space.routing.scores,
+        space.routing.scores.stride(0),
+        space.routing.ids,
+        space.routing.weights,
+        spec.scale,
+        COUNT=spec.experts,
+        USED=spec.experts_per_token,
+        GATING=GATINGS[spec.gating],
+        NORMALIZED=spec.normalized,
+        warps=1,
+    )
+    if stage:
+        step.send(stage, tokens, space.routing, spec.experts_per_token, w.places)
+    if w.shared is not None:
+        _shared(step, spec, w, w.shared, source, tokens)
+    if w.here:
+        _gated(step, spec, w, source, tokens)
+    y = step.workspace.y if w.here or w.shared is not None else None
+    if y is not None:
+        _down(step, spec, w, tokens)
+    scale = block.residual.residual_scale
+    if stage:
+        return step.receive(stage, y, scale, number, tokens)
+    return step.add(number, y, scale, tokens)
+
+
+def _shared(
+    step: "DecodeStep",
+    spec: MoeSpec,
+    w: DeviceExperts,
+    shared: DeviceFeedForward,
+    source: Source,
+    tokens: int,
+) -> None:
+    """Write the shared expert's result to y, and compute the score of its gate."""
+    launches, space = step.launches, step.space("moe")
+    launches.gated(spec.activation, shared, source, space.shared_hidden, tokens)
+    hidden = Source(space.shared_hidden, source.squares)
+    launches.rows((shared.down,), hidden, step.workspace.y, shared.down_bias, "down", tokens)
+    if w.shared_router is not None:
+        scores = space.routing.shared_scores
+        launches.rows((w.shared_router,), source, scores, None, "output", tokens)
+
+
+def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, tokens: int) -> None:
+    launches, space = step.launches, step.space("moe")
+    out, blocks = space.expert_hidden, source.activations.blocks
+    launches.launch(
+        expert_gated_kernel,
+        (w.hidden // ROWS, tokens * spec.experts_per_token),
+        w.gate.parts,
+        w.up.parts,
+        source.activations.words,
+        out.words,
+        launches.or_nothing(w.gate_bias),
+        launches.or_nothing(w.up_bias),
+        space.routing.ids,
+        source.squares,
+        source.norm.epsilon if source.norm else 0.0,
+        EXPERT_ROWS=w.hidden,
+        USED=spec.experts_per_token,
+        HIDDEN_BLOCKS=out.blocks,
+        HIDDEN_PLANES=out.planes,
+        STEP=launches.tuning.gated.step_for(blocks),
+        GATE=w.gate.shapes.tile,
+        UP=w.up.shapes.tile,
+        BIAS=w.up_bias is not None,
+        ACTIVATION=ACTIVATIONS[spec.activation],
+        warps=launches.tuning.gated.warps_for(blocks),
+        **launches.of_source(source),
+    )
+
+
+def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
+    launches, space = step.launches, step.space("moe")
+    read, width = space.expert_hidden, launches.model.spec.hidden_size
+    kind = UNSHARED
+    if w.shared is not None:
+        kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
+    launches.launch(
+        expert_down_kernel,
+        (width // ROWS, tokens),
+        w.down.parts,
+        read.words,
+        step.workspace.y,
+        step.workspace.y.stride(0),
+        launches.or_nothing(w.down_bias),
+        space.routing.ids,
+        space.routing.weights,
+        space.routing.shared_scores,
+        space.routing.shared_scores.stride(0),
+        WIDTH=width,
+        USED=spec.experts_per_token,
+        BLOCKS=read.blocks,
+        PLANES=read.planes,
+        STEP=launches.tuning.down.step_for(read.blocks),
+        TILE=w.down.shapes.tile,
+        BIAS=w.down_bias is not None,
+        SHARED_EXPERT=kind,
+        warps=launches.tuning.down.warps_for(read.blocks),
+    )
+
+
+def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:
+    """Compute the scores of a pre-attention router, which reads the layer's input x."""
+    if block.residual.block.pre_attention_router:
+        prompt.experts.score(block.weights, chunk.x)
+
+
+def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
+    """x += the selected experts of a chunk of tokens, including the CPU stage if it has one."""
+    stage = chunk.parallel_stage(number)
+    send = partial(stage.send, chunk.x) if stage else None
+    y = prompt.experts.read(block.residual.block, block.weights, chunk.h, block.streamed_experts, send)
+    if stage:
+        stage.receive(chunk.x, chunk.start)
+    prompt.add(chunk, number, y, None)

@@ -1,0 +1,153 @@
+"""The weights of an MoE block on the device, and the buffers for its routing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
+from edgeinfer_kernels.cuda.blocks.feed_forward import take as take_feed_forward
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
+from edgeinfer_kernels.stages import LayerSplit
+
+
+@dataclass(frozen=True)
+class ExpertStacks:
+    """The stacked matrices of some experts, and their stacked biases."""
+
+    count: int
+    gate: DeviceMatrix
+    up: DeviceMatrix
+    down: DeviceMatrix
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class DeviceExperts:
+    """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
+
+    `used`: experts per token. `here`: number of experts on the device; `places` (2, experts) int32: slot of
+    each expert on the device, and on the host, -1: absent. `changing`: the host has all experts, and those on
+    the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for
+    every token, `shared_router` the row of its gate.
+    """
+
+    count: int
+    used: int
+    here: int
+    places: Tensor
+    hidden: int
+    router: DeviceMatrix
+    router_rows: Tensor
+    router_bias: Tensor | None
+    gate: DeviceMatrix
+    up: DeviceMatrix
+    down: DeviceMatrix
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    shared: DeviceFeedForward | None
+    shared_router: DeviceMatrix | None
+    shared_router_rows: Tensor | None
+    changing: bool = False
+
+    @property
+    def all_places(self) -> int:
+        """Number of slots on the device plus those on the host; with changing experts some are empty."""
+        return self.here + self.count if self.changing else self.count
+
+    @property
+    def stacks(self) -> ExpertStacks:
+        """The experts on the device."""
+        biases = self.gate_bias, self.up_bias, self.down_bias
+        return ExpertStacks(self.here, self.gate, self.up, self.down, *biases)
+
+    @property
+    def shared_neurons(self) -> int:
+        return 0 if self.shared is None else self.shared.neurons
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        found = [self.up, self.gate, self.router]
+        found += [] if self.shared is None else self.shared.inputs
+        return found if self.shared_router is None else [*found, self.shared_router]
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        return [self.down, *([] if self.shared is None else self.shared.outputs)]
+
+
+def check_expert_rows(w: MoeWeights) -> None:
+    """Raise `UnsupportedOnDeviceError` if an expert's rows do not fill whole programs."""
+    for stack in w.stacks():
+        if stack.rows % ROW_MULTIPLE:
+            raise UnsupportedOnDeviceError(
+                f"{stack.name}: {stack.rows} rows an expert, the GPU's kernels want a multiple of "
+                f"{ROW_MULTIPLE}"
+            )
+
+
+class RoutingSpace:
+    """Buffers for the scores, expert ids and weights of at most `tokens` tokens, shared by all MoE blocks."""
+
+    def __init__(self, specs: Sequence[MoeSpec], arena: Arena, tokens: int) -> None:
+        self.count = max((spec.experts for spec in specs), default=0)
+        self.used = used = max((spec.experts_per_token for spec in specs), default=0)
+        padded = -(-self.count // ROW_MULTIPLE) * ROW_MULTIPLE
+        self.scores = arena.take((tokens, padded), torch.float32)
+        self.ids = arena.take((tokens * used,), torch.int32)
+        self.weights = arena.take((tokens * used,), torch.float32)
+        self.shared_scores = arena.take((tokens, ROW_MULTIPLE if used else 0), torch.float32)
+
+
+def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit | None) -> DeviceExperts:
+    """Allocate the weights of an MoE block, or of its experts on the device. Raises
+    `UnsupportedOnDeviceError`.
+    """
+    check_expert_rows(w)
+    here = range(w.ffn_up_exps.experts) if split is None else split.experts
+    changing = split is not None and split.changing
+    shared_router = None
+    if w.ffn_gate_inp_shexp is not None:
+        row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
+        shared_router = Matrix("ffn_gate_inp_shexp", "F32", 1, len(row), row.view(np.uint8)[None])
+    return DeviceExperts(
+        count=spec.experts,
+        used=spec.experts_per_token,
+        here=w.ffn_up_exps.experts,
+        places=builder.slots(_slots(spec.experts, here, changing)),
+        hidden=w.ffn_up_exps.rows,
+        router=builder.matrix(w.ffn_gate_inp),
+        router_rows=builder.floats(w.ffn_gate_inp),
+        router_bias=builder.vector(w.ffn_gate_inp_bias, padded_rows(w.ffn_gate_inp.rows)),
+        gate=builder.matrix(w.ffn_gate_exps),
+        up=builder.matrix(w.ffn_up_exps),
+        down=builder.matrix(w.ffn_down_exps),
+        gate_bias=builder.vector(w.ffn_gate_exps_bias),
+        up_bias=builder.vector(w.ffn_up_exps_bias),
+        down_bias=builder.vector(w.ffn_down_exps_bias),
+        shared=None if w.shared is None else take_feed_forward(builder, None, w.shared),
+        shared_router=None if shared_router is None else builder.matrix(shared_router),
+        shared_router_rows=None if shared_router is None else builder.floats(shared_router),
+        changing=changing,
+    )
+
+
+def _slots(count: int, experts: Sequence[int], changing: bool) -> npt.NDArray[np.int32]:
+    """(2, count): slot of each expert on the device, and on the host."""
+    slots = np.full((2, count), -1, np.int32)
+    slots[0, list(experts)] = np.arange(len(experts))
+    others = np.flatnonzero(slots[0] < 0)
+    slots[1, others] = others if changing else np.arange(len(others))
+    return slots

@@ -1,0 +1,91 @@
+"""A block in device memory: its weights, norms and state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.decoder import BlockIndex, ResidualBlock
+from edgeinfer_kernels.layer_cache import CacheType
+
+CACHE_ELEMENTS: dict[CacheType, torch.dtype] = {
+    "f16": torch.float16, "q8_0": torch.int8, "q4_0": torch.int32
+}  # fmt: skip
+
+
+class DeviceWeights(Protocol):
+    """The weights of a block on the device."""
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        """The matrices that are multiplied with the normed hidden states."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        """The matrices whose products are added to the hidden states."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceCache:
+    """Keys and values of an attention block and their scales (none for float16), in the layout of
+    `cache_tiles.py`.
+    """
+
+    keys: Tensor
+    key_scales: Tensor
+    values: Tensor
+    value_scales: Tensor
+
+    @classmethod
+    def take(cls, arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> "DeviceCache":
+        dtype, width, scales = CACHE_ELEMENTS[kind], spec.head_dim, -(-spec.head_dim // 32)
+        shape = (spec.kv_heads, positions, -(-width // 8) if kind == "q4_0" else width)
+        groups = (spec.kv_heads, positions, scales) if kind != "f16" else (0,)
+        keys, key_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
+        values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
+        return cls(keys, key_scales, values, value_scales)
+
+    @property
+    def scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """Scales of keys and of values, if any."""
+        if self.keys.dtype == torch.float16:
+            return None, None
+        return self.key_scales, self.value_scales
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.first(self.keys.shape[1]))
+
+    def first(self, end: int) -> list[Tensor]:
+        """Views of the first `end` positions."""
+        tensors = (self.keys, self.key_scales, self.values, self.value_scales)
+        return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
+
+
+@dataclass(frozen=True)
+class DeviceNorms:
+    """The norms around a block; None if there is none, or not on the device."""
+
+    norm: Tensor | None = None
+    norm_bias: Tensor | None = None
+    post_norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DeviceBlock:
+    """One block of the decoder, or its part on the device. `index`: counted on the device."""
+
+    index: BlockIndex
+    residual: ResidualBlock[Any]
+    weights: Any
+    norms: DeviceNorms
+    state: Any = None
+    has_units: bool = True
+    """Whether the device has any of its units, if it is divisible."""

@@ -1,0 +1,146 @@
+"""A decoder: layers of blocks with norms and residuals, and the weights of all of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from edgeinfer_kernels.blocks.block import NormSpec, TensorReader
+from edgeinfer_kernels.matrix import Matrix, Vector
+
+
+class BlockIndex(NamedTuple):
+    """A block of a decoder: its layer, and its position within the layer."""
+
+    layer: int
+    position: int
+
+
+S = TypeVar("S")
+W = TypeVar("W")
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class ResidualBlock(Generic[S]):
+    """x += residual_scale · post_norm(block(norm(x))).
+
+    `norm_name`, `post_norm_name`: the GGUF names of the norms within the layer; "": there is none.
+    """
+
+    block: S
+    norm: NormSpec
+    norm_name: str = ""
+    post_norm_name: str = ""
+    residual_scale: float = 1.0
+
+    def read(self, tensors: TensorReader) -> "ResidualWeights[Any]":
+        """Read the weights of the block and of its norms."""
+        width, name, post = tensors.hidden_size, self.norm_name, self.post_norm_name
+        spec: Any = self.block
+        return ResidualWeights(
+            block=spec.read(tensors),
+            norm=tensors.required(f"{name}.weight", width) if name else None,
+            norm_bias=tensors.vector(f"{name}.bias", width) if name else None,
+            post_norm=tensors.required(f"{post}.weight", width) if post else None,
+        )
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """The blocks of a layer, in order."""
+
+    blocks: tuple[ResidualBlock[Any], ...]
+
+    def block_of(self, kind: type[B]) -> B:
+        """The layer's first block of a kind. Raises `LookupError`: it has none."""
+        return _first([residual.block for residual in self.blocks], kind)
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """The whole decoder. Logits are multiplied by `logit_scale`, then soft-capped if logit_soft_cap is
+    not 0.
+    """
+
+    hidden_size: int
+    vocabulary_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0
+
+    def of_layers(self, first: int, last: int) -> "DecoderSpec":
+        """The same specification with only layers first..last."""
+        return replace(self, layers=self.layers[first:last])
+
+    def indices(self) -> Iterator[BlockIndex]:
+        """All blocks, in order."""
+        for layer, spec in enumerate(self.layers):
+            for position in range(len(spec.blocks)):
+                yield BlockIndex(layer, position)
+
+    def residual(self, index: BlockIndex) -> ResidualBlock[Any]:
+        return self.layers[index.layer].blocks[index.position]
+
+    def specs(self, kind: type[Any]) -> list[Any]:
+        """The specifications of all blocks of a kind, in order."""
+        blocks = [residual.block for layer in self.layers for residual in layer.blocks]
+        return [block for block in blocks if isinstance(block, kind)]
+
+
+@dataclass(frozen=True)
+class ResidualWeights(Generic[W]):
+    """The weights of a block, and of the norms before and after it."""
+
+    block: W
+    norm: Vector | None = None
+    norm_bias: Vector | None = None
+    post_norm: Vector | None = None
+
+    def with_block(self, block: W) -> "ResidualWeights[W]":
+        """The same norms around another block."""
+        return replace(self, block=block)
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    blocks: tuple[ResidualWeights[Any], ...]
+
+    def block_of(self, kind: type[B]) -> B:
+        """The weights of the layer's first block of a kind. Raises `LookupError`: it has none."""
+        return _first([residual.block for residual in self.blocks], kind)
+
+
+def _first(blocks: Sequence[Any], kind: type[B]) -> B:
+    for block in blocks:
+        if isinstance(block, kind):
+            return block
+    raise LookupError(f"the layer has no {kind.__name__}")
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All weights of a decoder; `output` is `token_embd` itself if the file ties them."""
+
+    token_embd: Matrix
+    output: Matrix
+    output_norm: Vector | None
+    output_norm_bias: Vector | None
+    layers: tuple[LayerWeights, ...]
+
+    def residual(self, index: BlockIndex) -> ResidualWeights[Any]:
+        return self.layers[index.layer].blocks[index.position]
+
+    def matrices(self, *, head: bool = True) -> list[Matrix]:
+        """Every matrix that takes part in a matmul, each once; the embedding only if it is a tied head."""
+        found = [m for layer in self.layers for residual in layer.blocks for m in residual.block.matrices()]
+        return [*found, self.output] if head else found
+
+
+def blocks_of(
+    spec: DecoderSpec, weights: DecoderWeights, indices: Sequence[BlockIndex] | None = None
+) -> Iterator[tuple[BlockIndex, ResidualBlock[Any], ResidualWeights[Any]]]:
+    """Index, specification and weights of all blocks, or of some."""
+    for index in spec.indices() if indices is None else indices:
+        yield index, spec.residual(index), weights.residual(index)

@@ -1,0 +1,89 @@
+"""The state of a decoder's blocks in main memory: what later tokens need of earlier ones."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.blocks.block import BlockState
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
+from edgeinfer_kernels.layer_cache import CacheType
+
+
+def check_evicted(positions: npt.NDArray[np.int64], end: int) -> None:
+    """Raise `ValueError` if some of `positions` do not exist or are not ascending."""
+    if len(positions) == 0 or positions[0] < 0 or positions[-1] >= end or (np.diff(positions) <= 0).any():
+        raise ValueError(f"saw positions {positions[:3]}… to evict, wanted rising ones of {end}")
+
+
+@dataclass(frozen=True)
+class DecoderState:
+    """The states of some blocks, in the order of the blocks."""
+
+    blocks: Mapping[BlockIndex, BlockState] = field(default_factory=dict)
+
+    @classmethod
+    def allocate(
+        cls,
+        spec: DecoderSpec,
+        context: int,
+        kind: CacheType = "f16",
+        indices: Sequence[BlockIndex] | None = None,
+    ) -> "DecoderState":
+        """The zeroed state for `context` tokens of these blocks; None: of all."""
+        found = {}
+        for index in spec.indices() if indices is None else indices:
+            state = spec.residual(index).block.allocate_state(context, kind)
+            if state is not None:
+                found[index] = state
+        return cls(found)
+
+    @staticmethod
+    def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:
+        """Bytes that `allocate` takes for all blocks."""
+        blocks = [residual.block for layer in spec.layers for residual in layer.blocks]
+        return sum(block.state_nbytes(context, kind) for block in blocks)
+
+    def get(self, index: BlockIndex) -> BlockState | None:
+        """The state of a block; None: it has none here."""
+        return self.blocks.get(index)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.blocks.values())
+
+    def snapshot(self, end: int) -> list[npt.NDArray[np.generic]]:
+        """Views of the first `end` positions of all blocks."""
+        return [view for state in self.blocks.values() for view in state.views(end)]
+
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> int:
+        """Restore the first `end` positions from the arrays of a `snapshot`, which may hold more of both;
+        return the number of arrays used.
+
+        Raises:
+            ValueError: the arrays have other shapes or dtypes.
+        """
+        views = self.snapshot(end)
+        cut = [array[:, : view.shape[1]] for view, array in zip(views, arrays, strict=False)]
+        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in views]:
+            raise ValueError("the snapshot is of another cache")
+        for view, array in zip(views, cut, strict=True):
+            view[...] = array
+        return len(views)
+
+    def restore_all(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        """As `restore`. Raises `ValueError` too if arrays are left over."""
+        if self.restore(arrays, end) != len(arrays):
+            raise ValueError("the snapshot is of another cache")
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy `count` positions in all blocks; the ranges must not overlap."""
+        for state in self.blocks.values():
+            state.copy(source, target, count)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """As `Backend.evict`."""
+        check_evicted(positions, end)
+        for state in self.blocks.values():
+            state.evict(positions, end)

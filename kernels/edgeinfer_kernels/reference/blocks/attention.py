@@ -1,0 +1,102 @@
+"""Attention in numpy."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from edgeinfer_kernels.backend import BatchPositions
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.matrix import Vector
+from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
+
+
+def forward(step: BlockStep, h: Array) -> Array:
+    """(tokens, hidden_size): the output projection of softmax attention. The keys and values of h are written
+    to the cache.
+    """
+    spec, w, cache = step.spec, step.weights, step.state.cache
+    q = _heads(step.times(h, w.attn_q, w.attn_q_bias), spec, w.attn_q_norm)
+    k = _heads(step.times(h, w.attn_k, w.attn_k_bias), spec, w.attn_k_norm)
+    v = step.times(h, w.attn_v, w.attn_v_bias).reshape(k.shape)
+    if step.batch is None:
+        cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
+        keys, values = (held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim))
+        out = attend(apply_rope(q, spec.rope, step.start), keys, values, step.start, spec, w.attn_sinks)
+    else:
+        out = _attend_batch(step, step.batch, q, k, v)
+    return step.times(out.reshape(len(h), -1), w.attn_output, w.attn_output_bias)
+
+
+def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:
+    """Projected rows as (tokens, heads, head_dim), with q/k norm."""
+    if spec.qk_norm == "row":
+        rows = normalize(rows, spec.norm, norm)
+    heads = rows.reshape(len(rows), -1, spec.head_dim)
+    return normalize(heads, spec.norm, norm) if spec.qk_norm == "head" else heads
+
+
+def apply_rope(x: Array, rope: RopeSpec | None, start: int) -> Array:
+    """Apply RoPE to x (tokens, heads, head_dim) of tokens at positions start…"""
+    if rope is None:
+        return x
+    return rope.apply(x, rope.table(start, len(x), x.dtype)[:, None, :])
+
+
+def attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    start: int,
+    spec: AttentionSpec,
+    sinks: Vector | None = None,
+) -> Array:
+    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
+    head_dim); sinks (heads,) add one more score per head, without a value.
+    """
+    group = spec.heads // spec.kv_heads
+    out = np.empty_like(queries)
+    for head, weights in enumerate(attention_weights(queries, keys, start, spec, sinks)):
+        out[:, head] = weights @ values[head // group]
+    return out
+
+
+def attention_weights(
+    queries: Array, keys: Array, start: int, spec: AttentionSpec, sinks: Vector | None = None
+) -> Iterator[Array]:
+    """The softmax weights of `attend`: (tokens, positions) for each head in order."""
+    tokens, heads, _ = queries.shape
+    group = heads // spec.kv_heads
+    position = np.arange(keys.shape[1])
+    own = start + np.arange(tokens)[:, None]
+    visible = position <= own
+    if spec.window:
+        visible &= position > own - spec.window
+    for head in range(heads):
+        scores = soft_cap(queries[:, head] @ keys[head // group].T * spec.scale, spec.soft_cap)
+        scores = np.where(visible, scores, -np.inf)
+        top = scores.max(axis=1, keepdims=True)
+        sink = np.full_like(top, -np.inf) if sinks is None else np.full_like(top, sinks[head])
+        top = np.maximum(top, sink)
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True) + np.exp(sink - top)
+        yield weights / total
+
+
+def _attend_batch(step: BlockStep, batch: BatchPositions, q: Array, k: Array, v: Array) -> Array:
+    """Attention token by token, each over its sequence; all keys and values are written first."""
+    spec, cache, sinks = step.spec, step.state.cache, step.weights.attn_sinks
+    positions = [int(position) for position in batch.positions]
+    for token, position in enumerate(positions):
+        key = apply_rope(k[token : token + 1], spec.rope, position)
+        copies = (batch.copies or [()] * len(k))[token]
+        for slot in (int(batch.slots(token, position + 1)[-1]), *copies):
+            cache.write(slot, key, v[token : token + 1])
+    out = np.empty_like(q)
+    for token, position in enumerate(positions):
+        query = apply_rope(q[token : token + 1], spec.rope, position)
+        slots = batch.slots(token, position + 1)
+        held = cache.read(cache.positions, spec.head_dim)
+        keys, values = (part[:, slots].astype(step.dtype) for part in held)
+        out[token] = attend(query, keys, values, position, spec, sinks)[0]
+    return out

@@ -1,0 +1,47 @@
+"""Mixture of experts in numpy."""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, MoeSpec
+from edgeinfer_kernels.reference.blocks.feed_forward import dense
+from edgeinfer_kernels.reference.step import Array, BlockStep
+
+
+def forward(step: BlockStep, h: Array) -> Array:
+    """Σ weight · expert(h) of the selected experts, plus the shared expert."""
+    spec, w = step.spec, step.weights
+    router_input = step.layer_input if spec.pre_attention_router else h
+    selected, weights = route(step.times(router_input, w.ffn_gate_inp, w.ffn_gate_inp_bias), spec)
+    if step.routing is not None:
+        step.routing.ids[step.index.layer, : len(h), : spec.experts_per_token] = selected
+    y = np.zeros_like(h)
+    for expert in np.unique(selected):
+        token, slot = np.nonzero(selected == expert)
+        y[token] += weights[token, slot, None] * dense(step, h[token], spec.activation, w.expert(int(expert)))
+    if w.shared is not None:
+        shared = dense(step, h, spec.activation, w.shared)
+        if w.ffn_gate_inp_shexp is not None:
+            shared = shared / (1 + np.exp(-h @ w.ffn_gate_inp_shexp))[:, None]
+        y += shared
+    return y
+
+
+def softmax(scores: Array) -> Array:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def route(scores: Array, spec: MoeSpec) -> tuple[npt.NDArray[np.int64], Array]:
+    """Experts (tokens, experts_per_token), highest score first, and their weights, from scores (tokens,
+    experts).
+    """
+    selected = np.argsort(-scores, axis=1, kind="stable")[:, : spec.experts_per_token]
+    if spec.gating == "softmax_of_selected":
+        weights = softmax(np.take_along_axis(scores, selected, axis=1))
+    else:
+        all_weights = softmax(scores) if spec.gating == "softmax" else 1 / (1 + np.exp(-scores))
+        weights = np.take_along_axis(all_weights, selected, axis=1)
+    if spec.normalized:
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), MIN_WEIGHT_SUM)
+    return selected, np.asarray(weights * spec.scale)

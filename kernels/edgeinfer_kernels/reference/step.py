@@ -1,0 +1,53 @@
+"""What the formula of a block reads besides the normed hidden states."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.backend import BatchPositions
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.decoder import BlockIndex
+from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.matrix import Matrix, Vector
+
+Array = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """One block and one step: specification, weights, state, and the positions of the tokens.
+
+    `layer_input`: the hidden states before the layer. `batch`: the positions of tokens of several sequences;
+    None: they are at start…
+    """
+
+    index: BlockIndex
+    spec: Any
+    weights: Any
+    state: Any
+    start: int
+    layer_input: Array
+    dtype: npt.DTypeLike
+    batch: BatchPositions | None = None
+    routing: Routing | None = None
+
+    def times(self, x: Array, matrix: Matrix, bias: Vector | None = None) -> Array:
+        """x times the transposed matrix, in `dtype`, plus the bias if there is one."""
+        y = np.asarray(x @ matrix.decoded().astype(self.dtype).T)
+        return y if bias is None else np.asarray(y + bias)
+
+
+def normalize(x: Array, norm: NormSpec, weight: Vector | None, bias: Vector | None = None) -> Array:
+    """The norm over the last axis; without a weight, x is returned unchanged."""
+    if weight is None:
+        return x
+    if norm.kind == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * weight
+    return np.asarray(y if bias is None else y + bias)
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x

@@ -1,0 +1,113 @@
+"""A chat store that is damaged: moved aside with one line, or read as far as it goes; never in the way."""
+
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.history.damaged_store import DamagedStoreError
+from edgeinfer.history.store import ChatStore, ChatStoreError
+from edgeinfer.history.tree import ChatTree, line_to
+
+
+def filled(path: Path, messages: int = 40) -> Path:
+    """A store of one chat."""
+    with ChatStore(path) as store:
+        chat, before = store.new_chat("tiny", "Be kind.", "foxes"), None
+        for number in range(messages):
+            role = "assistant" if number % 2 else "user"
+            before = store.add_message(chat.id, before, role, f"turn {number} " * 50).id  # type: ignore[arg-type]
+    return path
+
+
+def changed(path: Path, *statements: str) -> Path:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA foreign_keys = OFF")
+    with connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+    return path
+
+
+def used(path: Path) -> int:
+    """All that is done with a store; how many chats it has."""
+    with ChatStore(path) as store:
+        chats = store.chats()
+        for chat in chats:
+            line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
+            for message in store.branch(chat):
+                store.alternatives(message)
+                store.move_to(message)
+        store.search("turn")
+        fresh = store.new_chat("tiny")
+        store.add_message(fresh.id, None, "user", "Hi")
+        return len(chats)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"no database at all " * 100),
+        lambda path: os.truncate(path, 5000),
+        lambda path: path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 8192),
+        lambda path: changed(path, "DROP TABLE pieces"),
+    ],
+    ids=["no database", "cut", "pages overwritten", "a table is missing"],
+)
+def test_a_damaged_store_is_moved_aside(
+    tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = filled(tmp_path / "chats.sqlite")
+    damage(path)
+    before = path.read_bytes()
+    with caplog.at_level(logging.WARNING, "edgeinfer"):
+        assert used(path) == 0
+    (aside,) = tmp_path.glob("chats.sqlite.damaged-????????-??????")
+    assert aside.read_bytes() == before
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"{path} was damaged (")
+    assert caplog.messages[0].endswith(f"): moved to {aside.name}, a new one begins")
+    assert used(path) == 1  # and from then on all is well
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE turns SET parent = 40 WHERE id = 1",
+        "UPDATE turns SET parent = id",
+        "UPDATE turns SET parent = 41 - id",
+        "UPDATE turns SET parent = 999 WHERE id = 20",
+        "DELETE FROM turns WHERE id = 20",
+        "UPDATE chats SET tip = 999",
+        "UPDATE turns SET chat = 77 WHERE id > 20",
+        "UPDATE turns SET text = x'ff00fe', role = 5, state = x'00', created = 'yesterday'",
+        "UPDATE turns SET created = 1e300",
+        "UPDATE chats SET model = x'ff', created = x'', changed = 'now', system = 5, name = x'c3'",
+        "UPDATE turns SET text = CAST(x'61ff62' AS TEXT) WHERE id = 3",
+    ],
+)
+def test_wrong_values_do_not_stop_a_store(tmp_path: Path, statement: str) -> None:
+    path = changed(filled(tmp_path / "chats.sqlite"), statement)
+    assert used(path) == 1
+
+
+def test_a_pipe_is_no_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "chats.sqlite")
+    with pytest.raises(ChatStoreError, match="can't keep chats there: no regular file"):
+        ChatStore(tmp_path / "chats.sqlite")
+
+
+def test_damage_that_comes_while_it_is_open_is_a_clear_error(tmp_path: Path) -> None:
+    path = filled(tmp_path / "chats.sqlite")
+    with ChatStore(path) as store:
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (len(content) - 4096))
+        with pytest.raises(DamagedStoreError, match=r"damaged .* moved aside the next time"):
+            store.messages(store.chats()[0])

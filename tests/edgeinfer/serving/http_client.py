@@ -1,0 +1,69 @@
+"""A fake model behind OpenAI's interface, and what is asked of it without a network."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+import httpx
+
+from edgeinfer import Model
+from edgeinfer.serving.app import ServerOptions, serving_app
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, saying
+from tests.random_models import CHAT_TEMPLATE
+
+CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
+TOOL_TEMPLATE = "{{ tools }}" + CHAT_TEMPLATE
+HELLO = [{"role": "user", "content": "Hi"}]
+Asked = dict[str, Any]
+
+
+def saying_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
+    """This text behind a prompt, however long."""
+    begun: list[int] = []
+
+    def answer(ids: list[int]) -> np.ndarray:
+        if not begun or len(ids) < begun[0]:
+            begun[:] = [len(ids)]
+        return saying(text, begun[0])(ids)
+
+    return answer
+
+
+def fake(text: str = "The fox is here.", context: int = 512, template: str = CHAT_TEMPLATE) -> Model:
+    return model_on(FakeEngine(saying_after_any(text), context), template)
+
+
+@asynccontextmanager
+async def client(model: Model, **wishes: Any) -> AsyncIterator[Any]:
+    app = serving_app(model, ServerOptions(**wishes))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
+        yield found
+
+
+async def post(model: Model, path: str, body: Any, **wishes: Any) -> Any:
+    async def ask() -> Any:
+        async with client(model, **wishes) as http:
+            return await http.post(path, content=json.dumps(body), headers=JSON)
+
+    return await ask()
+
+
+def events(text: str) -> list[Any]:
+    found = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert found[-1] == "[DONE]"
+    return [json.loads(line) for line in found[:-1]]
+
+
+async def chat(body: Asked, model: Model | None = None, **wishes: Any) -> Any:
+    return await post(
+        model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **wishes
+    )

@@ -1,0 +1,207 @@
+"""The draft controller, with assumed costs: it drafts where that pays, and little where it doesn't."""
+
+import random
+from collections.abc import Callable
+from dataclasses import astuple
+
+import pytest
+
+from edgeinfer.speculation.draft_controller import (
+    FIRST_BUDGET,
+    MIN_STEPS,
+    PROBE_SHARE,
+    PROBE_TOKENS,
+    DraftController,
+)
+from edgeinfer.speculation.draft_costs import (
+    BASELINE_EVERY,
+    BASELINE_RUN,
+    MAX_DRAFTED,
+    DraftCosts,
+    MeasuredCosts,
+)
+
+ROWS = {rows: 1 + 0.08 * (rows - 1) for rows in range(1, 9)}
+
+
+def begun(each: float = 0.2, rows: dict[int, float] = ROWS) -> DraftController:
+    """A controller that knows the costs and has timed the baseline of one second."""
+    controller = DraftController()
+    controller.costs.begin(MeasuredCosts(rows, each, each / 2))
+    for _ in range(BASELINE_RUN):
+        assert controller.length(MAX_DRAFTED) == 0
+        controller.record_baseline(1.0)
+    return controller
+
+
+def profitable() -> DraftController:
+    controller = begun()
+    for _ in range(20):
+        controller.record_step(5, 6, 5, 1.1, 1.4)
+        controller.record_accepted(5, 4)
+    assert controller.is_profitable
+    return controller
+
+
+def speed(controller: DraftController, acceptance: Callable[[int], float], tokens: int, each: float) -> float:
+    """Tokens per second of a simulated completion, where baseline decoding gives 1."""
+    chance, made, seconds = random.Random(5), 0, 0.0
+    while made < tokens:
+        length = 0
+        if controller.cooldown_tokens:
+            controller.cooldown_tokens -= 1
+        else:
+            length = controller.length(MAX_DRAFTED)
+            if not length:
+                controller.record_baseline(1.0)
+        if not length:
+            made, seconds = made + 1, seconds + 1.0
+            continue
+        accepted = next((n for n in range(length) if chance.random() > acceptance(made + n)), length)
+        draft, forward = each * (length + 0.5), 1 + 0.08 * length
+        controller.record_step(accepted + 1, 1 + length, length, draft, forward)
+        controller.record_accepted(length, accepted, [0.8] * length)
+        made, seconds = made + accepted + 1, seconds + draft + forward
+    return made / seconds
+
+
+def test_nothing_is_drafted_before_the_baseline_is_timed() -> None:
+    assert DraftController().length(7) == 0
+    assert DraftController().min_probs(3)[0] < 1
+
+
+@pytest.mark.parametrize(("acceptance", "at_least"), [(0.9, 1.7), (0.75, 1.15), (0.6, 0.98)])
+def test_drafting_that_pays_is_used(acceptance: float, at_least: float) -> None:
+    assert speed(begun(0.15), lambda _: acceptance, 1000, 0.15) > at_least
+
+
+@pytest.mark.parametrize("each", [0.02, 0.2, 1.0])
+def test_a_useless_drafter_costs_little(each: float) -> None:
+    controller = begun(each)
+    assert speed(controller, lambda _: 0.0, 500, each) > 0.97
+    assert speed(controller, lambda _: 0.0, 500, each) > 0.98
+
+
+def test_drafting_starts_when_the_text_becomes_predictable() -> None:
+    controller = begun(0.15)
+    speed(controller, lambda _: 0.0, 500, 0.15)
+    assert speed(controller, lambda _: 0.9, 2000, 0.15) > 1.4
+
+
+def test_drafting_stops_when_the_text_becomes_unpredictable() -> None:
+    controller = begun(0.15)
+    speed(controller, lambda _: 0.9, 300, 0.15)
+    assert speed(controller, lambda _: 0.0, 1000, 0.15) > 0.95
+
+
+def test_costs_measured_under_load_do_not_mislead() -> None:
+    controller = DraftController()
+    controller.costs.begin(MeasuredCosts({rows: 3 * cost for rows, cost in ROWS.items()}, 0.45, 0.2))
+    assert speed(controller, lambda _: 0.9, 1000, 0.15) > 1.6
+
+
+def test_the_length_is_limited() -> None:
+    controller = profitable()
+    assert [controller.length(most) for most in (-1, 0, 1)] == [0, 0, 1]
+    assert 1 < controller.length(100) <= MAX_DRAFTED
+
+
+def test_the_first_draft_is_a_short_probe() -> None:
+    controller = begun()
+    assert controller.length(7) == PROBE_TOKENS
+    controller.record_step(3, 3, 2, 0.5, 1.16)
+    assert controller.length(7) >= PROBE_TOKENS
+
+
+def test_the_cooldown_pays_for_a_failed_probe() -> None:
+    controller = begun()
+    controller.record_step(1, 3, 2, 0.5, 1.16)
+    for _ in range(10):
+        controller.record_accepted(2, 0)
+    assert controller.length(7) == 0
+    lost = 0.66 - FIRST_BUDGET - PROBE_SHARE * (1 + BASELINE_RUN)
+    assert controller.cooldown_tokens == pytest.approx(lost / PROBE_SHARE, abs=2)
+
+
+def test_the_baseline_is_timed_again() -> None:
+    controller = profitable()
+    drafted = 0
+    while controller.length(7):
+        controller.record_step(5, 6, 5, 1.1, 1.4)
+        drafted += 1
+    assert drafted == BASELINE_EVERY - 20
+    for _ in range(BASELINE_RUN):
+        assert controller.length(7) == 0
+        controller.record_baseline(1.0)
+    assert controller.length(7)
+
+
+def test_a_disturbed_step_is_no_evidence_against_drafting() -> None:
+    controller = profitable()
+    controller.record_step(5, 6, 5, 1.1, 90.0)
+    assert controller.is_profitable
+
+
+def test_drafts_that_are_empty_count_as_cost() -> None:
+    controller = profitable()
+    for _ in range(40):
+        controller.record_step(1, 1, 1, 0.3, 1.0)
+    assert not controller.is_profitable
+
+
+def test_a_costly_draft_token_must_be_more_probable() -> None:
+    cheap, costly = begun(0.05), begun(0.5)
+    assert cheap.min_probs(4)[1] < costly.min_probs(4)[1]
+    assert cheap.min_probs(4)[0] == costly.min_probs(4)[0]
+    for controller in (cheap, costly):
+        assert all(0 <= prob <= 1 for prob in controller.min_probs(7))
+
+
+def test_the_drafters_probabilities_are_calibrated() -> None:
+    modest, overconfident = begun(), begun()
+    before = modest.min_probs(2)
+    for index in range(200):
+        modest.record_accepted(2, 2 if index % 5 else 0, [0.3, 0.3])
+        overconfident.record_accepted(2, index % 2, [0.9, 0.9])
+    assert modest.min_probs(2)[0] < before[0] < overconfident.min_probs(2)[0]
+
+
+def test_stored_statistics_continue() -> None:
+    controller, again = profitable(), begun()
+    again.begin(controller.stats)
+    assert again.is_profitable
+    assert again.length(7) == controller.length(7)
+    assert astuple(again.stats) == pytest.approx(astuple(controller.stats))
+    assert again.stats.steps == MIN_STEPS
+
+
+def test_a_cooldown_continues_in_another_process() -> None:
+    controller, again = begun(), begun()
+    controller.record_step(1, 3, 2, 1.5, 1.16)
+    for _ in range(10):
+        controller.record_accepted(2, 0)
+    assert controller.length(7) == 0
+    again.begin(controller.stats)
+    assert again.length(7) == 0
+    assert again.cooldown_tokens == pytest.approx(controller.cooldown_tokens, abs=1)
+
+
+def test_costs_between_measured_ones_are_interpolated() -> None:
+    costs = DraftCosts()
+    costs.begin(MeasuredCosts({1: 2.0, 5: 4.0}))
+    for _ in range(2):
+        costs.record_baseline(1.0)
+    assert costs.forward(3) == pytest.approx(1.5)
+    assert costs.forward(7) == pytest.approx(2.16)
+    costs.begin(MeasuredCosts({1: 1.0, 2: 7.0, 8: 0.5}))
+    for _ in range(2):
+        costs.record_baseline(1.0)
+    assert (costs.forward(2), costs.forward(8)) == (2.0, 1.0)
+
+
+def test_a_slower_host_slows_all_forwards() -> None:
+    costs = profitable().costs
+    before = costs.forward(5)
+    for _ in range(60):
+        costs.record_baseline(2.0)
+    assert costs.forward(5) == pytest.approx(2 * before, rel=0.02)

@@ -1,0 +1,76 @@
+"""`load(draft=...)` takes a drafter that the user has written."""
+
+from collections.abc import Sequence
+
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import SettingError
+from tests.edgeinfer.speculation.test_drafting import always_draft
+
+PROMPT = "Once upon a time, there was a little girl named Lily."
+
+
+class Oracle(edgeinfer.Drafter):
+    """Proposes the known continuation."""
+
+    def __init__(self, text: Sequence[int], spoiled: bool = False) -> None:
+        self.text = list(text)
+        self.spoiled = spoiled
+        self.requests: list[edgeinfer.DraftRequest] = []
+
+    def propose(self, history: Sequence[int], request: edgeinfer.DraftRequest) -> edgeinfer.Draft:
+        self.requests.append(request)
+        ids = self.text[len(history) :][: request.max_tokens]
+        return edgeinfer.Draft(tuple(token + self.spoiled for token in ids))
+
+
+@pytest.fixture(scope="module")
+def want() -> edgeinfer.Generation:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
+        return model.generate(PROMPT, max_tokens=40, temperature=0.0)
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_the_output_is_that_of_the_model(want: edgeinfer.Generation, spoiled: bool) -> None:
+    drafter = Oracle([*want.prompt_ids, *want.ids], spoiled)
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
+        always_draft(model, 4)
+        got = model.generate(PROMPT, max_tokens=40, temperature=0.0)
+    assert got.ids == want.ids
+    assert got.speed.accepted_share == (0.0 if spoiled else 1.0)
+    assert {request.params.temperature for request in drafter.requests} == {0.0}
+    assert max(request.max_tokens for request in drafter.requests) >= 4
+
+
+class Careless(Oracle):
+    """Proposes a token that isn't in the vocabulary."""
+
+    def propose(self, history: Sequence[int], request: edgeinfer.DraftRequest) -> edgeinfer.Draft:
+        return edgeinfer.Draft((10**6,))
+
+
+class Verbose(Oracle):
+    """Proposes more than requested."""
+
+    def propose(self, history: Sequence[int], request: edgeinfer.DraftRequest) -> edgeinfer.Draft:
+        return edgeinfer.Draft((5,) * (request.max_tokens + 1))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [
+        (Careless(()), "draft: Careless proposed token id 1000000, wanted 0 to 8191"),
+        (Verbose(()), "draft: Verbose proposed 4 tokens, wanted 3 at most"),
+    ],
+)
+def test_an_invalid_draft_is_an_error(drafter: Oracle, told: str) -> None:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
+        always_draft(model, 3)
+        with pytest.raises(SettingError, match=told):
+            model.generate(PROMPT, max_tokens=10, temperature=0.0)
+
+
+def test_an_object_that_is_no_drafter_is_refused() -> None:
+    with pytest.raises(SettingError, match="a Drafter, or None"):
+        edgeinfer.load("tiny", draft=7)  # type: ignore[arg-type]

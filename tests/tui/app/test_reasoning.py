@@ -1,0 +1,90 @@
+"""What a model thinks, told apart from what it says."""
+
+import pytest
+
+from edgeinfer.chat_templates.reasoning import (
+    Reply,
+    closing_mark,
+    parted,
+    with_closed_thought,
+    without_thought,
+)
+from tests.tui.app.conftest import Opened, PacedModel
+from tests.tui.fake_library import FakeModel
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "said"),
+    [
+        ("Hello.", "", "Hello."),
+        ("<think>\nHm.\n</think>\n\nHello.", "Hm.", "Hello."),
+        ("<think>\n\n</think>\n\nHello.", "", "Hello."),
+        ("[THINK]Hm.[/THINK]Hello.", "Hm.", "Hello."),
+        ("Hm.\n</think>\nHello.", "Hm.", "Hello."),
+        ("<think>One</think><think>Two</think>Hello.", "One\n\nTwo", "Hello."),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
+            "Hm.",
+            "Hello.",
+        ),
+        ("Write <think> and </think>.", "", "Write <think> and </think>."),
+    ],
+)
+def test_reasoning_comes_before_the_response(text: str, thought: str, said: str) -> None:
+    reply = parted(text)
+    assert (reply.thought.strip(), reply.said) == (thought, said)
+    assert not reply.thinking
+
+
+def test_reasoning_that_the_template_began_ends_where_its_mark_is() -> None:
+    assert parted("Hm.", opened=True, ended=False) == Reply("Hm.", "", True)
+    assert parted("Hm.</think>Hi", opened=True, ended=False) == Reply("Hm.", "Hi")
+
+
+def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
+    text = "<think>Hm.</think>Hello <b>"
+    for length in range(len(text) + 1):
+        reply = parted(text[:length], ended=False)
+        assert "Hm.".startswith(reply.thought)
+        assert "Hello <b>".startswith(reply.said)
+    assert parted("<thi", ended=True).said == "<thi"
+
+
+def test_a_prompt_that_ends_in_an_open_reasoning_is_recognized() -> None:
+    assert closing_mark("<|assistant|><think>\n") == "</think>"
+    assert with_closed_thought("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
+    for whole in ("<|assistant|><think>\n\n</think>\n\n", "<|assistant|>\n"):
+        assert closing_mark(whole) is None
+        assert with_closed_thought(whole) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(" Hello. ", " Hello. "), ("<think>Hm.</think> Hello.", "Hello."), ("Hm.</think>\nHi", "Hi"), ("", "")],
+)
+def test_the_text_without_reasoning_is_the_response(text: str, said: str) -> None:
+    assert without_thought(text) == said
+
+
+async def test_reasoning_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:
+    async with opened(FakeModel("<think>A red one.</think>There was a fox.")) as chat:
+        await chat.say("Hi")
+        thought = chat.views()[1].query_one("Thought")
+        assert str(thought.render()) == "> thought (3 words)"
+        await chat.press("tab", "t")
+        assert str(thought.render()) == "v thought (3 words)\nA red one."
+        assert chat.shown()[1] == "There was a fox."
+
+
+async def test_words_of_reasoning_in_progress_are_counted(opened: Opened) -> None:
+    model = PacedModel("<think>A red one. </think> Yes.")
+    async with opened(model) as chat:
+        await chat.say("Hi", wait=False)
+        model.allow(2)
+        await chat.until(lambda: len(chat.views()) == 2)
+        thought = chat.views()[1].query_one("Thought")
+        await chat.until(lambda: "2 words" in str(thought.render()))
+        assert "thinking" in str(thought.render())
+        model.allow(99)

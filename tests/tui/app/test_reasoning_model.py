@@ -1,0 +1,177 @@
+"""A model that thinks first, from its template to the screen, and answers that keep to a schema."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer import Model
+from edgeinfer.history.store import ChatStore
+from edgeinfer_tui.app.model_status import StatusBar
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on
+from tests.random_models import VOCABULARY, vocabulary_metadata
+from tests.tui.app.conftest import Chat, Opened
+from tests.tui.fake_library import ANSWER, FakeModel
+
+pytestmark = pytest.mark.anyio
+
+TOLD = (
+    "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}A"
+)
+OPENING, PLAIN = TOLD + "<think>\n{% endif %}", TOLD + "{% endif %}"
+OPEN, CLOSE = VOCABULARY - 2, VOCABULARY - 1
+"""Of the marks, which this file calls control tokens as some do."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"enum": [7]}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
+
+
+class Thinker:
+    """Thinks, and answers with the number of letters that it was asked with."""
+
+    def __init__(self, template: str, context: int = 512) -> None:
+        metadata = vocabulary_metadata()
+        tokens = metadata["tokenizer.ggml.tokens"]
+        tokens[OPEN], tokens[CLOSE] = "<think>", "</think>"
+        self.prompts: list[str] = []
+        self._opening = "<think>\n" if "<think>" in template else ""
+        self.engine = FakeEngine(self._logits, context)
+        self.model: Model = model_on(
+            self.engine,
+            template,
+            {
+                "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.add_space_prefix": False,
+                "tokenizer.ggml.scores": np.zeros(VOCABULARY, np.float32),
+            },
+        )
+
+    def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        text = self.model.tokenizer.decode(ids, special=True).removeprefix("<s>")
+        asked, _, said = text.rpartition("</s>A")
+        if said in (self._opening, "<think>\n\n</think>\n\n"):
+            self.prompts.append(text)
+        answer = f"It has {len(asked.rpartition('U')[2])}."
+        script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + answer), END]
+        if said.startswith("<think>"):
+            said = said.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
+            script, begun = script[1:], len(said)
+        else:
+            begun = 0
+        logits = np.zeros(VOCABULARY, np.float32)
+        logits[script[min(begun, len(script) - 1)]] = 30
+        return logits
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    pytest.importorskip("llguidance")
+    path = tmp_path / "age.json"
+    path.write_text(json.dumps(SCHEMA))
+    return path
+
+
+def status(chat: Chat) -> str:
+    return str(chat.screen.query_one(StatusBar).render())
+
+
+@pytest.mark.parametrize("template", [OPENING, PLAIN])
+async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: str) -> None:
+    thinker = Thinker(template)
+    async with opened(thinker.model, generation={"temperature": 0.0}) as chat:
+        await chat.say("fox")
+        assert chat.shown() == ["fox", "It has 3."]
+        thought = chat.views()[1].query_one("Thought")
+        assert str(thought.render()) == "> thought (4 words)"
+        await chat.press("tab", "t")
+        assert str(thought.render()) == "v thought (4 words)\nHm, let me see."
+        await chat.press("shift+tab")
+        await chat.say("bear")
+        assert chat.shown()[2:] == ["bear", "It has 4."]
+        ending = "<think>\n" if template == OPENING else ""
+        assert thinker.prompts[-1] == f"Ufox</s>AIt has 3.</s>Ubear</s>A{ending}"
+        assert "</think>\n\nIt has 4." in chat.messages()[3].text
+        await chat.press("ctrl+y")
+        assert chat.app.clipboard == "It has 4."
+
+
+async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again(
+    opened: Opened, tmp_path: Path
+) -> None:
+    async with opened(FakeModel("<think>A red one")) as chat:
+        await chat.say("Hi")
+        assert chat.shown() == ["Hi", ""]
+    with ChatStore(tmp_path / "chats.sqlite") as store:
+        (stored,) = store.chats()
+    async with opened(FakeModel(), stored=stored) as chat:
+        assert chat.shown() == ["Hi", ""]
+        assert str(chat.views()[1].query_one("Thought").render()) == "> thought (3 words)"
+
+
+async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened, schema: Path) -> None:
+    thinker = Thinker(OPENING)
+    # Of all that it wouldn't say anyway, spaces come last.
+    settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(byte_ids(" \t\n"), -20.0)}
+    async with opened(thinker.model, generation=settings) as chat:
+        await chat.say(f"/schema {schema}")
+        await chat.say("fox")
+        assert json.loads(chat.shown()[1]) == {"age": 7}
+        assert not chat.views()[1].query_one("Thought").display
+        assert thinker.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
+        await chat.say("/schema off")
+        await chat.say("bear")
+        assert chat.shown()[3] == "It has 4."
+
+
+async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path) -> None:
+    model = FakeModel()
+    async with opened(model, generation={"grammar": 'root ::= "a"'}) as chat:
+        assert "by a grammar" in status(chat)
+        await chat.say(f"/schema {schema}")
+        assert "JSON by a schema" in status(chat)
+        await chat.say("Hi")
+        await chat.say("/schema")
+        await chat.say("/schema off")
+        await chat.say("/schema")
+        assert "schema" not in status(chat)
+        await chat.say("And?")
+        told = chat.notices()
+    assert model.settings == [{"schema": schema.read_text()}, {}]
+    assert (
+        "responses are constrained; /schema off ends that; /schema FILE: constrain them to a JSON schema"
+        in told
+    )
+    assert "responses are not constrained; /schema FILE: constrain them to a JSON schema" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "No such file"),
+        (b"{", "schema: saw no JSON"),
+        (b"[1]", "schema: saw list"),
+        (b"\xff", "byte 0 isn't UTF-8"),
+    ],
+)
+async def test_a_schema_that_is_none_changes_nothing(
+    opened: Opened, schema: Path, content: bytes | None, told: str
+) -> None:
+    if content is None:
+        schema.unlink()
+    else:
+        schema.write_bytes(content)
+    model = FakeModel()
+    async with opened(model) as chat:
+        await chat.say(f"/schema {schema}")
+        assert any(told in notice for notice in chat.notices())
+        await chat.say("Hi")
+        assert chat.shown() == ["Hi", ANSWER]
+    settings: list[dict[str, Any]] = [{}]
+    assert model.settings == settings

@@ -1,0 +1,192 @@
+"""`edgeinfer plan`: a table for a person, JSON for a program, one line for what can't be."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edgeinfer as library
+from edgeinfer.planning import model_plan
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload.machine import measure
+from edgeinfer_offload.machine.measured_figures import MeasuredFigures
+from edgeinfer_offload.machine.this_machine import with_gpu
+from edgeinfer_offload.planner.plan_text import _Line
+from tests.edgeinfer.description.test_file_sizes import write_mixture
+from tests.random_models import ZOO
+from tests.tui.conftest import CommandLine
+
+LAPTOP = "rtx 4060 laptop"
+
+
+def test_the_table_has_a_line_for_like_layers(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("plan", "tiny", "--device", LAPTOP)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert lines[0] == "item device MiB ms/token bound by"
+    assert lines[1].startswith("layers 0-9 attention gpu ")
+    assert len(lines) < 25
+    assert any(line.startswith("decode: ") for line in lines)
+    assert "the machine was described, not measured: expect these speeds to be off by a quarter" in lines
+    assert max(map(len, outcome.out.splitlines())) < 140
+    verbose = edgeinfer("plan", "tiny", "--device", LAPTOP, "--layers").out
+    assert sum(line.startswith("layer ") for line in verbose.splitlines()) == 30
+
+
+def test_json_reports_every_item(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("plan", "tiny", "--device", "cpu: 32GiB ram, 64GB/s ram", "--json")
+    told = json.loads(outcome.out)
+    assert told["model"] == "tiny"
+    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in told["items"])
+    assert {item["device"] for item in told["items"]} == {"cpu"}
+    assert told["prediction"]["decode_tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine, repack: bool) -> None:
+    options = ["--device", "cpu", "--threads", "2", "--json", *([] if repack else ["--no-repack"])]
+    told = json.loads(edgeinfer("plan", "tiny", *options).out)
+    assert told["machine"]["origin"] == "measured"
+    with library.load("tiny", device="cpu", threads=2, repack=repack) as model:
+        assert model.plan is not None
+        loaded = {(item.item, item.device): item.bytes for item in model.plan.items}
+    assert ("draft model", "cpu") in loaded
+    assert {(item["item"], item["device"]): item["bytes"] for item in told["items"]} == loaded
+
+
+def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> None:
+    drafts = []
+    for device, draft in (("cpu:", "auto"), ("cpu:", "none"), (LAPTOP, "auto"), (LAPTOP, "tiny")):
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", draft, "--json")
+        items = json.loads(outcome.out)["items"]
+        drafts.append([item["device"] for item in items if item["item"] == "draft model"])
+    assert drafts == [["cpu"], [], [], ["gpu"]]
+    assert outcome.err == ""
+
+
+def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) -> None:
+    sizes = {}
+    for ram in ("1GiB", "37MiB"):
+        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
+        told = json.loads(outcome.out)
+        sizes[ram] = {item["item"]: item["bytes"] for item in told["items"]}
+        assert ("using prompt lookup instead" in outcome.err) == (ram != "1GiB")
+        assert ("draft model" in sizes[ram]) == (ram == "1GiB")
+    with library.load("tiny", device="cpu", threads=2, ram="37MiB") as model:
+        assert model.plan is not None
+        assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
+    outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
+    assert "draft model" not in outcome.err
+    assert outcome.err.endswith("; with a context of 1024 it fits (--context, context=)\n")
+
+
+def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
+    edgeinfer: CommandLine, tmp_path: Path
+) -> None:
+    path = ZOO["llama"].write(tmp_path / "zoo.gguf")
+    told = (
+        "using prompt lookup instead of the draft model: draft: zoo has 288 tokens, the model 8192; "
+        "wanted the same vocabulary"
+    )
+    for device in ("cpu:", LAPTOP):
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path))
+        assert outcome.code == 0
+        assert told in outcome.err
+        assert "draft model" not in outcome.out
+    with library.load("tiny", device="cpu", threads=1, draft=path) as model:
+        assert told in model.notes
+
+
+def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: None)
+    outcome = edgeinfer("plan", "tiny", "--threads", "2")
+    assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
+
+
+def test_a_machine_can_be_measured_anew(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = MeasuredFigures(tmp_path, "one machine")
+    figures.keep({"2 threads": 1.0})
+    monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
+    assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
+    assert figures.known() == {"2 threads": 1.0}
+    assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0
+    assert figures.known() == {}
+
+
+def test_a_gpu_here_is_measured_and_planned_for(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    gpu = Gpu(0, "NVIDIA GeForce RTX 4060", 89, 8 << 30)
+    measured = []
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: gpu)
+    monkeypatch.setattr(model_plan, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
+    monkeypatch.setattr("edgeinfer_kernels.cuda.device_parts.free_bytes", lambda index: 7 << 30)
+    monkeypatch.setattr(model_plan, "with_gpu", with_gpu)
+    told = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
+    assert measured == [["Q4_K", "Q6_K"]]
+    assert told["machine"]["graphics"]["free_bytes"] == 7 << 30
+    assert told["budgets"]["vram"] == 7 << 30
+
+
+def test_a_mixture_that_is_not_run_yet_is_planned_all_the_same(
+    edgeinfer: CommandLine, tmp_path: Path
+) -> None:
+    path = write_mixture(tmp_path / "mixture.gguf")
+    outcome = edgeinfer("plan", str(path), "--device", LAPTOP)
+    assert outcome.code == 0
+    assert outcome.err.startswith("edgeinfer: needs --engine llama.cpp: architecture mixture isn't")
+    assert "layers 0-1 experts" in outcome.out
+    assert "layers 0-1 router" in outcome.out
+
+
+def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], width=256, feed_forward=2048, layers=6, formats=("Q4_K",)).write(
+        tmp_path / "model.gguf"
+    )
+    nothing = edgeinfer("plan", str(path), "--device", LAPTOP, "--vram", "0")
+    assert "nothing is on the GPU: its buffers and libraries alone take " in nothing.out
+    outcome = edgeinfer("plan", str(path), "--device", LAPTOP, "--ram", "0", "--vram", "0")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("edgeinfer: model: the model needs ")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--device", "rtx 9060"], "device: 'rtx 9060': no such card in the table; known are RTX "),
+        (
+            ["--device", "x: 8GiB, 12 bananas"],
+            "device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
+        ),
+        (["--threads", "10000"], "threads: saw 10000, wanted "),
+        (["--draft", ""], "draft: saw '', wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
+        (["--draft", "nosuch"], "draft: nosuch: no such model; known: "),
+        (["--device", ""], "device: '': wanted a known card, or terms as"),
+        (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
+    ],
+)
+def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str], text: str) -> None:
+    outcome = edgeinfer("plan", "tiny", *options)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith(f"edgeinfer: {text}")
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--context", "--threads"])
+def test_a_number_below_its_minimum_is_wrong_usage(edgeinfer: CommandLine, option: str) -> None:
+    outcome = edgeinfer("plan", "tiny", option, "0")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"edgeinfer: {option}: saw 0, wanted a whole number of at least 1")
+
+
+def test_a_draft_whose_time_is_unknown_has_no_empty_cell() -> None:
+    line = _Line("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
+    assert line.cells() == ("draft model", "cpu", "5.0", "-", "when it drafts")
+    line = _Line("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)
+    assert line.cells() == ("draft model", "cpu", "5.0", "1.500", "CPU memory, when it drafts")

@@ -1,0 +1,113 @@
+"""`edgeinfer serve` as a program of its own: it says where it listens, answers, and ends at Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.tui.conftest import CommandLine
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()"]
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The program, and its address."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    started = subprocess.Popen(
+        [*PROGRAM, "serve", "tiny", "--port", "0", "--device", "cpu", "--draft", "none", *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert started.stderr is not None
+    try:
+        said = ""
+        while not (found := re.search(r"http://[\d.:]+/v1", said)):
+            line = started.stderr.readline()
+            assert line, said
+            said += line
+        yield started, found[0]
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate()
+
+
+def ask(address: str, **headers: str) -> str:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{address}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **headers},
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return str(json.load(reply)["choices"][0]["message"]["content"])
+
+
+def test_it_responses_and_ctrl_c_ends_it() -> None:
+    with serving("--key", "secret") as (program, address):
+        assert ask(address, Authorization="Bearer secret")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address)
+        program.send_signal(signal.SIGINT)
+        out, err = program.communicate(timeout=20)
+    assert out == ""
+    assert err.endswith("edgeinfer: ended\n")
+    assert program.returncode == 0
+
+
+def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(edgeinfer: CommandLine) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        outcome = edgeinfer("serve", "tiny", "--port", str(port))
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"edgeinfer: 127.0.0.1:{port}: can't listen there (")
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "0", "0x0", "::", "::0", "0.0", "::ffff:0.0.0.0", "192.0.2.1", "*"]
+)
+def test_whatever_others_can_reach_wants_a_key(edgeinfer: CommandLine, host: str) -> None:
+    outcome = edgeinfer("serve", "tiny", "--host", host)
+    assert outcome.code == 2
+    assert f"--host {host} lets the whole network in; give a --key" in outcome.err
+
+
+@pytest.mark.parametrize("host", ["a" * 300, "nowhere.invalid", "1.2.3.4.5"])
+def test_an_address_that_is_none_is_refused_in_one_line(edgeinfer: CommandLine, host: str) -> None:
+    outcome = edgeinfer("serve", "tiny", "--host", host, "--port", "0")
+    assert outcome.code == 1
+    assert "can't listen there (" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["", " ", "\u00e4", "a\nb"])
+def test_a_key_that_is_none_is_refused(edgeinfer: CommandLine, key: str) -> None:
+    outcome = edgeinfer("serve", "tiny", "--key", key)
+    assert outcome.code == 2
+    assert "--key: wanted printable ASCII characters, at least one" in outcome.err
+
+
+def test_what_is_missing_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    outcome = edgeinfer("serve", "tiny")
+    assert outcome.code == 1
+    assert (
+        "serve: needs starlette and uvicorn, not installed here; pip install 'edgeinfer[serve]'"
+        in outcome.err
+    )

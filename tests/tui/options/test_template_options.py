@@ -1,0 +1,49 @@
+"""`--thinking` and `--template-arg`."""
+
+from pathlib import Path
+
+import pytest
+
+from edgeinfer_tui.options.parsed_options import template_args
+from tests.tui.conftest import CommandLine
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %} aloud{% endif %}{{ mood }}"
+)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    path = tmp_path / "template.jinja"
+    path.write_text(TEMPLATE)
+    return str(path)
+
+
+def test_values_are_json_or_text() -> None:
+    given = ["a=1", "b=true", "c=words", 'd="1"', "e=", 'f={"g": [1]}', "h=x=y"]
+    assert template_args(given) == {
+        "a": 1, "b": True, "c": "words", "d": "1", "e": "", "f": {"g": [1]}, "h": "x=y"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template knows on, off"),
+        (["--thinking", "maybe"], 2, "wanted one of on, off, low, medium, high"),
+        (["--template-arg", "mood"], 2, "saw 'mood', wanted NAME=VALUE"),
+        (
+            ["--template-arg", "temper=1"],
+            1,
+            "the chat template doesn't read 'temper'; it reads: enable",
+        ),
+        (["--template-arg", "messages=1"], 1, "'messages' is set by edgeinfer"),
+    ],
+)
+def test_what_the_template_lacks_is_one_line(
+    edgeinfer: CommandLine, template: str, options: list[str], code: int, told: str
+) -> None:
+    outcome = edgeinfer("serve", "tiny", "--chat-template", template, "--port", "0", *options)
+    assert outcome.code == code
+    assert told in outcome.err
+    assert outcome.err.count("\n") == 1

@@ -1,0 +1,277 @@
+"""Chats that are kept: --continue, --session, --private, and `edgeinfer history`."""
+
+import json
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.history.recorder import Recorder
+from edgeinfer.history.store import ChatStore
+from edgeinfer.history.tree import ChatMessage, read_by_the_model
+from edgeinfer.results import Token
+from edgeinfer_tui.chat_session import ChatSession, SessionStore
+from edgeinfer_tui.library import Stream
+from tests.tui.commands.test_run import pipe_in
+from tests.tui.conftest import CommandLine
+from tests.tui.fake_library import ANSWER, FakeChat, FakeModel
+from tests.tui.terminal import Terminal
+
+
+@pytest.fixture(autouse=True)
+def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe_in(monkeypatch, b"")
+
+
+class Kept:
+    """A session with a fake model, and the store in which it is recorded."""
+
+    def __init__(self, path: Path, **behaviour: object) -> None:
+        self.path = path
+        self.store = ChatStore(path)
+        self.model = FakeModel(**behaviour)  # type: ignore[arg-type]
+        self.told: list[str] = []
+        self.chat = FakeChat(self.model, None)
+        self.session = ChatSession()
+        self.session.recorder = Recorder(self.store, lambda: self.store.new_chat("fake", name="kept"))
+
+    def continued(self) -> ChatSession:
+        """The chat as another program continues it."""
+        stored = self.store.chat("kept")
+        session = SessionStore(self.path).session(stored)
+        session.recorder = Recorder(self.store, lambda: stored, stored)
+        return session
+
+    def hear(self, stream: Iterable[Token]) -> None:
+        for _ in stream:
+            pass
+        if told := self.session.new_trouble():
+            self.told.append(told)
+
+    def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
+        return self.session.stream(self.chat, text, {"progress": quiet}, instead_of)
+
+    def say(self, text: str) -> None:
+        self.hear(self.stream(text))
+
+    @property
+    def texts(self) -> list[str]:
+        return [message.text for message in self.store.branch(self.store.chat("kept"))]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path / "chats.sqlite")
+
+
+def read(session: ChatSession) -> list[str]:
+    """The messages that the model reads."""
+    return [message["content"] for message in read_by_the_model(session.line)]
+
+
+def quiet(done: int, total: int) -> None:
+    """A progress that nobody looks at."""
+
+
+def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
+    stream = kept.stream("Hi")
+    coming = iter(stream)
+    next(coming)
+    assert kept.texts == ["Hi", "There "]
+    kept.hear(coming)
+    assert kept.texts == ["Hi", ANSWER]
+    assert kept.told == []
+
+
+def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
+    kept.say("Hi")
+    kept.say("And?")
+    asked = kept.session.last_asked
+    assert asked is not None
+    kept.hear(kept.session.regenerate(kept.chat, asked, {"progress": quiet}))
+    answers = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
+    assert [message.text for message in answers] == [ANSWER, ANSWER]
+    kept.hear(kept.stream("Hello", kept.session.line[0]))
+    assert kept.texts == ["Hello", ANSWER]
+    first = kept.store.branch(kept.store.chat("kept"))[0]
+    assert [message.text for message in kept.store.alternatives(first)] == ["Hi", "Hello"]
+    kept.say("More")
+    assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
+
+
+def test_a_stopped_response_is_saved_as_far_as_it_came(kept: Kept) -> None:
+    stream = kept.stream("Hi")
+    coming = iter(stream)
+    next(coming)
+    next(coming)
+    stream.cancel()
+    (_, answer) = kept.store.branch(kept.store.chat("kept"))
+    assert (answer.text, answer.state) == ("There was ", "stopped")
+    assert stream.result.finish_reason == "cancelled"
+
+
+def test_after_clear_the_chat_continues_from_its_root(kept: Kept) -> None:
+    kept.say("Hi")
+    kept.session.tip = None
+    kept.say("Anew")
+    assert kept.texts == ["Anew", ANSWER]
+    kept.session.set_system("Be kind.")
+    assert kept.store.chat("kept").system == "Be kind."
+
+
+def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
+    kept.say("Hi")
+    (pages,) = kept.store.connection.execute("PRAGMA page_count").fetchone()
+    kept.store.connection.execute(f"PRAGMA max_page_count = {pages}")
+    kept.say("long " * 5000)
+    assert kept.told == ["this part of the chat isn't on the disk: database or disk is full"]
+    assert len(kept.chat.messages) == 4
+    kept.store.connection.execute("PRAGMA max_page_count = 100000")
+    kept.say("And now?")
+    assert kept.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
+    assert len(kept.told) == 1
+
+
+def test_a_chat_that_is_continued_leaves_out_what_was_not_responded_to(kept: Kept) -> None:
+    kept.say("Hi")
+    stored = kept.store.chat("kept")
+    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
+    kept.store.begin_message(stored.id, lost.id)
+    session = kept.continued()
+    assert read(session) == ["Hi", ANSWER]
+    kept.hear(session.stream(FakeChat(kept.model, None), "More", {"progress": quiet}))
+    assert kept.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
+    assert read(session) == ["Hi", ANSWER, "More", ANSWER]
+
+
+def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) -> None:
+    kept.say("Hi")
+    stored = kept.store.chat("kept")
+    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
+    writer = kept.store.begin_message(stored.id, lost.id)
+    asked = kept.store.add_message(stored.id, writer.message, "user", "Again")
+    kept.store.add_message(stored.id, asked.id, "assistant", "Found")
+    assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
+
+
+def test_a_session_continues_where_it_was_left(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    assert edgeinfer("run", "tiny", "Hi", "--session", "foxes", "--system", "Be kind.").out == f"{ANSWER}\n"
+    assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
+    assert edgeinfer("run", "tiny", "More", "--continue").code == 0
+    assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
+    # What was read is kept too, so that going on needs no reading.
+    assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
+    assert len(set(fake.snapshot_owners)) == 1
+    assert fake.snapshot_owners[0] is not None
+    printed = edgeinfer("history", "foxes").out
+    assert printed.startswith("# Hi\n\ntiny, 20")
+    assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
+
+
+def test_what_stands_alone_after_continue_is_reported_to_the_model_of_the_chat(
+    edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    edgeinfer("run", "tiny", "Hi", "--session", "foxes")
+    assert edgeinfer("run", "--continue", "And?").code == 0
+    assert edgeinfer("run", "--continue", "And then?").code == 0
+    assert fake.asked == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
+    assert fake.loaded_with["model"] == "tiny"
+
+
+def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    edgeinfer("run", "tiny", "Hi")
+    assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
+    edgeinfer("run", "tiny", "Hi", "--chat")
+    listed = edgeinfer("history")
+    assert listed.out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
+    assert listed.err == "edgeinfer: no chats yet; `edgeinfer chat` begins one\n"
+    assert edgeinfer("history", "--search", "fox").err == "edgeinfer: 'fox': found in no chat\n"
+    said = edgeinfer("run", "tiny", "Hi", "--continue")
+    assert (said.code, said.err) == (1, "edgeinfer: --continue: there is no chat yet to continue\n")
+
+
+@pytest.mark.parametrize("name", ["", " ", "99", "two\nlines", "x" * 81])
+def test_a_session_that_can_have_no_such_name_is_refused_before_any_message(
+    name: str, edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", "--session", name)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert f"{name[:80]!r}: wanted a name" in outcome.err
+    assert fake.asked == []
+
+
+EXCLUDED = {
+    ("--continue", "--session", "x"): "--continue takes the last chat, --session the one named",
+    ("--session", "x", "--private"): "--session and --continue continue a saved chat, --private saves none",
+    ("--continue", "--raw"): "--session and --continue continue a saved chat, --raw has no chat",
+}
+
+
+@pytest.mark.parametrize(("options", "message"), EXCLUDED.items(), ids=[" ".join(key) for key in EXCLUDED])
+def test_options_that_exclude_each_other(
+    options: tuple[str, ...], message: str, edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    outcome = edgeinfer("run", "tiny", "Hi", *options)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"edgeinfer: {message}")
+
+
+def test_chats_are_listed_searched_exported_named_and_deleted(
+    edgeinfer: CommandLine, fake: FakeModel
+) -> None:
+    edgeinfer("run", "tiny", "Where do foxes live?", "--session", "foxes")
+    edgeinfer("run", "tiny", "And bears?", "--session", "bears")
+    rows = [line.split() for line in edgeinfer("history").out.splitlines()]
+    assert [row[:4] for row in rows[1:]] == [["bears", "now", "2", "tiny"], ["foxes", "now", "2", "tiny"]]
+    found = edgeinfer("history", "--search", "FOXES").out.splitlines()
+    assert [line.split()[0] for line in found[1:]] == ["foxes"]
+    lines = [json.loads(line) for line in edgeinfer("history", "foxes", "--export", "jsonl").out.splitlines()]
+    assert [line.get("role") for line in lines] == [None, "user", "assistant"]
+    assert edgeinfer("history", "foxes", "--name", "wolves").code == 0
+    assert edgeinfer("history", "wolves", "--delete").err == "edgeinfer: wolves: deleted, 2 messages\n"
+    assert [one["chat"] for one in json.loads(edgeinfer("history", "--json").out)] == ["bears"]
+    assert (
+        edgeinfer("history", "wolves").err
+        == "edgeinfer: wolves: no such chat; `edgeinfer history` lists them\n"
+    )
+    assert edgeinfer("history", "--delete").code == 2
+
+
+def chats_of(home: Path) -> ChatStore:
+    return ChatStore(next(home.rglob("chats.sqlite")))
+
+
+def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
+    home: Path, opened: list[Terminal]
+) -> None:
+    terminal = Terminal(home, "run", "tiny")
+    opened.append(terminal)
+    terminal.wait_for("Ctrl-D leaves.")
+    terminal.type("Count\n")
+    terminal.wait_for("word word word word")
+    os.kill(terminal.process.pid, signal.SIGKILL)
+    terminal.process.wait()
+    shown = 4 + terminal.seen.count("word")
+    with chats_of(home) as store:
+        (asked, answer) = store.branch(store.chats(1)[0])
+    assert (asked.text, answer.state) == ("Count", "coming")
+    assert answer.text.count("word ") >= shown
+    again = Terminal(home, "run", "--continue")
+    opened.append(again)
+    again.wait_for("continuing chat 1: Count (now)")
+    again.wait_for("Ctrl-D leaves.")
+    again.type("/stats\n")
+    again.wait_for("1 message from you")
+    again.type("/exit\n")
+    assert again.exit_code() == 0
+
+
+def test_a_private_chat_leaves_nothing(home: Path, opened: list[Terminal]) -> None:
+    terminal = Terminal(home, "run", "tiny", "--private")
+    opened.append(terminal)
+    terminal.wait_for("Ctrl-D leaves.")
+    terminal.type("/exit\n")
+    assert terminal.exit_code() == 0
+    assert list(home.rglob("chats.sqlite")) == []

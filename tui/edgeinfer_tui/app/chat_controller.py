@@ -1,0 +1,315 @@
+"""The chat behind the screen: it loads the model, sends messages, and streams and stops responses."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.history.tree import ChatMessage, newest_end
+from edgeinfer_tui.app.message_input import with_files
+from edgeinfer_tui.app.model_status import MemoryPanel
+from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
+from edgeinfer_tui.app.transcript import NO_MODEL
+from edgeinfer_tui.chat_session import ChatSession, SessionStore, lasting_name
+from edgeinfer_tui.failures import one_line
+from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
+from edgeinfer_tui.output.status_line import dropped_turns_line, full_line
+from edgeinfer_tui.text_files import text_of
+
+if TYPE_CHECKING:
+    from edgeinfer.history.records import StoredChat
+    from edgeinfer.results import Generation
+    from edgeinfer_tui.app.chat_screen import ChatScreen
+
+DRAW_SECONDS = 0.05
+CONSTRAINTS = ("schema", "grammar")
+NO_TEMPLATE = "no chat without a chat template; give one with --chat-template FILE"
+Result = TypeVar("Result")
+
+
+class ChatController:
+    """Runs the chat of a screen: model, messages and responses.
+
+    `store` None: chats are not saved. `fails` is called with the reason if no model can be loaded.
+    """
+
+    def __init__(
+        self,
+        screen: "ChatScreen",
+        options: ParsedOptions,
+        store: SessionStore | None,
+        fails: Callable[[Exception], None],
+        warnings: Sequence[str] = (),
+    ) -> None:
+        self.screen = screen
+        self.thread = ModelThread()
+        self.settings = dict(options.generation)
+        self.model_name = options.model
+        self.running: RunningResponse | None = None
+        self.editing: ChatMessage | None = None
+        self.latest: Generation | None = None
+        self.lost: str | None = None
+        """Error if part of the chat could not be saved, else None."""
+        self.store = store
+        self._options, self._fails = options, fails
+        self.session = ChatSession(system=options.system)
+        self.trouble: str | None = None
+        self._dropped = 0
+        self._left_out = 0
+        """Number of evicted tokens when they were last reported."""
+        self.warnings = self._first_warnings = tuple(warnings)
+        """Warnings from loading, shown until the first message."""
+        self._waiting: str | None = None
+        """A message sent while the model is loading."""
+
+    async def on_thread(self, work: Callable[[], Result]) -> Result:
+        """Run a function on the model thread and await its result without blocking the screen."""
+        return await asyncio.wrap_future(self.thread.do(work))
+
+    async def start(self) -> None:
+        """Show the saved chat first, so that it can be read while the model loads."""
+        if self.store is not None:
+            await self.on_thread(self.store.open)
+        if self.store is None or self.store.stored is None:
+            await self.take_up(self.session, None)
+        else:
+            await self.open_chat(self.store.stored)
+        if self._options.system is not None:
+            self.set_system(self._options.system)
+        await self.load(self.model_name)
+
+    async def open_chat(self, stored: "StoredChat", at: int | None = None) -> None:
+        """Continue a saved chat on its current branch, or at message `at`."""
+        assert self.store is not None
+        await self.take_up(await asyncio.to_thread(self.store.session, stored, at), stored)
+
+    async def take_up(self, session: ChatSession, stored: "StoredChat | None") -> None:
+        """Switch the screen to another chat; a response in progress is stopped and saved."""
+        await self.stop_and_wait()
+        if self.store is not None:
+            self.store.record(session, lambda: lasting_name(self.model_name), stored)
+        self.session, self.latest, self.editing = session, None, None
+        await self.screen.transcript.show(session.tree, session.line)
+        self.screen.refresh_lines()
+
+    async def load(self, name: str | None) -> None:
+        """Load a model and replace the current one; if loading fails, the current one is loaded again."""
+        await self.stop_and_wait()
+        before = None if self.thread.model is None else (self.model_name, self.thread.model.name)
+        self.screen.transcript.speaker = NO_MODEL
+        try:
+            await self._load(name)
+        except Exception as error:
+            if before is None:
+                self._fails(error)
+                return
+            self.screen.notify(
+                one_line(error), title="not loaded", severity="error", markup=False, timeout=10
+            )
+            if self.thread.model is not None:  # name not found: the previous model is still loaded
+                self.screen.transcript.speaker = self.thread.model.name
+                return
+            try:
+                await self._load(before[0])
+            except Exception as worse:
+                self._fails(worse)
+                return
+            before = None
+        model = self.thread.model
+        if model is None:  # the program is exiting
+            return
+        self.warnings, self._first_warnings = (*self._first_warnings, *model.notes), ()
+        self.screen.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
+        await self.screen.transcript.show(self.session.tree, self.session.line)
+        self.screen.refresh_lines()
+        if self._waiting == self.screen.input.text:
+            self.screen.input.send()
+        self._waiting = None
+        recorder = self.session.recorder
+        if before is not None and recorder is not None:
+            await self.on_thread(lambda: recorder.set_model(lasting_name(name)))
+
+    async def _load(self, name: str | None) -> None:
+        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._options.loading)))
+        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+            self.screen.refresh_lines()
+        await future
+        model = self.thread.model
+        if model is None:
+            return
+        if model.chat_format is None:
+            await self.on_thread(self.thread.close)
+            from edgeinfer.errors import ChatTemplateError
+
+            raise ChatTemplateError(f"{model.name}: {NO_TEMPLATE}")
+        self.model_name = name
+        self.screen.transcript.speaker, self.screen.transcript.thinks_first = (
+            model.name,
+            self.thread.thinks_first,
+        )
+
+    async def send(self, text: str) -> bool:
+        """Send a message, or the edited version of one; returns False if it can't be sent now."""
+        if not self._ready():
+            self._waiting = text if self.thread.model is None else None
+            return False
+        try:
+            message = await asyncio.to_thread(with_files, text)
+        except (EdgeInferError, OSError) as error:
+            self.screen.notify(one_line(error), severity="error", markup=False)
+            return False
+        if not self._ready():
+            return False
+        instead, self.editing = self.editing, None
+        self.begin(self.session.say(message, instead), 0)
+        return True
+
+    def answer_again(self, asked: ChatMessage) -> None:
+        """Generate another response to a message, as an alternative."""
+        if self._ready():
+            self.begin(self.session.answer(asked), len(asked.children) - 1)
+
+    def begin(self, response: ChatMessage, retries: int) -> None:
+        """Start generating a response; `retries`: number of earlier responses to its message."""
+        answer = RunningResponse(response, regeneration_options(self.settings, retries))
+        self.running, self.latest, self.warnings = answer, None, ()
+        self.screen.refresh_lines()
+        self.screen.run_worker(self._follow(answer), group="answer")
+
+    def _ready(self) -> bool:
+        if self.running is not None:
+            self.screen.notify("a response is being generated; Esc stops it")
+        elif self.thread.model is None:
+            self.screen.notify("the model is still being loaded; a message goes out once it is there")
+        return self.running is None and self.thread.model is not None
+
+    async def _follow(self, answer: RunningResponse) -> None:
+        """Show a response as it is generated; a message is shown once it is saved."""
+        session = self.session
+        recorder, asked = session.recorder, answer.message.parent
+        assert asked is not None
+        if recorder is not None and asked.stored is None:
+            await self.on_thread(lambda: recorder.record(asked))
+        await self.screen.transcript.follow(session.tree, session.line)
+        view = self.screen.transcript.view_of(answer.message)
+        assert view is not None
+        system = session.system
+        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
+        pause = DRAW_SECONDS
+        while not (await asyncio.wait({future}, timeout=pause))[0]:
+            begin = time.monotonic()
+            self._report_shifts(answer)
+            await view.show(ended=False)
+            self.screen.refresh_lines()
+            await self.screen.drawn()
+            # The layout of a long response takes long; most of the time is left for keys and for the model.
+            pause = max(DRAW_SECONDS, 2 * (time.monotonic() - begin))
+        await future
+        self.running, self.latest = None, answer.latest
+        await view.show(ended=True, failure=answer.error)
+        self._tell(answer)
+        self.screen.refresh_lines()
+
+    def _tell(self, answer: RunningResponse) -> None:
+        """Report errors and warnings of a finished response."""
+        model, result, recorder = self.thread.model, answer.latest, self.session.recorder
+        if model is not None and result is not None:
+            dropped = dropped_turns_line(result, model.context)
+            if dropped and result.dropped_turns != self._dropped:
+                self.screen.notify(dropped, severity="warning", markup=False, timeout=10)
+            self._dropped = result.dropped_turns
+            self._report_shifts(answer)
+            if full := full_line(result, model.context):
+                self.screen.notify(full, severity="warning")
+        if told := self.session.new_trouble():
+            self.screen.notify(told, severity="error", markup=False, timeout=20)
+        self.trouble = None if recorder is None else recorder.trouble
+
+    def _report_shifts(self, answer: RunningResponse) -> None:
+        """Report each context shift."""
+        model, result = self.thread.model, answer.latest
+        if model is None or result is None:
+            return
+        if result.left_out_tokens > self._left_out:
+            left_out = f"{result.left_out_tokens} after the first were evicted"
+            told = f"the context of {model.context} tokens was shifted: {left_out}"
+            self.screen.notify(told, severity="warning", markup=False, timeout=10)
+        self._left_out = result.left_out_tokens
+
+    def stop(self) -> bool:
+        """Stop the response in progress, if any; its text so far is kept."""
+        if self.running is None:
+            return False
+        self.running.stop()
+        self.screen.refresh_lines()
+        return True
+
+    async def stop_and_wait(self) -> None:
+        """Stop the response and wait until it has ended."""
+        if self.stop():
+            answers = [worker for worker in self.screen.workers if worker.group == "answer"]
+            await self.screen.workers.wait_for_complete(answers)
+
+    def set_system(self, text: str | None) -> None:
+        """Set the system prompt, from the next response on."""
+        self.session.system = text or None
+        recorder = self.session.recorder
+        if recorder is not None:
+            self.thread.do(lambda: recorder.set_system(text or None))
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether responses follow a schema or a grammar."""
+        return not self.settings.keys().isdisjoint(CONSTRAINTS)
+
+    def set_schema(self, path: Path | None) -> None:
+        """Constrain responses to the JSON schema in a file; None: remove the constraint.
+
+        Raises:
+            EdgeInferError, OSError, BadParameter: no valid schema.
+        """
+        settings = {name: value for name, value in self.settings.items() if name not in CONSTRAINTS}
+        if path is not None:
+            from edgeinfer.structured.grammars import json_schema
+
+            settings["schema"] = text_of(path, "/schema")
+            json_schema(settings["schema"])
+        self.settings = settings
+
+    async def show_alternative(self, message: ChatMessage, step: int) -> None:
+        """Switch to the branch of another alternative of a message and continue the chat there."""
+        if self.running is not None:
+            self.screen.notify("a response is being generated; Esc stops it")
+            return
+        session = self.session
+        other = session.tree.beside(message, step)
+        if other is None:
+            return
+        session.tip = newest_end(other)
+        await self.screen.transcript.follow(session.tree, session.line)
+        if view := self.screen.transcript.view_of(other):
+            view.focus()
+        recorder = session.recorder
+        if recorder is not None:
+            self.thread.do(lambda: recorder.leave_at(other))
+        self.screen.refresh_lines()
+
+    def leaving(self) -> Any:
+        """Stop all work; the future completes once everything is saved and the model's memory is freed."""
+        if self.running is not None:
+            self.running.stop()
+        self.thread.leave()
+
+        recorder, tip = self.session.recorder, self.session.tip
+
+        def close() -> None:
+            if recorder is not None and recorder.trouble and tip is not None:
+                recorder.record(tip)
+            self.lost = None if recorder is None else recorder.trouble
+            self.thread.close()
+            if self.store is not None:
+                self.store.close()
+
+        return self.thread.do(close)

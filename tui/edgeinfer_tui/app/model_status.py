@@ -1,0 +1,194 @@
+"""What the screen shows of the model: the memory panel, and the status bar with context use and speed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from textual.content import Content
+from textual.widgets import Static
+
+from edgeinfer_tui.output.columns import shown_bytes
+from edgeinfer_tui.output.status_line import context_used
+
+if TYPE_CHECKING:
+    from edgeinfer.results import Generation
+
+PLACES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
+SIGNS = {"weights": "#", "keys and values": "=", "draft": "+", "workspace": "-"}
+"""Kind of bytes -> fill character, since a terminal may have no colours."""
+COLOURS = {
+    "weights": "$primary",
+    "keys and values": "$warning",
+    "draft": "$success",
+    "workspace": "$text-muted",
+}
+FREE = "."
+
+
+@dataclass(frozen=True)
+class PlaceShare:
+    """Bytes by kind on one device; `room`: usable bytes, 0 if unknown."""
+
+    place: str
+    kinds: dict[str, int]
+    room: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.kinds.values())
+
+
+def place_shares(plan: Any) -> list[PlaceShare]:
+    """The devices that a plan uses. `plan`: a `MemoryPlan`."""
+    shares = []
+    for place, name in PLACES.items():
+        kinds = dict.fromkeys(SIGNS, 0)
+        for item in plan.items:
+            if item.device == place:
+                kinds[_kind(item.item)] += item.bytes
+        room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(place, 0)
+        if any(kinds.values()):
+            shares.append(PlaceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
+    return shares
+
+
+def _kind(item: str) -> str:
+    if "draft" in item:
+        return "draft"
+    if "keys and values" in item:
+        return "keys and values"
+    return "workspace" if "workspace" in item else "weights"
+
+
+def drawn(shares: list[PlaceShare], width: int) -> list[Content]:
+    """Lines of at most `width` columns: for each device a bar of its usable memory and a legend."""
+    lines: list[Content] = []
+    for share in shares:
+        of = f" of {shown_bytes(share.room)}" if share.room else ""
+        lines.append(Content.styled(f"{share.place}  {shown_bytes(share.total)}{of}", "bold"))
+        lines.append(_bar(share, width))
+        for kind, size in share.kinds.items():
+            sign = Content.styled(SIGNS[kind], COLOURS[kind])
+            lines.append(Content.assemble(sign, f" {kind:<16}{shown_bytes(size):>10}"))
+        lines.append(Content(""))
+    return lines[:-1]
+
+
+def _bar(share: PlaceShare, width: int) -> Content:
+    """Every kind gets at least one column, however small it is."""
+    whole = max(share.room, share.total)
+    parts = []
+    left = width
+    for kind, size in share.kinds.items():
+        columns = min(left, max(1, round(width * size / whole)))
+        left -= columns
+        parts.append(Content.styled(SIGNS[kind] * columns, COLOURS[kind]))
+    return Content.assemble(*parts, FREE * left)
+
+
+class MemoryPanel(Static):
+    """Next to the messages, or in their place on narrow screens."""
+
+    DEFAULT_CSS = """
+    MemoryPanel {
+        display: none; width: 36; height: 1fr; padding: 0 1; border-left: solid $primary; overflow-y: auto;
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(id="memory", markup=False)
+        self._plan: Any = None
+        self._remarks: tuple[str, ...] = ()
+
+    def show(self, plan: Any, warnings: tuple[str, ...] = ()) -> None:
+        """`plan` None: another engine places the bytes. `warnings`: warnings from loading."""
+        self._plan, self._remarks = plan, warnings
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._plan is None:
+            self.update(Content("no model is loaded, or its engine has no plan"))
+            return
+        plan, width = self._plan, max(10, self.content_size.width)
+        lines = [Content.styled("Memory", "bold underline"), *drawn(place_shares(plan), width), Content("")]
+        if (rate := plan.prediction.decode_tokens_per_second) > 0:
+            lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
+        lines += [Content(f"so that it fits, {step}") for step in plan.steps]
+        lines += [Content(remark) for remark in self._remarks]
+        self.update(Content("\n").join(lines))
+
+
+BAR = 8
+
+
+def status_text(
+    width: int, used: int | None, context: int, answer: "Generation | None", tail: Sequence[str] = ()
+) -> str:
+    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit."""
+    count = "-" if used is None else str(used)
+    parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
+    if answer is not None:
+        rate = answer.speed.decode_tokens_per_second
+        if rate > 0:
+            parts.append(f"{rate:.1f} t/s" if rate < 10 else f"{rate:.0f} t/s")
+        if answer.speed.accepted_share is not None:
+            parts.append(f"drafts {answer.speed.accepted_share:.0%}")
+    parts += tail
+    text = parts[0]
+    for part in parts[1:]:
+        if len(text) + 3 + len(part) > width - 2:
+            break
+        text += f" · {part}"
+    if used is not None and context and len(text) + BAR + 3 <= width - 2:
+        text = f"{_usage_bar(used / context)} {text}"
+    return text
+
+
+def keys_text(width: int, keys: Sequence[str]) -> str:
+    """Keys with descriptions, as many as fit `width` columns; the last one, which goes back, is always
+    shown.
+    """
+    shown = list(keys)
+    while len(shown) > 1 and len(" · ".join(shown)) > width - 2:
+        del shown[-2]
+    return " · ".join(shown)
+
+
+def _usage_bar(share: float) -> str:
+    full = min(BAR, round(share * BAR))
+    return f"[{'#' * full}{'.' * (BAR - full)}]"
+
+
+class StatusBar(Static):
+    """The status line."""
+
+    def __init__(self) -> None:
+        super().__init__(id="status", markup=False)
+        self._state: tuple[int | None, int, Generation | None, Sequence[str]] = (None, 0, None, ())
+        self._keys: Sequence[str] = ()
+
+    def show(
+        self, answer: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
+    ) -> None:
+        """`used`: tokens in the context; None: taken from `answer`."""
+        taken = used if answer is None else context_used(answer)
+        self._state, self._keys = (taken, context, answer, tail), ()
+        self._draw()
+
+    def show_keys(self, keys: Sequence[str]) -> None:
+        """Show the keys of the focused message instead, as many as fit."""
+        self._keys = keys
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._keys:
+            self.update(Content(keys_text(self.size.width, self._keys)))
+            return
+        used, context, answer, tail = self._state
+        self.update(Content(status_text(self.size.width, used, context, answer, tail)))

@@ -1,0 +1,147 @@
+"""A list to pick from, filtered by the text in a line above it: models or saved chats."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static
+
+from edgeinfer_tui.chat_session import SessionStore
+from edgeinfer_tui.output.columns import shown_bytes
+from edgeinfer_tui.output.progress_line import shown_ago
+from edgeinfer_tui.output.terminal_output import HARMLESS
+
+if TYPE_CHECKING:
+    from edgeinfer.history.records import StoredChat
+
+MAX_CHATS = 100
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[Value]):
+    """A list item: its line, the line below it, and the value that it selects."""
+
+    line: str
+    detail: str
+    value: Value
+
+
+Find = Callable[[str], Sequence[Choice[Value]]]
+
+
+class PickerScreen(ModalScreen[Value | None]):
+    """Returns the selected value, or None. `find` runs on a worker thread after each change of the filter
+    text."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "back"),
+        Binding("up", "move(-1)", "up", priority=True),
+        Binding("down", "move(1)", "down", priority=True),
+        Binding("pageup", "move(-8)", "up", priority=True),
+        Binding("pagedown", "move(8)", "down", priority=True),
+    ]
+
+    def __init__(self, title: str, find: Find[Value], text: str = "") -> None:
+        super().__init__()
+        self._heading, self._find, self._first = title, find, text
+        self._choices: Sequence[Choice[Value]] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._heading, classes="heading", markup=False)
+            yield Input(self._first, placeholder="type to search", compact=True)
+            yield OptionList(compact=True, markup=False)
+            yield Static("Enter takes it, Esc goes back", classes="hint", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+        self._look(self._first)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._look(event.value)
+
+    def on_input_submitted(self) -> None:
+        at = self.query_one(OptionList).highlighted
+        if at is not None:
+            self.dismiss(self._choices[at].value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._choices[event.option_index].value)
+
+    def action_move(self, step: int) -> None:
+        options = self.query_one(OptionList)
+        if options.option_count:
+            at = (options.highlighted or 0) + step
+            options.highlighted = max(0, min(options.option_count - 1, at))
+
+    def _look(self, text: str) -> None:
+        self.run_worker(self._show(text), exclusive=True)
+
+    async def _show(self, text: str) -> None:
+        choices = await asyncio.to_thread(self._find, text)
+        options = self.query_one(OptionList)
+        options.clear_options()
+        self._choices = choices
+        options.add_options([_drawn(choice) for choice in choices])
+        if choices:
+            options.highlighted = 0
+
+
+def _drawn(choice: Choice[Value]) -> Content:
+    return Content.assemble(
+        choice.line.translate(HARMLESS), Content.styled(f"\n  {choice.detail}".translate(HARMLESS), "dim")
+    )
+
+
+def models_here(loaded: str) -> Find[str]:
+    """Find function over the models on disk; `loaded`: name of the model in use."""
+
+    def find(text: str) -> list[Choice[str]]:
+        from edgeinfer.registry.registry import list_models
+
+        return [
+            Choice(
+                model.name + (" (in use)" if model.name == loaded else ""),
+                f"{shown_bytes(model.path.stat().st_size)}, {model.source}",
+                str(model.path) if model.source == "path" else model.name,
+            )
+            for model in list_models()
+            if text.casefold() in model.name.casefold()
+        ]
+
+    return find
+
+
+def past_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
+    """Find function over saved chats: the most recent ones, or those with messages that match the filter
+    text."""
+
+    def find(text: str) -> "list[Choice[tuple[StoredChat, int | None]]]":
+        now = time.time()
+        if not text.strip():
+            return [
+                Choice(
+                    f"{chat.name}: {chat.title}" if chat.name else chat.title,
+                    f"{shown_ago(now - chat.changed)}, {chat.messages} messages, {chat.model}",
+                    (chat, None),
+                )
+                for chat in store.chats(MAX_CHATS)
+            ]
+        return [
+            Choice(
+                found.excerpt,
+                f"{shown_ago(now - found.message.created)}, {found.message.role}, in: {found.chat.title}",
+                (found.chat, found.message.id),
+            )
+            for found in store.search(text.strip())
+        ]
+
+    return find

@@ -1,0 +1,260 @@
+"""`edgeinfer list`, `show` and `rm`: the models on this machine, and those that can be pulled."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeinfer_tui.confirmation import Yes, may_remove
+from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.options.arguments import models_here, models_to_pull
+from edgeinfer_tui.output.columns import print_columns, print_pairs, shown_bytes
+from edgeinfer_tui.output.progress_line import shown_ago
+
+if TYPE_CHECKING:
+    from edgeinfer.errors import NotPulledError
+    from edgeinfer.registry.entries import RegistryEntry
+    from edgeinfer.registry.model_listing import ListedModel
+
+HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
+ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
+
+
+@reporting
+def list_(
+    everything: Annotated[
+        bool,
+        typer.Option("--all", "-a", help="List models that can be pulled.", show_default=False),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """List the models on this machine: built in, pulled, in your models folder, or from other programs.
+
+    FITS: whether a model with its default context fits the memory that is
+    free now, and the speed that `edgeinfer plan` predicts. Models of Ollama,
+    LM Studio, llama.cpp and the Hugging Face cache are used in place.
+    """
+    from edgeinfer.planning.fit import known_machine
+    from edgeinfer.registry.model_listing import listed
+    from edgeinfer.registry.registry import default_models_folder, list_models, read_catalogue
+
+    models = list_models()
+    if everything:
+        here = {model.name.partition(":")[0] for model in models}
+        _print_catalogue(list(read_catalogue().values()), here, as_json)
+        return
+    machine = known_machine()
+    found = [listed(model, machine) for model in models]
+    if as_json:
+        print(json.dumps([_fields(one) for one in found], indent=2, allow_nan=False))
+        return
+    print_columns(HEAD, [_row(one) for one in found], right={1, 3})
+    print(f"\nModels are pulled to {default_models_folder()}; your own .gguf files are found there by name.")
+
+
+def _row(listed: "ListedModel") -> list[str]:
+    model = listed.model
+    return [
+        model.name,
+        model.parameters,
+        listed.quant,
+        shown_bytes(model.size_bytes),
+        "never" if model.last_used is None else shown_ago(time.time() - model.last_used),
+        _fits(listed),
+        model.source,
+        model.notes or str(model.path),
+    ]
+
+
+def _fits(listed: "ListedModel") -> str:
+    from edgeinfer.model_config.support import NEEDS_LLAMA_CPP
+
+    if listed.support is not None and not listed.support.is_native:
+        return NEEDS_LLAMA_CPP
+    if listed.fit is None:
+        return "?"
+    if not listed.fit.fits:
+        return "no"
+    speed = listed.fit.tokens_per_second
+    return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
+
+
+def _print_catalogue(entries: "list[RegistryEntry]", here: set[str], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
+        return
+    rows = [
+        [
+            entry.name,
+            entry.parameters,
+            str(entry.context or ""),
+            "yes" if entry.name in here else "",
+            entry.licence,
+            entry.notes,
+        ]
+        for entry in entries
+    ]
+    print_columns(ALL_HEAD, rows, right={2})
+    print(
+        "\nFetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K. More: edgeinfer show NAME"
+    )
+
+
+def _entry_fields(entry: "RegistryEntry", here: bool) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "repository": entry.repository,
+        "url": entry.url,
+        "files": {quant: entry.file_of(quant) for quant in entry.quants},
+        "size_bytes": dict(entry.size_bytes),
+        "sha256": dict(entry.sha256),
+        "draft": entry.draft,
+        "parameters": entry.parameters or None,
+        "context": entry.context,
+        "licence": entry.licence or None,
+        "notes": entry.notes or None,
+        "here": here,
+    }
+
+
+def _fields(listed: "ListedModel") -> dict[str, object]:
+    model, fit = listed.model, listed.fit
+    return {
+        "name": model.name,
+        "path": str(model.path),
+        "source": model.source,
+        "type": listed.quant or None,
+        "size_bytes": model.size_bytes,
+        "last_used": model.last_used,
+        "runs_with": None if listed.support is None else str(listed.support),
+        "fits": None if fit is None else fit.fits,
+        "memory_bytes": None if fit is None else fit.nbytes,
+        "tokens_per_second": None if fit is None else fit.tokens_per_second,
+        "draft_path": None if model.draft_path is None else str(model.draft_path),
+        "parameters": model.parameters or None,
+        "context": model.context,
+        "licence": model.licence or None,
+        "notes": model.notes or None,
+    }
+
+
+@reporting
+def show(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A name from `edgeinfer list`, or a .gguf file. [dim](tiny)[/]",
+            autocompletion=models_to_pull,
+        ),
+    ] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor as well.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+) -> None:
+    """Show the contents of a model file: metadata, tensor types, sizes, parameters. Reads no weights.
+
+    For a model that isn't on this disk yet, show its registry entry.
+
+    [bold]Examples[/]
+
+      edgeinfer show tiny
+
+      edgeinfer show ~/models/granite.gguf --tensors
+
+      edgeinfer show tiny --json | jq .metadata
+    """
+    from edgeinfer.errors import NotPulledError
+    from edgeinfer.model_config.support import model_support, open_model
+    from edgeinfer.registry.registry import find_model
+    from edgeinfer_tui.output import file_report
+
+    try:
+        found = find_model(model)
+    except NotPulledError as missing:
+        _show_entry(missing, as_json)
+        return
+    with open_model(found.path, found.name) as file:
+        report = file_report.file_report(file, found.name, found.size_bytes, str(model_support(file)))
+        if not tensors:
+            del report["tensors"]
+        if as_json:
+            print(json.dumps(report, indent=2, allow_nan=False))
+        else:
+            file_report.print_report(report)
+
+
+def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
+    """Print the registry entry of a model whose files aren't on this disk."""
+    from edgeinfer.registry.registry import read_catalogue
+
+    entry = read_catalogue()[missing.name.partition(":")[0]]
+    lines = [
+        ("name", entry.name),
+        ("parameters", entry.parameters),
+        ("context", str(entry.context or "")),
+        ("licence", entry.licence),
+        ("from", entry.url or f"hf:{entry.repository}"),
+        ("draft", entry.draft or ""),
+        ("good for", entry.notes),
+    ]
+    files = []
+    for quant in entry.quants:
+        size, digest = entry.size_bytes.get(quant), entry.sha256.get(quant)
+        files.append({"type": quant, "file": entry.file_of(quant), "size_bytes": size, "sha256": digest})
+        known = [shown_bytes(size) if size else "", f"sha256 {digest}" if digest else ""]
+        lines.append((quant or "file", ", ".join(filter(None, [entry.file_of(quant), *known]))))
+    if as_json:
+        facts: dict[str, object] = {name.replace(" ", "_"): value or None for name, value in lines[:7]}
+        print(json.dumps({**facts, "files": files, "here": False}, indent=2))
+    else:
+        print_pairs([(name, value) for name, value in lines if value])
+    say(str(missing))
+
+
+@reporting
+def rm(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="Names of `edgeinfer list`.",
+            show_default=False,
+            autocompletion=models_here,
+        ),
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed.", show_default=False)
+    ] = False,
+    yes: Yes = False,
+) -> None:
+    """Remove models that were pulled or are in your models folder.
+
+    Files of other programs (Ollama, LM Studio, the Hugging Face cache) are not
+    removed: the message says how to remove them with those programs.
+
+    [bold]Example[/]
+
+      edgeinfer rm qwen3-8b:Q8_0
+    """
+    from edgeinfer.registry.removing import plan_removal, remove
+
+    # All names are checked before the first removal: a misspelt name removes nothing.
+    planned = [plan_removal(model) for model in models]
+    for removal in planned:
+        for other in removal.shared_with:
+            say(f"{removal.name}: {other} uses the same file")
+        if removal.hard_links:
+            links = (
+                "a hard link keeps" if removal.hard_links == 1 else f"{removal.hard_links} hard links keep"
+            )
+            say(f"{removal.name}: {links} its bytes on the disk")
+        question = f"Remove {removal.name}, {shown_bytes(removal.freed_bytes)}?"
+        if not dry_run and not may_remove(question, yes):
+            say(f"{removal.name}: kept")
+            continue
+        if not dry_run:
+            remove(removal)
+        what = "would free" if dry_run else "removed, freed"
+        say(f"{removal.name}: {what} {shown_bytes(removal.freed_bytes)}")
+        for file in removal.files:
+            print(file)

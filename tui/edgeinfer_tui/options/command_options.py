@@ -1,0 +1,169 @@
+"""Options of the commands, derived from the fields of the option classes."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import BadParameter
+
+from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
+from edgeinfer.options.load_options import MODEL, PROMPT
+from edgeinfer.options.option_field import OptionInfo, default_of, options_of, types_of, without_none
+from edgeinfer.options.sampling_params import GENERATION, SAMPLERS
+from edgeinfer_tui.options.terminal_options import DISPLAY, REPORTS, TerminalOptions
+
+Command = Callable[..., None]
+OptionClass = type[RunOptions] | type[TerminalOptions] | type[LoadOptions] | type[SamplingParams]
+CLASSES: tuple[OptionClass, ...] = (RunOptions, TerminalOptions, LoadOptions, SamplingParams)
+PANELS = (GENERATION, PROMPT, DISPLAY, MODEL, SAMPLERS, REPORTS)
+"""Headings of `--help`, in their order."""
+NOT_SET = -1
+"""Value of `--max-tokens` and `--seed` as in llama.cpp: no limit, and a random seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class CommandOption:
+    """One option of the command line."""
+
+    name: str
+    """Name of its field, of the command's parameter and of its setting."""
+    owner: OptionClass
+    info: OptionInfo
+    hint: Any
+    """Type of its field without None."""
+    default: Any
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return self.info.flags or (f"--{self.name.replace('_', '-')}",)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it can only be switched on."""
+        return self.hint is bool and self.default is False
+
+    @functools.cached_property
+    def value_type(self) -> Any:
+        """The type of its value on the command line."""
+        if self.info.argument != "value":
+            return {"file": Path, "size": str}[self.info.argument]
+        origin, parts = typing.get_origin(self.hint), typing.get_args(self.hint)
+        if origin is Literal and isinstance(parts[0], str):
+            return StrEnum(self.name, [(text, text) for text in parts])
+        if origin is Literal:
+            return type(parts[0])
+        if origin is typing.Union:  # a text, or an object that only Python can pass
+            return parts[0]
+        if origin is tuple:
+            return list[parts[0]]  # type: ignore[valid-type]
+        return self.hint if origin is None else list[str]
+
+    @functools.cached_property
+    def annotation(self) -> Any:
+        """The typer annotation of the command's parameter."""
+        is_path = self.value_type in (Path, list[Path])
+        found = typer.Option(
+            *self.flags,
+            metavar=self.info.metavar,
+            help=self._help(),
+            rich_help_panel=self.info.panel,
+            show_default=False,
+            exists=is_path,
+            dir_okay=not is_path,
+        )
+        return Annotated[self.value_type if self.is_switch else self.value_type | None, found]
+
+    @property
+    def shown_default(self) -> str:
+        """The default as text, and what it means; "" for an empty one."""
+        default, note = self.default, self.info.default_note
+        if isinstance(default, tuple):
+            default = " ".join(text.replace("\n", "\\n") for text in default)
+        if default in (None, "", {}) or isinstance(default, bool):
+            return note
+        return f"{default}: {note}" if note else str(default)
+
+    def _help(self) -> str:
+        """The help text, with the default."""
+        text = self.info.help.replace("[", "\\[")
+        return f"{text} [dim]({self.shown_default})[/]" if self.shown_default else text
+
+    def check_minimum(self, value: Any) -> None:
+        """Raise `BadParameter` for an integer below its minimum."""
+        allowed = self.info.allowed
+        if allowed is None or not allowed.whole or not isinstance(value, int):
+            return
+        if value < allowed.low and (value != NOT_SET or self.name not in ("max_tokens", "seed")):
+            wanted = f"a whole number of at least {allowed.low:g}"
+            raise BadParameter(f"{self.flags[0]}: saw {value}, wanted {wanted}")
+
+
+@functools.cache
+def all_options() -> tuple[CommandOption, ...]:
+    """The options of all commands, in the order of `--help`."""
+    found = []
+    for kind in CLASSES:
+        owner: Any = kind
+        for name, info in options_of(owner).items():
+            if info.commands:
+                hint = without_none(types_of(owner)[name])[0]
+                found.append(CommandOption(name, kind, info, hint, default_of(kind, name)))
+    return tuple(sorted(found, key=lambda one: PANELS.index(one.info.panel)))
+
+
+@functools.cache
+def command_options(command: str) -> Mapping[str, CommandOption]:
+    """Name -> option of a command."""
+    return {one.name: one for one in all_options() if command in one.info.commands.split()}
+
+
+def taking(command: str) -> Callable[[Command], Command]:
+    """Decorator that gives a command its shared options, after the parameters of its own.
+
+    Options that aren't in the command's signature are passed in `**keywords`. An option that isn't given is
+    None, so that the library's default applies; a switch is False.
+    """
+
+    def with_options(body: Command) -> Command:
+        shared = command_options(command)
+
+        @functools.wraps(body)
+        def wrapped(*positional: Any, **given: Any) -> None:
+            for name, value in given.items():
+                if name in shared:
+                    shared[name].check_minimum(value)
+            plain = {name: plain_value(value) for name, value in given.items()}
+            body(*positional, **plain)
+
+        signature = inspect.signature(body, eval_str=True)
+        own = [
+            one
+            for name, one in signature.parameters.items()
+            if one.kind is not one.VAR_KEYWORD and name not in shared
+        ]
+        taken = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=False if one.is_switch else None,
+                annotation=one.annotation,
+            )
+            for name, one in shared.items()
+        ]
+        whole = signature.replace(parameters=[*own, *taken])
+        wrapped.__signature__ = whole  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {name: one.annotation for name, one in whole.parameters.items()}
+        return wrapped
+
+    return with_options
+
+
+def plain_value(value: Any) -> Any:
+    """The text of an enumeration's member; other values unchanged."""
+    return value.value if isinstance(value, StrEnum) else value

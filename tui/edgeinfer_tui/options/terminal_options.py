@@ -1,0 +1,56 @@
+"""Options of the command line alone: the source of the prompt, the chat to continue, and reports."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeinfer.options.load_options import MODEL, PROMPT, KvType
+from edgeinfer.options.option_field import option
+
+DISPLAY = "Display"
+REPORTS = "Reports, on stderr"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TerminalOptions:
+    """Options that the commands handle themselves."""
+
+    prompt_option: str | None = option(
+        None, "The same as PROMPT.", flags=("--prompt", "-p"), metavar="TEXT", panel=PROMPT, commands="run",
+        lasting=False,
+    )  # fmt: skip
+    prompt_file: str | None = option(
+        None, "Read the prompt from a file.", flags=("--file", "-f"), metavar="FILE", argument="file",
+        panel=PROMPT, commands="run",
+    )  # fmt: skip
+    batch: bool = option(
+        False, "Each line of standard input is a prompt.", panel=PROMPT, commands="run", lasting=False
+    )
+    system: str | None = option(None, "System prompt.", panel=PROMPT, commands="run chat")
+    continue_: bool = option(
+        False, "Continue the last chat, with its model.", flags=("--continue",), panel=PROMPT,
+        commands="run chat", lasting=False,
+    )  # fmt: skip
+    session: str | None = option(
+        None, "Continue the chat of this name or number, or create it. `edgeinfer history` lists them.",
+        metavar="NAME", panel=PROMPT, commands="run chat", lasting=False,
+    )  # fmt: skip
+    private: bool = option(False, "Don't save this chat.", panel=PROMPT, commands="run chat")
+    light: bool = option(
+        False, "For a light terminal; F7 changes it. NO_COLOR is supported.", panel=DISPLAY, commands="chat",
+        lasting=False,
+    )  # fmt: skip
+    base_kv: KvType | None = option(
+        None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
+        panel=MODEL, commands="eval",
+    )  # fmt: skip
+    output: Literal["text", "json"] = option(
+        "text", "text: streamed. json: one object per completion and line, with usage and timings.",
+        flags=("--output", "-o"), panel=REPORTS, commands="run",
+    )  # fmt: skip
+    speed: bool = option(
+        False, "Print the status line, even if stderr isn't a terminal.", panel=REPORTS, commands="run"
+    )
+    verbose: bool = option(
+        False, "Print plan, options and loading time.", flags=("--verbose", "-v"), panel=REPORTS,
+        commands="run",
+    )  # fmt: skip
