@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,6 +11,12 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # As many workers run as there are processors: numpy's and torch's threads would spin for one, a third of
     # all processor time. Read when they are imported first.
     os.environ.setdefault(name, "1")
+if find_spec("torch") is not None:
+    import torch
+
+    if not torch.cuda.is_available():
+        # Triton reads it when a kernel is defined: before any test module imports one.
+        os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
 """Python's own 700 have a chat's tests look through everything once a second, half a second long."""

@@ -1,7 +1,6 @@
 """Triton's kernels on a GPU where there is one, otherwise interpreted on the CPU."""
 
 import gc
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +9,6 @@ torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
 OBJECTS_BEFORE_COLLECTION = 70_000
 """An interpreted kernel makes millions of short-lived objects, hardly any of them in a circle."""
-if not HAS_GPU:
-    # Read when a kernel is defined: it has to be set before the first of our modules is imported.
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
 
