@@ -20,7 +20,15 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
+from tests.kernels.conftest import (
+    BEST,
+    ISAS,
+    PORTABLE,
+    TILE_ISAS,
+    best_formats,
+    built_kernels,
+    isas_and_formats,
+)
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 CONTEXT = 160
@@ -48,7 +56,7 @@ def caches_of(engine: NativeEngine) -> list[LayerCache]:
 
 def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> CpuBackend:
-        kernels = built_kernels(isa or ISA_NAMES[0], kernel_units(w))
+        kernels = built_kernels(isa or BEST, kernel_units(w))
         in_file = [] if repack else w.matrices()
         return CpuBackend(s, w, state, kernels, batch=64, threads=threads, in_file=in_file)
 
@@ -83,7 +91,8 @@ def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> f
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
-@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.default_cases
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2"])
 def test_a_chunked_prefill_equals_the_exact_evaluation(tmp_path: Path, isa: str, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
@@ -161,7 +170,7 @@ def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     want = logits_of(path, exact)
     assert relative(logits_of(path, cpu(), "f16"), want) < 2e-3
-    assert np.array_equal(logits_of(path, cpu(ISA_NAMES[-1]), "f16").shape, want.shape)
+    assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, want.shape)
 
 
 @pytest.mark.parametrize(("head_dim", "heads"), [(8, 6), (24, 6), (80, 6), (128, 6), (8, 4), (16, 4)])
@@ -174,7 +183,7 @@ def test_head_dimensions_that_fill_no_register_or_block_are_padded(
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < near
 
 
-@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
 def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
     tmp_path: Path, isa: str, kind: CacheType
@@ -206,7 +215,7 @@ def test_long_attention_in_pieces_equals_the_exact_evaluation(
     [("q8_0", 0.02, 4e-3, 1e-4, 0.03), ("q4_0", 0.3, 0.03, 1e-3, 0.3)],
 )
 @pytest.mark.parametrize("head_dim", [8, 24, 48, 80, 96, 128])
-@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize("isa", [BEST, PORTABLE])
 def test_a_cache_with_scales_is_rounded_as_the_formula_says(
     tmp_path: Path,
     head_dim: int,
@@ -244,7 +253,12 @@ def test_odd_widths_are_padded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "formats",
-    [("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q1_0"), ("F16", "BF16", "Q5_0")],
+    best_formats(
+        [
+            *(("Q2_K",), ("Q3_K",), ("IQ4_XS",), ("Q5_1",), ("MXFP4",), ("TQ1_0", "Q1_0")),
+            *(("F16", "BF16", "Q5_0"), ("Q4_0", "Q6_K")),
+        ]
+    ),
 )
 def test_quantized_models_differ_by_the_rounding_of_activations_only(
     tmp_path: Path, formats: tuple[str, ...]
@@ -264,7 +278,7 @@ def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activation
     path = model.write(tmp_path / "model.gguf")
     want = logits_of(path, exact)
     by_tiles = relative(logits_of(path, cpu(isa)), want)
-    assert 0 < by_tiles < relative(logits_of(path, cpu(ISA_NAMES[-1])), want)
+    assert 0 < by_tiles < relative(logits_of(path, cpu(PORTABLE)), want)
 
 
 IN_FILE = (
@@ -273,8 +287,7 @@ IN_FILE = (
 )
 
 
-@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
-@pytest.mark.parametrize("formats", IN_FILE)
+@pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], IN_FILE))
 def test_weights_left_in_the_file_give_the_same_logits(
     tmp_path: Path, formats: tuple[str, ...], isa: str
 ) -> None:

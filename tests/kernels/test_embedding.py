@@ -13,7 +13,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.matrix import Matrix
-from tests.kernels.conftest import ISAS
+from tests.kernels.conftest import BEST, ISA_NAMES, best_formats, isas_and_formats
 from tests.kernels.row_matrices import FLOATS, random_matrix
 
 Floats = npt.NDArray[np.float32]
@@ -35,12 +35,11 @@ def written(matrix: Matrix, kernels: Kernels, ids: list[int], scale: float = 1.0
     return x
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, QUANTIZED))
 def test_a_row_is_decoded_to_the_bits_of_the_codec(
-    kernels_for: Callable[[str], Kernels], isa: str, name: str
+    kernels_for: Callable[[str, str], Kernels], isa: str, name: str
 ) -> None:
-    kernels = kernels_for(isa)
+    kernels = kernels_for(isa, name)
     assert kernels.find(f"decode_{name}")
     for columns in (256, 1280):
         matrix = random_matrix(name, 5, columns, scale=0.02)
@@ -51,8 +50,11 @@ def test_a_row_is_decoded_to_the_bits_of_the_codec(
             )
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_any_bits_of_a_row_are_decoded_as_the_codec_does(kernels: Kernels, name: str) -> None:
+@pytest.mark.parametrize("name", best_formats(QUANTIZED))
+def test_any_bits_of_a_row_are_decoded_as_the_codec_does(
+    kernels_for: Callable[[str, str], Kernels], name: str
+) -> None:
+    kernels = kernels_for(BEST, name)
     whole = random_matrix(name, 64, 512)
     raw = np.random.default_rng(3).integers(0, 256, whole.raw.shape, dtype=np.uint8)
     matrix = Matrix(whole.name, name, 64, 512, raw)

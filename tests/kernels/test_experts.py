@@ -22,7 +22,14 @@ from edgeinfer_kernels.expert_routing import NO_EXPERTS, Routing
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.blocks.moe import route
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES, TILE_ISAS, built_kernels
+from tests.kernels.conftest import (
+    BEST,
+    PORTABLE,
+    TILE_ISAS,
+    best_formats,
+    built_kernels,
+    isas_and_formats,
+)
 from tests.random_models import ZOO, RandomModel
 
 BATCH = 128
@@ -38,7 +45,7 @@ Rows = npt.NDArray[np.floating]
 
 @contextmanager
 def both_backends(
-    path: Path, isa: str = ISA_NAMES[0], threads: int = 2, repack: bool = True
+    path: Path, isa: str = BEST, threads: int = 2, repack: bool = True
 ) -> Iterator[tuple[CpuBackend, ReferenceBackend]]:
     """The model's backend and its exact evaluation, each with a routing to write to."""
     with GGUFFile.open(path) as file:
@@ -105,8 +112,7 @@ def test_a_mixture_of_floats_equals_its_formula(tmp_path: Path, name: str, token
             assert np.array_equal(chosen_by(backend, tokens, layer), chosen_by(exact, tokens, layer))
 
 
-@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
-@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 def test_experts_of_every_format_differ_by_the_rounding_of_activations_only(
     tmp_path: Path, formats: tuple[str, ...], isa: str
 ) -> None:
@@ -128,12 +134,12 @@ def test_experts_with_many_tokens_are_multiplied_by_tiles(tmp_path: Path, isa: s
     with both_backends(path, isa) as (backend, exact):
         want = block_of(exact, x, attention=False)
         by_tiles = relative(block_of(backend, x, attention=False), want)
-    with both_backends(path, ISA_NAMES[-1]) as (backend, _):
+    with both_backends(path, PORTABLE) as (backend, _):
         by_bytes = relative(block_of(backend, x, attention=False), want)
     assert 0 < by_tiles < 0.8 * by_bytes
 
 
-@pytest.mark.parametrize("formats", [("F32",), ("MXFP4", "F16"), ("Q4_K", "Q6_K", "TQ1_0")])
+@pytest.mark.parametrize("formats", best_formats([("F32",), ("MXFP4", "F16"), ("Q4_K", "Q6_K", "TQ1_0")]))
 def test_experts_left_in_the_file_give_the_same_rows(tmp_path: Path, formats: tuple[str, ...]) -> None:
     path = replace(WIDE, formats=formats).write(tmp_path / "model.gguf")
     found = []

@@ -13,7 +13,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
-from tests.kernels.conftest import ISA_NAMES
+from tests.kernels.conftest import ISAS
 from tests.kernels.test_cpu_backend import cpu, engine_for
 from tests.random_models import VOCABULARY, ZOO
 
@@ -55,7 +55,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     np.testing.assert_array_equal(engine.append([5]), behind)
 
 
-@pytest.mark.parametrize("isa", ISA_NAMES)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
 def test_guesses_are_those_made_one_by_one(tmp_path: Path, isa: str, name: str) -> None:
     path = replace(ZOO[name], formats=("Q8_0", "Q4_0")).write(tmp_path / "model.gguf")

@@ -23,7 +23,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.stages import LayerSplit, cpu_stages
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.conftest import ISA_NAMES, built_kernels
+from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.row_matrices import random_matrix
 from tests.random_models import ZOO
 
@@ -203,7 +203,7 @@ def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
 
 @pytest.fixture(scope="module")
 def sparse_kernels() -> Kernels:
-    return built_kernels(ISA_NAMES[0], [SERVICE, *row_units(["Q8_0"]), *sparse_units(["Q8_0"])])
+    return built_kernels(BEST, [SERVICE, *row_units(["Q8_0"]), *sparse_units(["Q8_0"])])
 
 
 def predictor_of_the_first(neurons: int) -> NeuronPredictor:

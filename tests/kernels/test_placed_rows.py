@@ -10,7 +10,7 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
-from tests.kernels.conftest import ISA_NAMES
+from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 
@@ -81,7 +81,7 @@ def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
     engine.close()
 
 
-@pytest.mark.parametrize("isa", ["reference", *ISA_NAMES])
+@pytest.mark.parametrize("isa", ["reference", *ISAS])
 @pytest.mark.parametrize("model", ["llama", "olmo2-windows"])
 def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, isa: str, model: str) -> None:
     path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
@@ -96,7 +96,7 @@ def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, is
     engine.close()
 
 
-@pytest.mark.parametrize("build", ["reference", ISA_NAMES[0]])
+@pytest.mark.parametrize("build", ["reference", BEST])
 def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: Path, build: str) -> None:
     """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
     path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21

@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units, sparse_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, sparse_units
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
@@ -45,7 +45,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.reference import ReferenceBackend
-from tests.kernels.conftest import ISA_NAMES, built_kernels
+from tests.kernels.conftest import BEST, ISA_NAMES, PORTABLE, best_formats, built_kernels, isas_and_formats
 from tests.kernels.row_matrices import quantized_rows, random_matrix
 
 WIDTH, NEURONS = 512, 768
@@ -53,9 +53,8 @@ Rows = npt.NDArray[np.float32]
 
 
 @cache
-def sparse_kernels(isa: str, formats: tuple[str, ...] = tuple(NEURON_FORMATS)) -> Kernels:
-    units = [*row_units({*formats, "Q8_0"}), *sparse_units(formats)]
-    return built_kernels(isa, units)
+def sparse_kernels(isa: str, name: str) -> Kernels:
+    return built_kernels(isa, sparse_units([name]))
 
 
 def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
@@ -119,22 +118,20 @@ def neuron_sums(
     return out[:, : matrix.rows]
 
 
-@pytest.mark.parametrize("isa", ISA_NAMES)
-@pytest.mark.parametrize("name", NEURON_FORMATS)
+@pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize("columns", [256, 512, 1280])
 def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
     matrix = random_matrix(name, 63, columns)
     x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
     quantized, exact = quantized_rows(x)
     wanted = [62, 0, 17, 33, 34]
-    got = neuron_rows(sparse_kernels(isa), matrix, quantized[0], wanted)
+    got = neuron_rows(sparse_kernels(isa, name), matrix, quantized[0], wanted)
     want = (exact @ matrix.decoded().astype(np.float64).T)[0]
     np.testing.assert_allclose(got[wanted], want[wanted], rtol=0, atol=2e-5 * np.abs(want).max())
     assert np.isnan(np.delete(got, wanted)).all()
 
 
-@pytest.mark.parametrize("isa", ISA_NAMES)
-@pytest.mark.parametrize("name", NEURON_FORMATS)
+@pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize(("outputs", "tokens", "active"), [(111, 1, 0.2), (256, 3, 0.5), (128, 2, 1.0)])
 def test_sums_of_active_neurons_equal_the_exact_product(
     isa: str, name: str, outputs: int, tokens: int, active: float
@@ -146,22 +143,22 @@ def test_sums_of_active_neurons_equal_the_exact_product(
     x[:, 64:128] = 0  # blocks without any active neuron
     quantized, exact = quantized_rows(x)
     want = exact @ matrix.decoded().astype(np.float64).T
-    got = neuron_sums(sparse_kernels(isa), matrix, quantized)
+    got = neuron_sums(sparse_kernels(isa, name), matrix, quantized)
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
 def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
     matrix, x = random_matrix("Q4_0", 256, 64), np.ones((1, 64), np.float32)
-    got = neuron_sums(sparse_kernels(ISA_NAMES[0]), matrix, quantized_rows(x)[0], first=128)
+    got = neuron_sums(sparse_kernels(BEST, "Q4_0"), matrix, quantized_rows(x)[0], first=128)
     assert np.isnan(got[:, :128]).all()
     assert np.isfinite(got[:, 128:]).all()
 
 
-@pytest.mark.parametrize("name", NEURON_FORMATS)
+@pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
 def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
     """One neuron with the activation 1 gives back its column; one column with it, that of all rows."""
     random = np.random.default_rng(7)
-    kernels = sparse_kernels(ISA_NAMES[0])
+    kernels = sparse_kernels(BEST, name)
     matrix = random_matrix(name, 128, 512)
     weights = matrix.decoded()
     one = np.zeros((1, 512 // 32, ACTIVATION_BYTES), np.uint8)
@@ -181,9 +178,9 @@ def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
                 np.testing.assert_allclose(got, weights[:, column], rtol=3e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NEURON_FORMATS)
+@pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
 def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
-    kernels, matrix = sparse_kernels(ISA_NAMES[0]), random_matrix(name, 128, 256)
+    kernels, matrix = sparse_kernels(BEST, name), random_matrix(name, 128, 256)
     x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
     x[:, ::2] = 0
     quantized, layout = quantized_rows(x)[0], ColumnLayout.of(matrix)
@@ -262,7 +259,7 @@ def feed_forward(
     x: Rows,
     sparse: SparseLayers | None,
     threads: int = 2,
-    isa: str = ISA_NAMES[0],
+    isa: str = BEST,
 ) -> Rows:
     state = DecoderState.allocate(facts, 16, "f32")
     units = kernel_units(weights, sparse=sparse)
@@ -285,12 +282,14 @@ def inputs(tokens: int) -> Rows:
     return np.random.default_rng(5).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
-@pytest.mark.parametrize("isa", [ISA_NAMES[0], ISA_NAMES[-1]])
+@pytest.mark.parametrize(
+    ("isa", "formats"),
+    isas_and_formats(
+        [BEST, PORTABLE], [("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")]
+    ),
+)
 @pytest.mark.parametrize("predicted", [False, True])
 @pytest.mark.parametrize(("activation", "gated"), [("relu", True), ("relu_squared", False)])
-@pytest.mark.parametrize(
-    "formats", [("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")]
-)
 def test_a_sparse_block_equals_the_dense_one(
     isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
 ) -> None:
