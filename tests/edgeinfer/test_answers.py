@@ -30,6 +30,7 @@ def tiny() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
 def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
     got = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
@@ -52,6 +53,7 @@ def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
     """Six answers of 200 tokens don't fit a context of 512 at once."""
     got = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)

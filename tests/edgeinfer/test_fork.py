@@ -66,6 +66,7 @@ def test_a_child_writes_into_memory_of_its_own(nbytes: int) -> None:
     assert not memory.any()
 
 
+@pytest.mark.slow
 def test_parent_and_child_generate_at_the_same_time(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
         alone = [answer(model, prompt) for prompt in PROMPTS]

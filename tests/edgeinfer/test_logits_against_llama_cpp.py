@@ -112,6 +112,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
         assert ours[row].argmax() == best
 
 
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize(("name", "variant"), FILES)
 def test_logits_are_llama_cpps(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str

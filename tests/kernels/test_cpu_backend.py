@@ -115,6 +115,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     assert relative(single, together) < 1e-6
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
@@ -173,6 +174,7 @@ def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
     assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, want.shape)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(("head_dim", "heads"), [(8, 6), (24, 6), (80, 6), (128, 6), (8, 4), (16, 4)])
 @pytest.mark.parametrize(("name", "near"), [("F32", 5e-6), ("Q8_0", 0.05)])
 def test_head_dimensions_that_fill_no_register_or_block_are_padded(
@@ -183,6 +185,7 @@ def test_head_dimensions_that_fill_no_register_or_block_are_padded(
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < near
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
 def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
@@ -194,6 +197,7 @@ def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_o
     assert found < NEAR[kind]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_long_attention_in_pieces_equals_the_exact_evaluation(
@@ -210,6 +214,7 @@ def test_long_attention_in_pieces_equals_the_exact_evaluation(
     assert relative(found[0], found[1]) < NEAR[kind]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     ("kind", "code", "near", "least", "most"),
     [("q8_0", 0.02, 4e-3, 1e-4, 0.03), ("q4_0", 0.3, 0.03, 1e-3, 0.3)],

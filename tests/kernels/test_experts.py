@@ -101,6 +101,7 @@ def relative(got: Rows, want: Rows) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("tokens", [1, 3, 17, 64])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_a_mixture_of_floats_equals_its_formula(tmp_path: Path, name: str, tokens: int) -> None:
@@ -161,6 +162,7 @@ def test_odd_widths_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
             assert relative(block_of(backend, x), block_of(exact, x)) < 2e-6
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("threads", [1, 3, 7])
 @pytest.mark.parametrize("used", [1, 4])
 def test_any_number_of_threads_gives_the_same_rows(tmp_path: Path, threads: int, used: int) -> None:

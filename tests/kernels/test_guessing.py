@@ -55,6 +55,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     np.testing.assert_array_equal(engine.append([5]), behind)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
 def test_guesses_are_those_made_one_by_one(tmp_path: Path, isa: str, name: str) -> None:
@@ -126,6 +127,7 @@ MANNERS = {
 }
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("name", MANNERS)
 def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> None:
     manner = MANNERS[name]

@@ -88,6 +88,7 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
     assert store.objects(["a", "b"]) == [b"a", b"b"]
 
 
+@pytest.mark.slow
 def test_what_is_built_for_several_instruction_sets_at_once_is_what_each_gets_alone(tmp_path: Path) -> None:
     best, least = choose(), detect().available[-1]
     KernelCache(tmp_path / "together", best, [least]).objects(["rows_F16"])

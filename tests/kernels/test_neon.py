@@ -12,6 +12,8 @@ import pytest
 
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS
 
+pytestmark = pytest.mark.slow
+
 TRIPLE = "aarch64-unknown-linux-gnu"
 CHILD = Path(__file__).with_name("cross_assembly.py")
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)

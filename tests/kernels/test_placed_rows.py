@@ -60,6 +60,7 @@ def build_for(name: str, threads: int) -> Build:
     return exact if name == "reference" else cpu(name, threads)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     ("model", "kind"),
     [("llama", "f16"), ("llama", "q4_0"), ("gemma3", "f16"), ("qwen2moe", "f16"), ("starcoder2", "f16")],
@@ -81,6 +82,7 @@ def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
     engine.close()
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 @pytest.mark.parametrize("model", ["llama", "olmo2-windows"])
 def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, isa: str, model: str) -> None:

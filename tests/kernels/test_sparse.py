@@ -118,6 +118,7 @@ def neuron_sums(
     return out[:, : matrix.rows]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize("columns", [256, 512, 1280])
 def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
@@ -131,6 +132,7 @@ def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: i
     assert np.isnan(np.delete(got, wanted)).all()
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize(("outputs", "tokens", "active"), [(111, 1, 0.2), (256, 3, 0.5), (128, 2, 1.0)])
 def test_sums_of_active_neurons_equal_the_exact_product(
@@ -282,6 +284,7 @@ def inputs(tokens: int) -> Rows:
     return np.random.default_rng(5).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     ("isa", "formats"),
     isas_and_formats(

@@ -75,5 +75,6 @@ def test_each_number_of_threads_has_a_figure_of_its_own(
     assert [path.name for path in folder.iterdir()] == ["measured.json"]
 
 
+@pytest.mark.slow
 def test_memory_is_read_at_more_than_a_gigabyte_a_second() -> None:
     assert 1e9 < measure.read_bandwidth(user_folder("cache"), 1) < 1e13

@@ -250,6 +250,7 @@ def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
     )
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
 def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
     least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))

@@ -68,6 +68,7 @@ def check(plan: MemoryPlan, model: ModelSizes) -> None:
     assert min(item.ms_per_token for item in plan.items) >= 0
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("model", MODELS)
 def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
@@ -80,6 +81,7 @@ def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: st
         before = min(before, plan.ms_per_token)
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> None:
     random = np.random.default_rng(seed)

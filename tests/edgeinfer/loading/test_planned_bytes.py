@@ -30,6 +30,7 @@ SPARE = 4096
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"]
 )

@@ -50,6 +50,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     "length", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
 )
@@ -104,6 +105,7 @@ def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, draftin
         assert said[0] == said[1]
 
 
+@pytest.mark.default_cases(1)
 def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     prompts = (PROMPT, "Tom and his dog went to the park.")
@@ -156,6 +158,7 @@ def test_auto_says_what_the_draft_costs() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
