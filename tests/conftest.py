@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")
-        if limited and isinstance(item, pytest.Function):
+        if limited and isinstance(item, pytest.Function) and not _is_skipped(item):
             cases[item.nodeid.partition("[")[0]].append(item)
     for functions in cases.values():
         marker = functions[0].get_closest_marker("default_cases")
@@ -57,17 +57,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 function.add_marker(pytest.mark.slow)
 
 
-def _parameters(function: pytest.Function) -> set[tuple[str, int]]:
-    """(name, index of the value) of each parameter of a test case."""
-    return set(function.callspec.indices.items()) if hasattr(function, "callspec") else set()
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether a `skipif` of the test holds."""
+    return any(marker.args[0] is True for marker in item.iter_markers("skipif"))
 
 
-def default_cases(cases: Sequence[set[tuple[str, int]]], count: int | None = None) -> set[int]:
+def _parameters(function: pytest.Function) -> set[tuple[str, str]]:
+    """(name, value) of each parameter of a test case."""
+    params = function.callspec.params if hasattr(function, "callspec") else {}
+    return {(name, repr(value)) for name, value in params.items()}
+
+
+def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = None) -> set[int]:
     """Indices of at most `count` cases which together have as many parameter values as possible.
 
     `count` None: as few as have every value.
     """
-    values = set[tuple[str, int]]().union(*cases)
+    values = set[tuple[str, str]]().union(*cases)
     missing, chosen = set(values), set[int]()
     while len(chosen) < len(cases) and (missing if count is None else len(chosen) < count):
         missing = missing or set(values)

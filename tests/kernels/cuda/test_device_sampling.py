@@ -92,6 +92,7 @@ def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> lis
     return found
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("vocabulary", "kept", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)])
 def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, kept: int, size: int) -> None:
     random = np.random.default_rng(vocabulary)

@@ -42,6 +42,7 @@ def check(device: str, facts: AttentionSpec, start: int, tokens: int, kind: Cach
     np.testing.assert_allclose(out.cpu().numpy(), wanted, rtol=3e-3, atol=4e-3)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 37), (63, 11), (111, 20), (16, 16)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 80), (7, 1, 32), (2, 2, 96), (8, 2, 16)])

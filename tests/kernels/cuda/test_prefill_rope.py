@@ -34,6 +34,7 @@ def wanted_of(facts: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: An
     return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, facts.head_dim)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("qk_norm", ["none", "head", "row"])
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropp
     slide(LayerCache(*tensors), table_of(device, facts), facts, keep, dropped, END)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("rope", "keep", "dropped"),

@@ -64,6 +64,7 @@ SLID = [
 ]
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("name", "kind"), SLID)
 def test_a_cache_that_slid_is_that_of_the_reference(
     device: str, tmp_path: Path, name: str, kind: CacheType
@@ -103,6 +104,7 @@ def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_
         backend.close()
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("kind", "stream_min_tokens"), [("q4_0", 6), on_a_gpu("q8_0", None), on_a_gpu("f16", 6)]
 )

@@ -106,6 +106,7 @@ def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
     return (0, 1) if divide is attention_alone or ZOO[name].experts else ()
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(("name", "divide"), CASES)
 def test_a_prompt_and_steps_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
@@ -131,6 +132,7 @@ SENT = [
 ]
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("name", "divide"), SENT)
 def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
@@ -143,6 +145,7 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
 def test_steps_of_every_width_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str

@@ -136,6 +136,7 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
         assert "the GPU has no room to be measured: planned without its speeds" in model.notes
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
 def test_what_neither_side_has_room_for_stays_in_the_file(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -263,6 +264,7 @@ def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
     assert asked == [(widths, told)]
 
 
+@pytest.mark.slow
 def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
@@ -282,6 +284,7 @@ def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None
         assert 0 < answer.speed.gpu_experts < 1
 
 
+@pytest.mark.slow
 def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +334,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
         assert speculator.drafter._engine.backend.name == "cpu"
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
