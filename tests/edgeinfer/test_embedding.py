@@ -75,6 +75,7 @@ def test_what_has_no_vector_is_refused(zoo_file: ZooFile) -> None:
         model.embed("the rain")
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("pooling", "number"), [("mean", 1), ("last", 3)])
 def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:

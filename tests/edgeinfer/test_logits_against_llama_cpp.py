@@ -121,6 +121,7 @@ def test_logits_are_llama_cpps(
     check(path, name, variant, goldens[golden_name(name, variant)])
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("name", "variant"), LIVE)
 def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
@@ -129,6 +130,7 @@ def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, varia
     check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(
     ("name", "left_out"),

@@ -171,6 +171,7 @@ def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) ->
     np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("policy", ["shift", "h2o"])
 @pytest.mark.parametrize("draft", ["lookup", "self"])
 def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str, policy: str) -> None:

@@ -24,7 +24,7 @@ EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
 DEFAULT_FORMATS = (*FLOATS, "Q4_0", "Q8_0", "Q4_K", "Q6_K")
 """Formats whose kernels of the best instruction set are in the default tier: those of its models."""
-PORTABLE_FORMATS = (*FLOATS, "Q8_0", "Q4_K", "Q6_K")
+PORTABLE_FORMATS = (*FLOATS, "Q8_0", "Q4_K")
 """The same of the portable instruction set, and of emulated tiles."""
 
 

@@ -36,6 +36,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "FEWEST_WEIGHTS_FOR_WORKERS", 1)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
@@ -53,6 +54,7 @@ def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
         assert written.metadata["llama.block_count"] == 3
 
 
+@pytest.mark.slow
 def test_workers_and_small_pieces_change_no_byte(small_pieces: None, tmp_path: Path) -> None:
     source = ARCEE.write(tmp_path / "source.gguf")
     importance = importance_for(ARCEE.shapes())

@@ -193,6 +193,7 @@ def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
     assert few > 60
 
 
+@pytest.mark.slow
 def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
     answers = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:

@@ -111,7 +111,7 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
     return routing.ids
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["granitemoe", "smallthinker"])
 def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
     device: str, kernels: Kernels, tmp_path: Path, name: str
@@ -164,7 +164,7 @@ def exhausted(*arguments: object) -> None:
     raise torch.OutOfMemoryError("nothing left")
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
 def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
@@ -184,7 +184,7 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_experts_come_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int

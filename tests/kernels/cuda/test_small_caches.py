@@ -104,7 +104,7 @@ def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_
         backend.close()
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "stream_min_tokens"), [("q4_0", 6), on_a_gpu("q8_0", None), on_a_gpu("f16", 6)]
 )

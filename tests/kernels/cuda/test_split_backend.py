@@ -145,7 +145,7 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
 def test_steps_of_every_width_give_the_logits_of_the_whole(
     device: str, kernels: Kernels, tmp_path: Path, name: str
@@ -185,6 +185,7 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
                 token = chosen
 
 
+@pytest.mark.slow
 def test_the_host_tells_how_many_experts_it_was_asked_for(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:

@@ -334,7 +334,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
         assert speculator.drafter._engine.backend.name == "cpu"
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
 def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -372,6 +372,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
         assert model.generate([5, 9], max_tokens=3, temperature=0.0).ids == drafted.ids
 
 
+@pytest.mark.slow
 def test_experts_change_places_where_main_memory_holds_all_of_them(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

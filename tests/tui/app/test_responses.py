@@ -169,7 +169,7 @@ async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
         await chat.until(lambda: chat.app.at_rest)
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 17])
 async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:
