@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.matrix import Matrix
 from tests.kernels.cuda.device_matrices import SOURCES, Raw, rows_from
-from tests.kernels.cuda.test_packing import columns_for, decoded
+from tests.kernels.cuda.weights.test_packing import columns_for, decoded
 
 
 def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -> Any:

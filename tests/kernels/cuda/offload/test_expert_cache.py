@@ -28,8 +28,8 @@ from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
-from tests.kernels.cuda.divided import divided
-from tests.kernels.cuda.test_split_backend import TOLERANCE, on_a_gpu, read_split
+from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
+from tests.kernels.cuda.split_decoders import divided
 from tests.random_models import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)

@@ -12,7 +12,7 @@ from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.quant_names import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_catalogue
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
 """A machine on which no other program keeps models."""
 

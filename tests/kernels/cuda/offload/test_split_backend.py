@@ -14,7 +14,7 @@ from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
-from tests.kernels.cuda.divided import HERE, device_layer, divided
+from tests.kernels.cuda.split_decoders import HERE, device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05

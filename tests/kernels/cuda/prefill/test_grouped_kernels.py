@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
 )
 from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
-from tests.kernels.cuda.test_packing import columns_for, decoded
+from tests.kernels.cuda.weights.test_packing import columns_for, decoded
 
 NAN = float("nan")
 

@@ -14,7 +14,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.description.test_model_weights import Altered, refusal, weights_of
+from tests.edgeinfer.model_config.test_model_weights import Altered, refusal, weights_of
 from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 

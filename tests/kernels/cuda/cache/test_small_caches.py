@@ -12,7 +12,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
-from tests.kernels.cuda.divided import device_layer, divided
+from tests.kernels.cuda.split_decoders import device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
 AGREES = {"f16": 2 * FLOATS_AGREE, "q8_0": 0.02, "q4_0": 0.05}

@@ -11,7 +11,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import BEST, ISAS
-from tests.kernels.test_cpu_backend import Build, cpu, engine_for, exact, relative
+from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 
 CONTEXT = 1024

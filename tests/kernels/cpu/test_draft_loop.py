@@ -14,7 +14,7 @@ from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from tests.kernels.conftest import ISAS
-from tests.kernels.test_cpu_backend import cpu, engine_for
+from tests.kernels.cpu.test_cpu_backend import cpu, engine_for
 from tests.random_models import VOCABULARY, ZOO
 
 DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
