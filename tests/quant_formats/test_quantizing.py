@@ -182,7 +182,7 @@ def test_a_killed_worker_is_an_error() -> None:
     piece = Piece("w", np.ones(512, np.float32).tobytes(), "F32", "Q4_K", None)
     with EncodingPool(2) as pool:
         assert len(next(pool.recoded([lambda: piece]))) == 288
-        for worker in pool._workers:
+        for worker in pool.workers:
             worker.send_signal(signal.SIGKILL)
             worker.wait()
         with pytest.raises(

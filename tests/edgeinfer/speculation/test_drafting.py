@@ -252,7 +252,7 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
         assert model.speculator is not None
         drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
-        own, theirs = (engine.backend for engine in (drafter._engine, model.engine))  # type: ignore[attr-defined]
+        own, theirs = (engine.backend for engine in (drafter.engine, model.engine))  # type: ignore[attr-defined]
         assert own.team is theirs.team
         own.close()
         assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
@@ -260,11 +260,11 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
 
 def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
     """The drafts behind some texts, made in one run or one by one."""
-    drafter._max_prompt, kept = (16 if natively else 0), drafter._max_prompt
+    drafter.max_prompt, kept = (16 if natively else 0), drafter.max_prompt
     try:
         return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
     finally:
-        drafter._max_prompt = kept
+        drafter.max_prompt = kept
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
@@ -273,7 +273,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
-        assert drafter._max_prompt == 16
+        assert drafter.max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
         # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
         texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]

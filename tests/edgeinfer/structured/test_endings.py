@@ -49,8 +49,8 @@ def least(made: Grammar) -> int:
     model = model_on(FakeEngine(drawn))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
     way = vocabulary.constraint(made)
-    assert way._endings is not None
-    ending = way._endings.after(way._matcher)
+    assert way.endings is not None
+    ending = way.endings.after(way.matcher)
     assert ending is not None
     return len(ending)
 

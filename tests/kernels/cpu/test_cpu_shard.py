@@ -223,7 +223,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
     found = []
     for sparse in (None, dict.fromkeys(range(3), predictor)):
         with host_half("arcee in Q8_0", divisions, sparse_kernels, tmp_path, (), sparse) as (host, mailbox):
-            functions = {function for turn in host._steps for function, _, _ in turn}
+            functions = {function for turn in host.steps for function, _, _ in turn}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
             for turn in range(1, len(host.stages.stages) + 1):

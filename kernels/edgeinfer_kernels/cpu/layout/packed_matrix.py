@@ -104,12 +104,12 @@ class Arena:
     """Keeps the arrays alive that kernels point to."""
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []
+        self.kept: list[Any] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
         """Keep a reference to the array; return its address, 0 for None."""
         if array is not None:
-            self._kept.append(array)
+            self.kept.append(array)
         return address(array)
 
     def fill(self, offsets: Any, **values: int) -> int:
@@ -125,7 +125,7 @@ class Arena:
         return self.keep(memory)
 
     def clear(self) -> None:
-        self._kept.clear()
+        self.kept.clear()
 
 
 @dataclass(frozen=True)

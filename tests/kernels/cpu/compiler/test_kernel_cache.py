@@ -78,7 +78,7 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
             object_file(folder, 0, unit).write_bytes(unit.encode())
             yield unit
 
-    monkeypatch.setattr(store, "_compile", compiled)
+    monkeypatch.setattr(store, "compile", compiled)
     told: list[tuple[int, int]] = []
     assert store.objects(["a", "b"], lambda built, total: told.append((built, total))) == [b"a", b"b"]
     assert told == [(0, 2), (1, 2), (2, 2)]
@@ -212,7 +212,7 @@ def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: 
     def build() -> None:
         found.append(KernelCache(tmp_path, choose()).objects(["a"]))
 
-    monkeypatch.setattr(KernelCache, "_compile", lambda store, units, folder: compiled(units, folder))
+    monkeypatch.setattr(KernelCache, "compile", lambda store, units, folder: compiled(units, folder))
     found: list[list[bytes]] = []
     other = threading.Thread(target=build)
     other.start()
@@ -234,7 +234,7 @@ def test_a_folder_without_locks_is_built_in_all_the_same(
         yield "a"
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    monkeypatch.setattr(KernelCache, "compile", compiled)
     assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]
 
 
@@ -247,7 +247,7 @@ def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             object_file(folder, 0, unit).write_bytes(f"{unit} built in {store.root}".encode())
             yield unit
 
-    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    monkeypatch.setattr(KernelCache, "compile", compiled)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

@@ -142,7 +142,7 @@ def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: l
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
     looser = SamplingParams(temperature=1.0, min_p=settings.min_p * (1 - CLOSE), **values)
-    adjusted = Sampler(looser, logits.size)._adjusted(logits, history)
+    adjusted = Sampler(looser, logits.size).adjusted(logits, history)
     survivors = Sampler(looser, logits.size).distribution(logits, history)[0].size
     barred = np.isneginf(adjusted).sum()
     return bool(survivors >= kept or survivors + barred > kept)

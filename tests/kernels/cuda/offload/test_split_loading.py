@@ -300,7 +300,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         drawn = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
-        assert isinstance(speculator.drafter._engine.backend, CudaBackend)
+        assert isinstance(speculator.drafter.engine.backend, CudaBackend)
         controller = speculator.controllers["greedy"]
         controller.length = lambda most: max(0, min(most, 3))
         controller.min_probs = lambda length: (0.0, 0.0)
@@ -331,7 +331,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
         engine: Any = model.engine
         assert isinstance(engine.backend, CudaBackend)
         speculator: Any = model.speculator
-        assert speculator.drafter._engine.backend.name == "cpu"
+        assert speculator.drafter.engine.backend.name == "cpu"
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
         drafts = [item for item in model.plan.items if item.item == "draft model"]
         assert [item.device for item in drafts] == [place]
         speculator: Any = model.speculator
-        backend = speculator.drafter._engine.backend
+        backend = speculator.drafter.engine.backend
         if place == "cpu":
             assert backend.name == "cpu"
             return

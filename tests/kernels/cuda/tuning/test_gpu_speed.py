@@ -20,7 +20,7 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
 
 def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_speed, "PATIENCE", 0.01)
-    exchange = exchange_speed._Exchange(torch.device(device))
+    exchange = exchange_speed.Exchange(torch.device(device))
     exchange.mailbox.begin(answered=0)
     assert not exchange.answer()
     exchange.launch()  # on a GPU this would hang if it weren't let go
@@ -32,16 +32,16 @@ def test_a_format_is_measured_on_a_large_and_a_small_head(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heads = {
-        64: gpu_speed._Head(2e-6, 100_000),
-        6400: gpu_speed._Head(12e-6, 10_100_000),
+        64: gpu_speed.Head(2e-6, 100_000),
+        6400: gpu_speed.Head(12e-6, 10_100_000),
     }
     asked = []
 
-    def head(device: torch.device, format_name: str, rows: int) -> gpu_speed._Head:
+    def head(device: torch.device, format_name: str, rows: int) -> gpu_speed.Head:
         asked.append((format_name, rows))
         return heads[rows]
 
-    monkeypatch.setattr(gpu_speed, "_head", head)
+    monkeypatch.setattr(gpu_speed, "timed_head", head)
     monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
     found = gpu_speed.format_speed(
         torch.device(device), "Q4_K", head_bytes=10_000_000, small_rows=64, sent_bytes=1
@@ -54,8 +54,8 @@ def test_a_format_is_measured_on_a_large_and_a_small_head(
 
 def test_a_head_is_launched_as_a_step_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
-    found = gpu_speed._head(torch.device(device), "Q8_0", 32)
+    found = gpu_speed.timed_head(torch.device(device), "Q8_0", 32)
     assert found.seconds > 0
     assert found.nbytes == 32 * 64 * 8 * 4 + 16 * 64 * 4
     with pytest.raises(UnsupportedOnDeviceError):
-        gpu_speed._head(torch.device(device), "TQ1_0", 32)
+        gpu_speed.timed_head(torch.device(device), "TQ1_0", 32)
