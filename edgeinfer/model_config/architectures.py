@@ -2,11 +2,21 @@
 `model_config.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+from edgeinfer_kernels.blocks.block import BlockSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import Gating
+
+
+class CountReader(Protocol):
+    """Reads integers from the metadata of an architecture."""
+
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
+        """The integer from `least` to `most` of a key without the architecture's prefix."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,12 @@ class Architecture:
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    recurrent: "Callable[[CountReader, int], BlockSpec] | None" = None
+    """Layers without KV heads have this block in place of attention; its specification, from metadata and the
+    hidden size.
+    """
+    output_norm: str = "output_norm"
+    """The tensor name of the final norm."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
 

@@ -7,6 +7,8 @@ from functools import cache
 import pytest
 
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks import BLOCK_KINDS
+from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
@@ -42,7 +44,7 @@ def objects() -> dict[str, dict[str, bytes]]:
     of it that is started anew does again what units share.
     """
     root, (*others, last) = user_folder("cache"), map(choose, ISA_NAMES)
-    shared = [BLOCKS, "experts", SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
+    shared = [BLOCKS, *units_of(BLOCK_KINDS), SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
     plain = dict(zip(shared, KernelCache(root, last, others).objects(shared), strict=True))
     # What is built for emulated tiles holds the plain rows of its instruction set too.
     with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTIZED_ROWS)
@@ -75,4 +77,4 @@ def kernels_for() -> Callable[[str], Kernels]:
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
     """Kernels of the best instruction set: rows of every format, experts, and what serves a device."""
-    return built_kernels(ISA_NAMES[0], ["experts", SERVICE, *row_units(FIELDS)])
+    return built_kernels(ISA_NAMES[0], [*units_of(BLOCK_KINDS), SERVICE, *row_units(FIELDS)])

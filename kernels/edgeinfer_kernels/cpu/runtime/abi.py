@@ -49,11 +49,8 @@ and value, terminated by -1.
 PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 32
 """A step of a schedule is four int64: the addresses of a function, its block and its call, and a barrier
-flag. The flag is 0 after the functions in ENDS_BY_TOKEN, in steps of at most STEP_TOKENS.
-"""
-ENDS_BY_TOKEN = ("embed_block", "attention_block", "feed_forward_block", "sparse_feed_forward_block")
-"""Functions whose last phase writes a token's x on the thread that reads it in the first phase of the next
-function.
+flag. The flag is 0 after a kernel whose last phase writes a token's x on the thread that reads it in the first
+phase of the next kernel, in steps of at most STEP_TOKENS.
 """
 SERVED_STEP_BYTES = 40
 """A step that serves a device: those addresses, then the stage that it waits for or 0, and the stage that it
