@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from edgeinfer_kernels.blocks.block import BlockSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import Gating
+from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
 
 
 class CountReader(Protocol):
@@ -17,6 +18,11 @@ class CountReader(Protocol):
     def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
         """The integer from `least` to `most` of a key without the architecture's prefix."""
         ...
+
+
+def short_convolution(metadata: CountReader, hidden_size: int) -> ShortConvolutionSpec:
+    """LFM2's short convolution over all elements of the hidden states."""
+    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", least=2, most=MAX_TAPS))
 
 
 @dataclass(frozen=True)
@@ -120,6 +126,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "internlm2": Architecture(),
+    "lfm2": Architecture(
+        rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
+    ),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

@@ -139,6 +139,17 @@ on the host.
 """
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
+SHORT_CONVOLUTION = structure(
+    "ShortConvolution",
+    "norm b_matrix c_matrix x_matrix output_matrix post_norm residual_scale normed mixed b c x row_stride "
+    "channels taps weights ring checkpoints row_bytes checkpoint_count projected projected_stride "
+    "scratch scratch_stride",
+)
+"""weights: float32 of each tap, rows of `row_bytes`. ring, checkpoints: rows of the same size, as in
+`recent_rows.py`. row_stride: bytes per token of b, c and x.
+"""
+RING_ROWS, CHECKPOINT_POSITIONS = 64, 256
+"""As in `recent_rows.py`; defined here so that compiled code is rebuilt when they change."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
 EMBED = structure(
