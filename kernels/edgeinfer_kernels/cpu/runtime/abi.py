@@ -49,8 +49,8 @@ and value, terminated by -1.
 PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 32
 """A step of a schedule is four int64: the addresses of a function, its block and its call, and a barrier
-flag. The flag is 0 after a kernel whose last phase writes a token's x on the thread that reads it in the first
-phase of the next kernel, in steps of at most STEP_TOKENS.
+flag. In steps of at most STEP_TOKENS the flag is 0 after a kernel whose last phase writes a token's x on the
+thread that reads it in the first phase of the next kernel.
 """
 SERVED_STEP_BYTES = 40
 """A step that serves a device: those addresses, then the stage that it waits for or 0, and the stage that it
