@@ -47,7 +47,8 @@ class RandomModel:
     shared_length: int = 0
     dense_layers: int = 0
     convolutions: tuple[int, ...] = ()
-    """Layers with a short convolution of three taps."""
+    """Layers with a short convolution, of `taps` taps."""
+    taps: int = 3
     biases: tuple[str, ...] = ()
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class RandomModel:
         if not self.convolutions:
             return {}
         heads = [0 if layer in self.convolutions else self.kv_heads for layer in range(self.layers)]
-        return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": 3}
+        return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": self.taps}
 
     def _expert_metadata(self) -> dict[str, int]:
         """The keys of a mixture that aren't 0."""
@@ -196,7 +197,7 @@ class RandomModel:
             return {
                 "shortconv.in_proj.weight": (3 * width, width),
                 "shortconv.out_proj.weight": (width, width),
-                "shortconv.conv.weight": (width, 3),
+                "shortconv.conv.weight": (width, self.taps),
                 **kept,
             }
         return shapes

@@ -211,6 +211,11 @@ class NativeEngine:
             self._rewind(length, None)
 
     @property
+    def can_evict(self) -> bool:
+        """Whether tokens can be evicted."""
+        return self.capabilities.can_evict
+
+    @property
     def has_attention_scores(self) -> bool:
         """Whether attention scores are available."""
         return self.capabilities.has_attention_scores

@@ -77,11 +77,10 @@ class DecoderState:
 
     def rewind(self, length: int, end: int | None) -> int:
         """As `Backend.rewind`."""
-        kept = self.rewind_limit.kept(length, end)
-        if kept < length:
+        kept, restores = self.rewind_limit.rewind(length, end)
+        if restores:
             for state in self.blocks.values():
                 state.restore_checkpoint(kept)
-            self.rewind_limit.restored(kept)
         return kept
 
     def restore_all(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:

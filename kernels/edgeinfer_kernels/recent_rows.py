@@ -1,7 +1,7 @@
 """The rows that a recurrent block keeps of recent positions, and to which positions they can be rewound."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,17 +90,26 @@ class RewindLimit:
         """The state was replaced by one after `end` positions."""
         self.oldest = max(0, end - self.rows)
 
-    def kept(self, length: int, end: int | None) -> int:
-        """How many of the first `length` positions are kept if a state after `end` positions is rewound;
-        None: of the state only checkpoints are valid.
-        """
+    def rewind(self, length: int, end: int | None) -> "Rewind":
+        """Rewind a state after `end` positions to at most `length`; None: only its checkpoints are valid."""
         if not self.rows:
-            return length
+            return Rewind(length, False)
         if length == 0:
             self.oldest = 0
-            return 0
-        if end is not None:
-            oldest = max(self.oldest, end + AHEAD_POSITIONS - RING_ROWS)
-            if max(0, length - self.rows) >= oldest:
-                return length
-        return length // CHECKPOINT_POSITIONS * CHECKPOINT_POSITIONS
+            return Rewind(0, False)
+        if end is not None and max(0, length - self.rows) >= self._oldest_kept(end):
+            return Rewind(length, False)
+        kept = length // CHECKPOINT_POSITIONS * CHECKPOINT_POSITIONS
+        self.restored(kept)
+        return Rewind(kept, True)
+
+    def _oldest_kept(self, end: int) -> int:
+        """The first position whose row is in a ring after `end` positions."""
+        return max(self.oldest, end + AHEAD_POSITIONS - RING_ROWS)
+
+
+class Rewind(NamedTuple):
+    """How many positions are kept, and whether the blocks restore the checkpoint there."""
+
+    kept: int
+    restores: bool

@@ -303,14 +303,13 @@ class CudaBackend(Backend[DeviceRows]):
 
     def rewind(self, length: int, end: int | None) -> int:
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
-        kept = self._rewind_limit.kept(length, end)
-        if kept < length:
+        kept, restores = self._rewind_limit.rewind(length, end)
+        if restores:
             with device_errors():
                 self._check_open()
                 self._sampling.discard_ahead()
                 self._caches.restore_checkpoint(kept)
                 synchronize(self.device)
-            self._rewind_limit.restored(kept)
         return kept
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
