@@ -46,6 +46,9 @@ class RandomModel:
     """Elements of an expert's hidden row; 0: as `feed_forward`."""
     shared_length: int = 0
     dense_layers: int = 0
+    convolutions: tuple[int, ...] = ()
+    """Layers with a short convolution, of `taps` taps."""
+    taps: int = 3
     biases: tuple[str, ...] = ()
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class RandomModel:
             "feed_forward_length": self.feed_forward,
             f"attention.{epsilon}": 1e-5,
             **self._expert_metadata(),
+            **self._convolution_metadata(),
             **self.extra,
         }
         return {
@@ -93,6 +97,12 @@ class RandomModel:
             **{f"{self.architecture}.{key}": value for key, value in own.items()},
             **vocabulary_metadata(),
         }
+
+    def _convolution_metadata(self) -> dict[str, Any]:
+        if not self.convolutions:
+            return {}
+        heads = [0 if layer in self.convolutions else self.kv_heads for layer in range(self.layers)]
+        return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": self.taps}
 
     def _expert_metadata(self) -> dict[str, int]:
         """The keys of a mixture that aren't 0."""
@@ -110,10 +120,10 @@ class RandomModel:
         facts = ARCHITECTURES[self.architecture]
         shapes: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (VOCABULARY, self.width),
-            "output_norm.weight": (self.width,),
+            f"{facts.output_norm}.weight": (self.width,),
         }
         if facts.norm == "layer":
-            shapes["output_norm.bias"] = (self.width,)
+            shapes[f"{facts.output_norm}.bias"] = (self.width,)
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -182,6 +192,14 @@ class RandomModel:
             by_row = facts.qk_norm == "row"
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
+        if layer in self.convolutions:
+            kept = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
+            return {
+                "shortconv.in_proj.weight": (3 * width, width),
+                "shortconv.out_proj.weight": (width, width),
+                "shortconv.conv.weight": (width, self.taps),
+                **kept,
+            }
         return shapes
 
 
@@ -214,7 +232,7 @@ class _Cycle:
         self._count = 0
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name:
+        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv.weight" in name:
             return "F32"
         self._count += 1
         wanted = self._formats[self._count % len(self._formats)]
@@ -308,6 +326,7 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.factor": 8.0,
         },
     ),
+    "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
     "granite": RandomModel(
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},

@@ -272,6 +272,13 @@ class NativeEngine:
         with DEVICE_FAILURES:
             self.backend.restore(snapshot.arrays, length)
         self.cache.append(snapshot.ids[:length])
+        if length < len(snapshot.ids):
+            self._rewind(length, None)
+
+    @property
+    def can_evict(self) -> bool:
+        """Whether tokens can be evicted."""
+        return self.capabilities.can_evict
 
     @property
     def has_attention_scores(self) -> bool:
@@ -311,8 +318,21 @@ class NativeEngine:
         return DeviceSampler.offered(self.backend, self.cache, sampler)
 
     def rewind(self, length: int) -> None:
-        """Truncate the cache to the first `length` tokens."""
-        self.cache.rewind(length)
+        """Truncate the cache to the first `length` tokens. If the model's state can't be rewound that far,
+        the last tokens before are processed again.
+        """
+        if length < len(self.cache.ids):
+            self._rewind(length, len(self.cache.ids))
+
+    def _rewind(self, length: int, end: int | None) -> None:
+        """As `Backend.rewind`, then process what it dropped."""
+        with DEVICE_FAILURES:
+            kept = self.backend.rewind(length, end)
+        dropped = self.cache.ids[kept:length]
+        self.cache.rewind(kept)
+        if dropped:
+            for _ in self._steps(dropped):
+                pass
 
     def close(self) -> None:
         """Release the backend's threads and memory; later calls raise an error."""

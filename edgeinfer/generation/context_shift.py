@@ -32,6 +32,11 @@ class ShiftingEngine(Engine, Protocol):
     """An engine that can evict tokens from the middle of its cache."""
 
     @property
+    def can_evict(self) -> bool:
+        """Whether `evict` is supported: no layer has a recurrent state."""
+        ...
+
+    @property
     def has_attention_scores(self) -> bool:
         """Whether `attention_scores` is supported."""
         ...
@@ -85,6 +90,11 @@ class ContextShift:
             raise SettingError(
                 f"context_overflow: saw {shown(context_overflow)}, which llama.cpp's cache doesn't do here; "
                 "leave the engine out, or take 'stop'"
+            )
+        if not engine.can_evict:
+            raise SettingError(
+                f"context_overflow: saw {shown(context_overflow)}, but this model has recurrent layers, "
+                "whose state can't be shortened; take 'stop'"
             )
         if policy is HeavyHitters and not engine.has_attention_scores:
             raise SettingError(

@@ -2,11 +2,27 @@
 `model_config.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+from edgeinfer_kernels.blocks.block import BlockSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import Gating
+from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
+
+
+class CountReader(Protocol):
+    """Reads integers from the metadata of an architecture."""
+
+    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
+        """The integer from `least` to `most` of a key without the architecture's prefix."""
+        ...
+
+
+def short_convolution(metadata: CountReader, hidden_size: int) -> ShortConvolutionSpec:
+    """LFM2's short convolution over all elements of the hidden states."""
+    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", least=2, most=MAX_TAPS))
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,12 @@ class Architecture:
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    recurrent: "Callable[[CountReader, int], BlockSpec] | None" = None
+    """Layers without KV heads have this block in place of attention; its specification, from metadata and the
+    hidden size.
+    """
+    output_norm: str = "output_norm"
+    """The tensor name of the final norm."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
 
@@ -104,6 +126,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "internlm2": Architecture(),
+    "lfm2": Architecture(
+        rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
+    ),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

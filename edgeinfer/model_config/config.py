@@ -57,6 +57,8 @@ class ModelConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     experts: ExpertsConfig | None = None
+    recurrent: BlockSpec | None = None
+    """The block of layers without KV heads."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
@@ -95,32 +97,38 @@ class ModelConfig:
             embedding_scale=self.embedding_scale,
             logit_scale=self.logit_scale,
             logit_soft_cap=self.logit_soft_cap,
+            norm_name=self.facts.output_norm,
         )
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
-        facts, channel = self.facts, self._feed_forward(index)
-        attention = AttentionSpec(
+        facts = self.facts
+        names = (
+            ("attn_norm" if facts.pre_norm else "", "post_attention_norm" if facts.post_norm else ""),
+            (facts.feed_forward_norm if facts.pre_norm else "", "post_ffw_norm" if facts.post_norm else ""),
+        )
+        blocks = self._token_mixer(index, factors), self._feed_forward(index)
+        return LayerSpec(
+            tuple(
+                ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
+                for block, (norm, post_norm) in zip(blocks, names, strict=True)
+            )
+        )
+
+    def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
+        """The block of a layer that reads earlier tokens."""
+        if self.recurrent is not None and not self.shapes[index].kv_heads:
+            return self.recurrent
+        return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
             head_dim=self.head_dim,
             scale=self.query_scale,
             norm=self.norm,
             rope=self._rope(index, factors),
-            qk_norm=facts.qk_norm,
+            qk_norm=self.facts.qk_norm,
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
-            sinks=facts.sinks,
-        )
-        names = (
-            ("attn_norm" if facts.pre_norm else "", "post_attention_norm" if facts.post_norm else ""),
-            (facts.feed_forward_norm if facts.pre_norm else "", "post_ffw_norm" if facts.post_norm else ""),
-        )
-        blocks: tuple[BlockSpec, ...] = (attention, channel)
-        return LayerSpec(
-            tuple(
-                ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
-                for block, (norm, post_norm) in zip(blocks, names, strict=True)
-            )
+            sinks=self.facts.sinks,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -180,26 +188,28 @@ class _Reader:
             raise self.refused(key, value, f"a whole number from {least} to {most}")
         return value
 
-    def per_layer(self, key: str, layers: int, default: int | None = None) -> list[int]:
+    def per_layer(self, key: str, layers: int, default: int | None = None, least: int = 1) -> list[int]:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
-        if len(values) != layers or not all(type(v) is int and 0 < v < 1 << 24 for v in values):
-            raise self.refused(key, value, f"a positive number, or one for each of {layers} layers")
+        if len(values) != layers or not all(type(v) is int and least <= v < 1 << 24 for v in values):
+            wanted = "a positive number" if least else "a number"
+            raise self.refused(key, value, f"{wanted}, or one for each of {layers} layers")
         return values
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         heads = self.per_layer("attention.head_count", layers)
+        least_kv = 0 if self.facts.recurrent else 1
         dense = experts is None or experts.dense_layers > 0
         rows = zip(
             heads,
-            self.per_layer("attention.head_count_kv", layers, heads[0]),
+            self.per_layer("attention.head_count_kv", layers, heads[0], least_kv),
             self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
         for shape in shapes:
-            if shape.heads % shape.kv_heads:
+            if shape.kv_heads and shape.heads % shape.kv_heads:
                 raise UnsupportedModelError(
                     f"{self.name}.attention.head_count: {shape.heads} heads can't share "
                     f"{shape.kv_heads} key heads"
@@ -341,4 +351,5 @@ class _Reader:
             residual_scale=self.factor("residual_scale") or 1.0,
             logit_scale=1 / (self.factor("logit_scale") or 1.0),
             experts=experts,
+            recurrent=facts.recurrent(self, width) if facts.recurrent else None,
         )

@@ -161,8 +161,9 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
     """
     width, shape = spec.hidden_size, (spec.vocabulary_size, spec.hidden_size)
     embedding = tensors.matrix("token_embd.weight", shape)
-    output_norm = tensors.vector("output_norm.weight", width)
-    for name, found in (("token_embd.weight", embedding), ("output_norm.weight", output_norm)):
+    norm_name = f"{spec.norm_name}.weight"
+    output_norm = tensors.vector(norm_name, width)
+    for name, found in (("token_embd.weight", embedding), (norm_name, output_norm)):
         if found is None:
             raise tensors.missing(name)
     assert embedding is not None
@@ -174,7 +175,7 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
         token_embd=embedding,
         output=tensors.matrix("output.weight", shape) or embedding,
         output_norm=output_norm,
-        output_norm_bias=tensors.vector("output_norm.bias", width),
+        output_norm_bias=tensors.vector(f"{spec.norm_name}.bias", width),
         layers=tuple(layers),
     )
 

@@ -1,12 +1,13 @@
 """The protocol of a backend, which runs the layers of a decoder on hidden states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import LANES
 
@@ -32,6 +33,7 @@ class Capabilities:
       unsupported.
     - `skips_layers`: `forward` can run some of the layers.
     - `has_attention_scores`: `attention_scores` is supported.
+    - `can_evict`: `evict` is supported.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
@@ -41,7 +43,18 @@ class Capabilities:
     sampling_history: int | None = None
     skips_layers: bool = False
     has_attention_scores: bool = False
+    can_evict: bool = True
     is_fork_safe: bool = False
+
+    def limited_to(self, spec: DecoderSpec) -> "Capabilities":
+        """The same capabilities without those that need a state of separate positions, if the model has
+        another.
+        """
+        if not spec.recurrent_rows:
+            return self
+        return replace(
+            self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
+        )
 
 
 PAGE = LANES
@@ -150,6 +163,14 @@ class Backend(Protocol[X]):
             ValueError: the arrays have other shapes or dtypes.
         """
         ...
+
+    def rewind(self, length: int, end: int | None) -> int:
+        """Truncate the state after `end` positions to at most `length`; return how many positions are kept.
+
+        Fewer than `length` are kept if some block's state is recurrent (`recent_rows.py`). `end` None: the
+        state was restored from a longer snapshot.
+        """
+        return length
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending). The remaining ones up to `end` are compacted and their keys get the

@@ -69,10 +69,17 @@ class DecoderSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    norm_name: str = "output_norm"
+    """The GGUF name of the final norm."""
 
     def of_layers(self, first: int, last: int) -> "DecoderSpec":
         """The same specification with only layers first..last."""
         return replace(self, layers=self.layers[first:last])
+
+    @property
+    def recurrent_rows(self) -> int:
+        """The largest `recurrent_rows` of a block; 0: no state is recurrent."""
+        return max(int(each.block.recurrent_rows) for layer in self.layers for each in layer.blocks)
 
     def indices(self) -> Iterator[BlockIndex]:
         """All blocks, in order."""

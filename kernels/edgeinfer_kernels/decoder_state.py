@@ -9,6 +9,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.recent_rows import RewindLimit
 
 
 def check_evicted(positions: npt.NDArray[np.int64], end: int) -> None:
@@ -22,6 +23,7 @@ class DecoderState:
     """The states of some blocks, in the order of the blocks."""
 
     blocks: Mapping[BlockIndex, BlockState] = field(default_factory=dict)
+    rewind_limit: RewindLimit = field(default_factory=lambda: RewindLimit(0))
 
     @classmethod
     def allocate(
@@ -37,7 +39,7 @@ class DecoderState:
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
                 found[index] = state
-        return cls(found)
+        return cls(found, RewindLimit(spec.recurrent_rows))
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:
@@ -70,7 +72,16 @@ class DecoderState:
             raise ValueError("the snapshot is of another cache")
         for view, array in zip(views, cut, strict=True):
             view[...] = array
+        self.rewind_limit.restored(end)
         return len(views)
+
+    def rewind(self, length: int, end: int | None) -> int:
+        """As `Backend.rewind`."""
+        kept, restores = self.rewind_limit.rewind(length, end)
+        if restores:
+            for state in self.blocks.values():
+                state.restore_checkpoint(kept)
+        return kept
 
     def restore_all(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """As `restore`. Raises `ValueError` too if arrays are left over."""

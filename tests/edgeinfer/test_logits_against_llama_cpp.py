@@ -105,8 +105,9 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
-        # int8 activations on both sides, which make experts flip at near-ties.
-        assert their_distance < (0.25 if mixture else 0.05)
+        # int8 activations on both sides, which make experts flip at near-ties; a short convolution multiplies
+        # the errors of three projections.
+        assert their_distance < (0.25 if mixture else 0.1 if ZOO[name].convolutions else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best

@@ -8,6 +8,8 @@ from itertools import product
 import pytest
 
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks import BLOCK_KINDS
+from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, every_unit, row_units
@@ -100,5 +102,5 @@ def kernels_for() -> Callable[[str, str], Kernels]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    """Kernels of the best instruction set: rows of the default formats, experts, and what serves a device."""
-    return built_kernels(BEST, ["experts", SERVICE, *row_units(DEFAULT_FORMATS)])
+    """Kernels of the best instruction set: rows of the default formats, blocks, and what serves a device."""
+    return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units(DEFAULT_FORMATS)])

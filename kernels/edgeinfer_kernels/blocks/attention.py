@@ -67,6 +67,10 @@ class AttentionSpec:
     def head_shape(self) -> tuple[int, ...]:
         return self.heads, self.kv_heads, self.head_dim
 
+    @property
+    def recurrent_rows(self) -> int:
+        return 0
+
     def read(self, tensors: TensorReader) -> "AttentionWeights":
         q_rows, kv_rows, width = (
             self.heads * self.head_dim,
@@ -173,6 +177,9 @@ class AttentionState:
 
     def copy(self, source: int, target: int, count: int) -> None:
         self.cache.copy(source, target, count)
+
+    def restore_checkpoint(self, position: int) -> None:
+        """Does nothing: all positions are kept."""
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `BlockState.evict`, in chunks of about a thousand positions.
@@ -301,6 +308,12 @@ class AttentionSizes(BlockSizes):
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes(self.vectors) + 2 * taken(self.spec.head_dim, 8)
+
+    @classmethod
+    def streamed_state_bytes(cls, blocks: Sequence["AttentionSizes"], context: int) -> int:
+        """The KV cache of the largest block, in float16."""
+        cached = max(block.spec.kv_heads * block.spec.head_dim for block in blocks)
+        return 2 * taken(cached * cache_positions(context), 2)
 
 
 def any_of(vectors: Sequence[Vector | None]) -> bool:

@@ -81,6 +81,10 @@ class BlockState(Protocol):
         """Copy `count` positions; the ranges must not overlap."""
         ...
 
+    def restore_checkpoint(self, position: int) -> None:
+        """Restore what the block keeps of the last positions before a checkpoint (`recent_rows.py`)."""
+        ...
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending) and compact the others up to `end`."""
         ...
@@ -97,6 +101,13 @@ class BlockSpec(Protocol):
     @property
     def head_shape(self) -> tuple[int, ...]:
         """The sizes of heads, for which a GPU's kernels are tuned; empty without heads."""
+        ...
+
+    @property
+    def recurrent_rows(self) -> int:
+        """How many positions before a token a recurrent state keeps; 0: the state isn't recurrent. See
+        `recent_rows.py`.
+        """
         ...
 
     def read(self, tensors: TensorReader) -> BlockWeights:
@@ -230,6 +241,11 @@ class BlockSizes:
     def streamed_vector_bytes(self) -> int:
         """Bytes of the vectors that are on a GPU while a prompt streams the block's matrices to it."""
         raise NotImplementedError
+
+    @classmethod
+    def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:
+        """Bytes of the state of one block at a time, on a GPU while a prompt streams the matrices."""
+        return 0
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,10 @@ class FeedForwardSpec:
     def head_shape(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def recurrent_rows(self) -> int:
+        return 0
+
     def read(self, tensors: TensorReader) -> "FeedForwardWeights":
         width, neurons, gate = tensors.hidden_size, self.neurons, None
         if self.gated and tensors.has_shape("ffn_up", 2 * neurons, width):

@@ -57,6 +57,10 @@ class MoeSpec:
     def head_shape(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def recurrent_rows(self) -> int:
+        return 0
+
     def read(self, tensors: TensorReader) -> "MoeWeights":
         count, neurons, width = self.experts, self.neurons, tensors.hidden_size
         return MoeWeights(

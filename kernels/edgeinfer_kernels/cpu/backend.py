@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, int_fields, quick_address
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
-from edgeinfer_kernels.cpu.runtime.abi import CALL, ENDS_BY_TOKEN, HEAD, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import CALL, HEAD, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.schedule import StepCall, StepSchedules
 from edgeinfer_kernels.cpu.runtime.step_args import PositionTable, fill_call
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
@@ -97,7 +97,7 @@ class CpuBackend(Backend[Activations]):
             skips_layers=True,
             has_attention_scores=True,
             is_fork_safe=True,
-        )
+        ).limited_to(spec)
 
     def _build(self, head: bool) -> None:
         """Build the structures of all blocks and of the head, the buffers, and the schedules."""
@@ -121,16 +121,15 @@ class CpuBackend(Backend[Activations]):
     def _build_schedules(self) -> None:
         """Build the schedules: the blocks of all layers, and all blocks of a step."""
         address_of = self._kernels.address
-        used = {
-            call.kernel
-            for built in self.built_blocks.values()
-            for call in (*built.before_layer, *built.calls)
+        calls = [each for built in self.built_blocks.values() for each in (*built.before_layer, *built.calls)]
+        self._functions = {
+            name: address_of(name) for name in (*ALWAYS_USED, *(each.kernel for each in calls))
         }
-        self._functions = {name: address_of(name) for name in (*ALWAYS_USED, *used)}
         layers = [self._layer_calls(layer) for layer in range(len(self.spec.layers))]
         x, stride = self._workspace.rows("x")
         runner = self._functions["run_program"]
-        by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
+        by_token = {self._functions[each.kernel] for each in calls if each.ends_by_token}
+        by_token.add(self._functions["embed_block"])
         self._schedules = StepSchedules(self.decoder.arena, runner, layers, x, stride, by_token)
         tables = [self._schedules.table_of(self._rope_of(layer)) for layer in range(len(layers))]
         self._tables = {index: tables[index.layer] for index in self.built_blocks}
@@ -290,6 +289,9 @@ class CpuBackend(Backend[Activations]):
 
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         self.state.restore_all(arrays, end)
+
+    def rewind(self, length: int, end: int | None) -> int:
+        return self.state.rewind(length, end)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self.state.copy(source, target, count)

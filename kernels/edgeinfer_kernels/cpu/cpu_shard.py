@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgeinfer_kernels.backend import Activations, ExpertCounts
-from edgeinfer_kernels.blocks.attention import AttentionState
+from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -32,7 +32,6 @@ from edgeinfer_kernels.cpu.sparse import (
 )
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.stages import LayerSplit, cpu_part, cpu_stages
@@ -118,10 +117,9 @@ class CpuShard:
         self._build()
 
     @property
-    def caches(self) -> Mapping[int, LayerCache]:
-        """The KV caches here, by layer."""
-        states = self.state.blocks.items()
-        return {index.layer: state.cache for index, state in states if isinstance(state, AttentionState)}
+    def states(self) -> Mapping[BlockIndex, BlockState]:
+        """The states of the blocks here."""
+        return self.state.blocks
 
     def _sparse_parts(self, weights: DecoderWeights, layers: SparseLayers) -> SparseLayers:
         """The sparse layers that have a part on the CPU, with the predictors of that part."""

@@ -100,7 +100,7 @@ class CpuDecoder:
     def build(self, index: BlockIndex, options: BlockOptions = NO_OPTIONS) -> BuiltBlock:
         """The kernels of a block."""
         if index in self._sparse:
-            return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index]),))
+            return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index], ends_by_token=True),))
         residual, state = self.spec.residual(index), self.state.get(index)
         return build_block(self.builder, residual, self.blocks[index], state, options)
 

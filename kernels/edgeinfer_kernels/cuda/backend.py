@@ -49,6 +49,7 @@ from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
 from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
+from edgeinfer_kernels.recent_rows import RewindLimit
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
 from edgeinfer_kernels.stages import cpu_part, cpu_stages, gpu_shard
@@ -77,7 +78,6 @@ class CudaBackend(Backend[DeviceRows]):
     """
 
     name = "cuda"
-    capabilities = Capabilities(sampling_history=RECENT)
 
     def __init__(
         self,
@@ -92,6 +92,8 @@ class CudaBackend(Backend[DeviceRows]):
         mailbox: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
+        self.capabilities = Capabilities(sampling_history=RECENT).limited_to(specification)
+        self._rewind_limit = RewindLimit(specification.recurrent_rows)
         splits = self._options.splits
         stages = cpu_stages(specification, weights, splits) if splits else None
         self._whole = specification, weights
@@ -297,6 +299,18 @@ class CudaBackend(Backend[DeviceRows]):
             self._check_open()
             self._caches.put(arrays, end)
             synchronize(self.device)
+        self._rewind_limit.restored(end)
+
+    def rewind(self, length: int, end: int | None) -> int:
+        """As `Backend.rewind`; a step that was started ahead is discarded too."""
+        kept, restores = self._rewind_limit.rewind(length, end)
+        if restores:
+            with device_errors():
+                self._check_open()
+                self._sampling.discard_ahead()
+                self._caches.restore_checkpoint(kept)
+                synchronize(self.device)
+        return kept
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`; a step that was started ahead is discarded too."""

@@ -26,7 +26,6 @@ class ReferenceBackend(Backend[Array]):
     """A decoder in numpy."""
 
     name = "reference"
-    capabilities = Capabilities(max_batch_tokens=64, skips_layers=True, is_fork_safe=True)
 
     def __init__(
         self,
@@ -39,6 +38,8 @@ class ReferenceBackend(Backend[Array]):
         self.spec = spec
         self.weights = weights
         self.state = state
+        can = Capabilities(max_batch_tokens=64, skips_layers=True, is_fork_safe=True)
+        self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing
 
@@ -104,6 +105,9 @@ class ReferenceBackend(Backend[Array]):
 
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         self.state.restore_all(arrays, end)
+
+    def rewind(self, length: int, end: int | None) -> int:
+        return self.state.rewind(length, end)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self.state.copy(source, target, count)

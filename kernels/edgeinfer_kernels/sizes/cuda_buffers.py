@@ -7,14 +7,12 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 
 from dataclasses import replace
 
-from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.blocks.block import ChunkRows, StepShape
 from edgeinfer_kernels.cpu.runtime.abi import MAILBOX_BYTES
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
-    cache_positions,
     has_floats,
     padded_rows,
     planes_of,
@@ -132,13 +130,11 @@ def sent_piece_bytes(sizes: ModelSizes) -> int:
 
 def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
     """Maximum device bytes for streaming the CPU's weights during prefill, for any split; `host_attends`:
-    some attention is on the CPU. See `streamed_layers.py`.
+    some state is on the CPU. See `streamed_layers.py`.
     """
     caches = 0
     if host_attends:
-        specs = [block.spec for block in sizes.of_kind(AttentionSizes)]
-        cached = max((spec.kv_heads * spec.head_dim for spec in specs), default=0)
-        caches = 2 * taken(cached * cache_positions(context), 2)
+        caches = sum(kind.streamed_state_bytes(found, context) for kind, found in sizes.by_kind().items())
     vectors = sum(block.streamed_vector_bytes() for block in sizes.blocks)
     return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
 

@@ -82,6 +82,9 @@ class SplitBackend(Backend[SplitStates]):
         used = self.cpu_shard.state.restore(arrays, end)
         self.gpu_shard.restore(arrays[used:], end)
 
+    def rewind(self, length: int, end: int | None) -> int:
+        return min(self.cpu_shard.state.rewind(length, end), self.gpu_shard.rewind(length, end))
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.gpu_shard.evict(positions, end)
         if self.cpu_shard.state.blocks:

@@ -35,6 +35,7 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "no RoPE": (ZOO["smollm3"], (3,)),
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
+    "short convolutions": (ZOO["lfm2"], (0, 1, 2, 3)),
     "experts": (ZOO["mixtral"], (0,)),
     "experts, quantized": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
     "experts, and a weighed one for all": (replace(ZOO["qwen2moe"], formats=QUANTIZED), (0,)),

@@ -25,8 +25,8 @@ MODELS: dict[str, RandomModel] = {
 }
 
 
-def counted(parts: list[Part], ending: str) -> int:
-    return sum(part.nbytes for part in parts if part.name.endswith(ending))
+def counted(parts: list[Part], *endings: str) -> int:
+    return sum(part.nbytes for part in parts if part.name.endswith(endings))
 
 
 def divisible_bytes(layer: LayerSizes) -> int:
@@ -59,7 +59,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution")
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
@@ -78,6 +78,7 @@ SENDING = {
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
+    "lfm2": LayerSplit(False),
     "many formats": LayerSplit(False),
 }
 

@@ -70,4 +70,4 @@ def build(
         sinks=builder.arena.keep(w.attn_sinks),
         **builder.scratch(),
     )
-    return BuiltBlock((Call("attention_block", block),), rope=spec.rope)
+    return BuiltBlock((Call("attention_block", block, ends_by_token=True),), rope=spec.rope)

@@ -63,10 +63,15 @@ NO_OPTIONS = BlockOptions()
 
 
 class Call(NamedTuple):
-    """A kernel, by name, and the address of the structure that it reads."""
+    """A kernel, by name, and the address of the structure that it reads.
+
+    `ends_by_token`: its last phase writes a token's x on the thread that reads it in the first phase of the
+    next kernel, so that no barrier is needed between them in a decode step.
+    """
 
     kernel: str
     block: int
+    ends_by_token: bool = False
 
 
 class BuiltBlock(NamedTuple):

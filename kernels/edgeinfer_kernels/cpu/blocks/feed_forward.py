@@ -36,4 +36,4 @@ def build(
         projected_stride=projected_stride,
         **builder.scratch(),
     )
-    return BuiltBlock((Call("feed_forward_block", block),))
+    return BuiltBlock((Call("feed_forward_block", block, ends_by_token=True),))

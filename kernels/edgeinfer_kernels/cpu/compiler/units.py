@@ -5,13 +5,14 @@ Only the build process imports this module, because it imports numba.
 
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from numba import types
 
 from edgeinfer_kernels.cpu.native.amx.amx_gemm import make_tile_rows
 from edgeinfer_kernels.cpu.native.attention import attention
-from edgeinfer_kernels.cpu.native.blocks import draft_loop, experts, feed_forward, service, thread_pool
+from edgeinfer_kernels.cpu.native.blocks import draft_loop, feed_forward, thread_pool
 from edgeinfer_kernels.cpu.native.gemv import embedding, file_rows, interleave, read_memory
 from edgeinfer_kernels.cpu.native.gemv.decode_row import make_decode_row
 from edgeinfer_kernels.cpu.native.gemv.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
@@ -41,8 +42,6 @@ PARTS = {
         embedding,
         draft_loop,
     ),
-    "experts": (experts,),
-    "service": (service,),
     "sparse": (sparse_feed_forward,),
 }
 DECODE_ARGUMENTS = 6
@@ -65,7 +64,8 @@ class Target:
 
 
 def unit_exports(unit: str, target: Target) -> dict[str, Any]:
-    """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>` or `neurons_<format>`.
+    """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>`, `neurons_<format>` or a
+    module of `native/blocks`.
 
     Targets share functions where possible, because numba compiles each function once.
     """
@@ -73,6 +73,8 @@ def unit_exports(unit: str, target: Target) -> dict[str, Any]:
         return {name: export for part in PARTS[unit] for name, export in part.exports.items()}
     if unit.startswith("neurons_"):
         return neuron_exports(unit.removeprefix("neurons_"))
+    if not unit.startswith("rows_"):
+        return dict(import_module(f"edgeinfer_kernels.cpu.native.blocks.{unit}").exports.items())
     name = unit.removeprefix("rows_")
     if name in FLOAT_ROW_KERNELS:
         return {unit: float_rows(name)}

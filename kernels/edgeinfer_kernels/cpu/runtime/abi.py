@@ -49,11 +49,8 @@ and value, terminated by -1.
 PLACE_BYTES = structure_bytes(PLACE)
 PROGRAM_STEP_BYTES = 32
 """A step of a schedule is four int64: the addresses of a function, its block and its call, and a barrier
-flag. The flag is 0 after the functions in ENDS_BY_TOKEN, in steps of at most STEP_TOKENS.
-"""
-ENDS_BY_TOKEN = ("embed_block", "attention_block", "feed_forward_block", "sparse_feed_forward_block")
-"""Functions whose last phase writes a token's x on the thread that reads it in the first phase of the next
-function.
+flag. In steps of at most STEP_TOKENS the flag is 0 after a kernel whose last phase writes a token's x on the
+thread that reads it in the first phase of the next kernel.
 """
 SERVED_STEP_BYTES = 40
 """A step that serves a device: those addresses, then the stage that it waits for or 0, and the stage that it
@@ -142,6 +139,17 @@ on the host.
 """
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
+SHORT_CONVOLUTION = structure(
+    "ShortConvolution",
+    "norm b_matrix c_matrix x_matrix output_matrix post_norm residual_scale normed mixed b c x row_stride "
+    "channels taps weights ring checkpoints row_bytes checkpoint_count projected projected_stride "
+    "scratch scratch_stride",
+)
+"""weights: float32 of each tap, rows of `row_bytes`. ring, checkpoints: rows of the same size, as in
+`recent_rows.py`. row_stride: bytes per token of b, c and x.
+"""
+RING_ROWS, CHECKPOINT_POSITIONS = 64, 256
+"""As in `recent_rows.py`; defined here so that compiled code is rebuilt when they change."""
 HEAD = structure("Head", "norm matrix normed logits logits_stride scratch scratch_stride")
 
 EMBED = structure(

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
@@ -38,6 +37,8 @@ MAX_WARPS = 16
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 PART = "attention"
 """The name of the weights in lists of device memory."""
+HostStates = HostCaches
+"""The KV caches of blocks on the CPU, one block at a time."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +121,9 @@ class Space:
 def decode(
     step: "DecodeStep", number: int, block: DeviceBlock, source: "Source", tokens: int, stage: int
 ) -> "Source":
-    """The projections q, k and v, up to two formats per launch; then attention and the output projection."""
+    """The projections q, k and v; then attention and the output projection."""
     w, space, spec = block.weights, step.space("attention"), block.residual.block
-    first_row, parts = 0, w.qkv.parts
-    for index in range(0, len(parts), 2):
-        pair = parts[index : index + 2]
-        bias = None if w.qkv_bias is None else w.qkv_bias[first_row:]
-        step.launches.rows(pair, source, space.qkv[:, first_row:], bias, "qkv", tokens)
-        first_row += sum(part.shapes.padded_rows for part in pair)
+    step.launches.stacked(w.qkv, source, space.qkv, w.qkv_bias, tokens)
     _attend(step, spec, w, block.state, tokens)
     return step.close_block(number, w.output, w.output_bias, space.mixed, "output", tokens)
 
@@ -201,9 +197,9 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     """x += attention of a chunk of tokens; its keys and values are written to the cache."""
     spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
     space, tokens, columns = prompt.space("attention"), len(chunk.x), spec.heads * spec.head_dim
-    qkv = _stacked(prompt, w, spec, h)
+    qkv = prompt.products.stacked(h.rows, w.qkv)
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
-    cache = block.state or prompt.host_caches.fetch(block.index.layer, start)
+    cache = block.state or prompt.host_states("attention").fetch(block.index, start)
     key_scales, value_scales = cache.scales
     rope_append(
         qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.table, spec, start, queries,
@@ -215,7 +211,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         value_scales, w.sinks,
     )  # fmt: skip
     if block.state is None:
-        prompt.host_caches.put_back(block.index.layer, cache, start, tokens)
+        prompt.host_states("attention").put_back(block.index, cache, start, tokens)
     y = prompt.products.product(mixed, w.output)
     prompt.add(chunk, number, y, w.output_bias)
 
@@ -223,18 +219,3 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
 def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:
     group, quantized = spec.heads // spec.kv_heads, cache.keys.dtype != torch.float16
     return attention_tile(spec.head_dim, group, prompt.capability, quantized)
-
-
-def _stacked(prompt: "Prefill", w: DeviceAttention, spec: AttentionSpec, h: ScaledRows) -> Tensor:
-    """q, k and v of all tokens side by side, (tokens, rows) float32."""
-    rows = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    out = prompt.products.floats(len(h.rows), rows)
-    first = 0
-    for part in w.qkv.parts:
-        product = out[:, first : first + part.shapes.rows]
-        prompt.products.multiply(h.rows, part, product)
-        if isinstance(part, StreamedMatrix) and part.order is not None:
-            heads = product.unflatten(1, (-1, spec.head_dim))
-            heads.copy_(heads.index_select(2, part.order))
-        first += part.shapes.rows
-    return out

@@ -20,7 +20,7 @@ class DeviceCaches:
         self._with_state = [block for block in model.blocks if block.state is not None]
 
     def _first(self, end: int) -> list[Tensor]:
-        return [tensor for block in self._with_state for tensor in block.state.first(end)]
+        return [tensor for block in self._with_state for tensor in block.state.views(end)]
 
     def copies(self, end: int) -> Arrays:
         """Copies of the first `end` positions, layer by layer."""
@@ -31,11 +31,20 @@ class DeviceCaches:
         cache.
         """
         tensors = self._first(end)
-        given = [torch.from_numpy(np.array(array[:, :end])) for array in arrays]
-        if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in tensors]:
+        pairs = zip(arrays, tensors, strict=False)
+        given = [torch.from_numpy(np.array(array[:, : tensor.shape[1]])) for array, tensor in pairs]
+        if len(arrays) != len(tensors) or [(each.shape, each.dtype) for each in given] != [
+            (each.shape, each.dtype) for each in tensors
+        ]:
             raise ValueError("these keys and values are of another cache")
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
+
+    def restore_checkpoint(self, position: int) -> None:
+        """Restore the recurrent states at a checkpoint."""
+        for block in self._with_state:
+            if block.residual.block.recurrent_rows:
+                block.state.restore_checkpoint(position)
 
     @property
     def nbytes(self) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.cache_formats import rotation_block
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -29,16 +29,16 @@ class HostCaches:
     index.
     """
 
-    def __init__(self, layers: Mapping[int, AttentionSpec], positions: int, arena: Arena) -> None:
+    def __init__(self, layers: Mapping[Any, AttentionSpec], positions: int, arena: Arena) -> None:
         self._layers, self._positions = layers, positions
         largest = max((facts.kv_heads * facts.head_dim for facts in layers.values()), default=0)
         self._keys, self._values = (arena.take((largest * positions,), torch.float16) for _ in range(2))
-        self._caches: Mapping[int, LayerCache] = {}
-        self._orders: dict[int, Tensor] = {}
+        self._caches: dict[Any, LayerCache] = {}
+        self._orders: dict[Any, Tensor] = {}
 
-    def connect(self, caches: Mapping[int, LayerCache]) -> None:
-        """Set the host's caches, by layer."""
-        self._caches = caches
+    def connect(self, states: Mapping[Any, AttentionState]) -> None:
+        """Set the host's states, by the index of their block."""
+        self._caches = {index: state.cache for index, state in states.items()}
         for index, facts in self._layers.items():
             order = torch.from_numpy(head_order(facts.rope, facts.head_dim))
             self._orders[index] = order.to(self._keys.device)
@@ -57,8 +57,8 @@ class HostCaches:
         nothing = self._keys[:0]
         return DeviceCache(self._keys[:size].view(shape), nothing, self._values[:size].view(shape), nothing)
 
-    def fetch(self, index: int, start: int) -> DeviceCache:
-        """Layer `index`'s keys and values with the first `start` positions from the host."""
+    def fetch(self, index: Any, start: int) -> DeviceCache:
+        """The keys and values of block `index` with the first `start` positions from the host."""
         facts, host, order = self._layers[index], self._caches[index], self._orders[index]
         here = self._room(facts)
         for head in range(facts.kv_heads if start else 0):
@@ -90,7 +90,7 @@ class HostCaches:
         rows = self._rows(self._sent(scales, start, LANES)).float()
         return rows.repeat_interleave(SCALED, dim=1)[:, :width]
 
-    def put_back(self, index: int, here: DeviceCache, start: int, tokens: int) -> None:
+    def put_back(self, index: Any, here: DeviceCache, start: int, tokens: int) -> None:
         """Copy positions start…start + tokens of `here` to the host's cache, after the device has computed
         them.
         """

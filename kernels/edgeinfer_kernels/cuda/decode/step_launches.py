@@ -12,6 +12,7 @@ from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 
 if TYPE_CHECKING:
@@ -118,6 +119,15 @@ class StepLaunches:
             **self.of_source(source),
             **self._cut(kernel, source.activations.blocks, tokens),
         )
+
+    def stacked(self, stack: Stack, source: Source, y: Tensor, bias: Tensor | None, tokens: int) -> None:
+        """Every matrix of a stack times activations, side by side, to y; up to two formats per launch."""
+        first_row = 0
+        for index in range(0, len(stack.parts), 2):
+            pair = stack.parts[index : index + 2]
+            own_bias = None if bias is None else bias[first_row:]
+            self.rows(pair, source, y[:, first_row:], own_bias, "qkv", tokens)
+            first_row += sum(part.shapes.padded_rows for part in pair)
 
     def gated(
         self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
-from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
@@ -30,7 +29,6 @@ from edgeinfer_kernels.decoder import (
     ResidualWeights,
     blocks_of,
 )
-from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -41,8 +39,8 @@ class StreamingHost(Protocol):
     """The host whose weights are streamed, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
     @property
-    def caches(self) -> Mapping[int, LayerCache]:
-        """The caches of the layers with attention on the CPU, by layer index."""
+    def states(self) -> Mapping[BlockIndex, BlockState]:
+        """The states of the blocks on the CPU."""
         ...
 
     def memory_of(self, matrix: Matrix) -> Bytes:
@@ -77,12 +75,17 @@ class StreamedLayers(DeviceBuilder):
                 self.blocks.append(self._with_streamed_part(index, next(theirs), w, split))
             else:
                 self.blocks.append(self._streamed(index, residual, w))
-        hosts = {
-            block.index.layer: block.residual.block
-            for block in self.blocks
-            if block.state is None and isinstance(block.residual.block, AttentionSpec)
-        }
-        self.caches = HostCaches(hosts, self.positions, arena)
+        self.host_states: dict[str, Any] = {}
+        """The states on the host, by block kind."""
+        for kind in dict.fromkeys(block.residual.block.kind for block in self.blocks):
+            module, found = device_module(kind), self._on_host(kind)
+            if found and hasattr(module, "HostStates"):
+                self.host_states[kind] = module.HostStates(found, self.positions, arena)
+
+    def _on_host(self, kind: str) -> dict[BlockIndex, Any]:
+        """The specifications of the blocks of a kind that have no state on the device."""
+        of_kind = [block for block in self.blocks if block.residual.block.kind == kind]
+        return {block.index: block.residual.block for block in of_kind if block.state is None}
 
     def _streamed(
         self, index: BlockIndex, residual: ResidualBlock[Any], w: ResidualWeights[Any]
@@ -131,8 +134,10 @@ class StreamedLayers(DeviceBuilder):
         """Set the host whose weights and caches are used; return how many bytes of weights could not be
         pinned.
         """
-        self.caches.connect(host.caches)
-        self.sender.pin(self.caches.memories())
+        for kind, states in self.host_states.items():
+            found = self._on_host(kind)
+            states.connect({index: state for index, state in host.states.items() if index in found})
+        self.sender.pin([memory for states in self.host_states.values() for memory in states.memories()])
         return self.sender.connect(
             [matrix.connect(host.memory_of(matrix.source)) for matrix in self._matrices]
         )

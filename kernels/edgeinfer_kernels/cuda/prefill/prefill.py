@@ -16,7 +16,6 @@ from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.attention import PromptSpace
-from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
@@ -154,11 +153,10 @@ class Prefill:
             residual.norm, None, None, None, None,
         )  # fmt: skip
 
-    @property
-    def host_caches(self) -> HostCaches:
-        """The KV caches on the host, which streamed attention reads."""
-        assert self.sent is not None, "only streamed attention has its cache on the host"
-        return self.sent.caches
+    def host_states(self, kind: str) -> Any:
+        """The states on the host of a block kind, which streamed blocks read."""
+        assert self.sent is not None, "only streamed blocks have their state on the host"
+        return self.sent.host_states[kind]
 
     def _norm_after(self, chunk: Chunk, number: int) -> tuple[NormSpec, Tensor | None, Tensor | None, bool]:
         """The norm after block `number`, and whether it is the last block."""

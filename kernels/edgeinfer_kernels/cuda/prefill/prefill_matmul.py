@@ -18,6 +18,7 @@ from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.sizes.cuda_buffers import chunk_rows, prompt_scratch
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -112,6 +113,22 @@ class Products:
         inner = self.hidden(tokens, hidden)
         activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, inner.rows, inner.scales)
         return self.product(inner.rows, w.down), inner.scales
+
+    def stacked(self, rows: Tensor, stack: Stack) -> Tensor:
+        """rows (tokens, columns) float16 · each matrix of the stack, side by side, float32.
+
+        The next matmul overwrites it.
+        """
+        out = self.floats(len(rows), sum(part.shapes.rows for part in stack.parts))
+        first = 0
+        for part in stack.parts:
+            product = out[:, first : first + part.shapes.rows]
+            self.multiply(rows, part, product)
+            if isinstance(part, StreamedMatrix) and part.order is not None:
+                heads = product.unflatten(1, (-1, len(part.order)))
+                heads.copy_(heads.index_select(2, part.order))
+            first += part.shapes.rows
+        return out
 
     def product(self, rows: Tensor, matrix: DeviceMatrix) -> Tensor:
         """rows (tokens, columns) float16 · the matrix, float32; overwritten by the next matmul."""

@@ -61,9 +61,9 @@ class DeviceCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.first(self.keys.shape[1]))
+        return sum(tensor.nbytes for tensor in self.views(self.keys.shape[1]))
 
-    def first(self, end: int) -> list[Tensor]:
+    def views(self, end: int) -> list[Tensor]:
         """Views of the first `end` positions."""
         tensors = (self.keys, self.key_scales, self.values, self.value_scales)
         return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
@@ -35,7 +35,7 @@ def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
     counting = Arena()
     HostCaches({3: facts}, POSITIONS, counting)
     caches = HostCaches({3: facts}, POSITIONS, Arena(torch.device(device), counting.used))
-    caches.connect({3: cache})
+    caches.connect({3: AttentionState(facts, cache)})
     return caches
 
 

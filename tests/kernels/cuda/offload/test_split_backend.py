@@ -81,6 +81,7 @@ CASES = [
     ("gpt-oss", halves),
     on_a_gpu("qwen2moe", halves),
     on_a_gpu("granitemoe", halves),
+    ("lfm2", mixed),
     ("smallthinker", mixed),
     ("smallthinker", halves),
 ]
@@ -125,6 +126,7 @@ SENT = [
     on_a_gpu("starcoder2", mixed),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
+    ("lfm2", mixed),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", halves),
     ("gpt-oss", halves),

@@ -1,0 +1,54 @@
+"""The structure that the short convolution's kernel reads."""
+
+import numpy as np
+
+from edgeinfer_kernels.blocks.short_convolution import (
+    ShortConvolutionSpec,
+    ShortConvolutionState,
+    ShortConvolutionWeights,
+)
+from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.runtime.abi import SHORT_CONVOLUTION
+from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
+from edgeinfer_kernels.layer_cache import padded
+
+UNITS = ("short_convolution",)
+"""Units of compiled kernels besides the common one."""
+
+
+def build(
+    builder: BlockBuilder,
+    residual: ResidualBlock[ShortConvolutionSpec],
+    weights: ResidualWeights[ShortConvolutionWeights],
+    state: ShortConvolutionState,
+    options: BlockOptions,
+) -> BuiltBlock:
+    """The kernel of a short convolution on its recent rows."""
+    spec, w, recent = residual.block, weights.block, state.rows
+    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
+    taps[:, : spec.channels] = w.taps
+    rows = {name: builder.workspace.rows(f"convolution_{name}") for name in ("b", "c", "x")}
+    projected, projected_stride = builder.workspace.rows("projected")
+    block = builder.arena.fill(
+        SHORT_CONVOLUTION,
+        **builder.norms(residual, weights),
+        b_matrix=builder.matrix(w.b),
+        c_matrix=builder.matrix(w.c),
+        x_matrix=builder.matrix(w.x),
+        output_matrix=builder.matrix(w.output),
+        normed=builder.input("normed", builder.width, [w.b, w.c, w.x]),
+        mixed=builder.input("mixed", spec.channels, [w.output]),
+        **{name: address for name, (address, _) in rows.items()},
+        row_stride=rows["b"][1],
+        channels=spec.channels,
+        taps=spec.taps,
+        weights=builder.arena.keep(taps),
+        ring=builder.arena.keep(recent.ring),
+        checkpoints=builder.arena.keep(recent.checkpoints) if recent.checkpoints.size else 0,
+        row_bytes=taps.strides[0],
+        checkpoint_count=recent.checkpoints.shape[1] // recent.rows,
+        projected=projected,
+        projected_stride=projected_stride,
+        **builder.scratch(),
+    )
+    return BuiltBlock((Call("short_convolution_block", block, ends_by_token=True),))
