@@ -78,7 +78,7 @@ def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[
     speeds, baseline = ([said.speed for said in each] for each in (answers, without))
     rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, baseline))
     shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
-    forwards = [s.tokens_per_pass for s in speeds if s.tokens_per_pass is not None]
+    forwards = [s.tokens_per_forward for s in speeds if s.tokens_per_forward is not None]
     return [
         f"{best_decile(rates):.1f}",
         f"{best_decile(rates) / best_decile(base):.2f}x",
@@ -213,7 +213,7 @@ class Suite:
             load(path, vram=vram, **options) as model,
             load(small, **{**options, "device": small_device}) as cost,
         ):
-            for note in model.notes:
+            for note in model.warnings:
                 report(note)
             model.speculator = None
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}

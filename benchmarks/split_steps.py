@@ -105,7 +105,7 @@ def split_step_rows(
             plan = model.plan
             backend = getattr(model.engine, "backend", None)
             if plan is None or not isinstance(backend, SplitBackend):
-                raise EdgeInferError(f"{name} with {vram / 2**30:.2f} GiB: not split; {model.notes}")
+                raise EdgeInferError(f"{name} with {vram / 2**30:.2f} GiB: not split; {model.warnings}")
             found = _logits(model, ids)
             generate = Workload("generate", generated)
             own_seconds(model, generate)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from edgeinfer.chat_templates.reasoning import without_thought
+from edgeinfer.chat_templates.reasoning import without_reasoning
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.errors import ContextOverflowError, SettingError
@@ -28,7 +28,7 @@ class ChatEngine:
     end.
     """
     stream: Callable[..., TokenStream]
-    """(ids, options, sampling, keep=, dropped_turns=, on_end=) -> the response's stream."""
+    """(ids, options, sampling, keep=, dropped_messages=, on_end=) -> the response's stream."""
     context: int
 
 
@@ -128,15 +128,15 @@ class Chat:
                 return
             self.messages[:] = [*before, turn, {"role": "assistant", "content": answer.text}]
             self._dropped = dropped
-            self._used = len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
+            self._used = len(answer.prompt_ids) + len(answer.ids) - answer.evicted_tokens
 
-        return self._engine.stream(ids, run, sampling, keep=kept, dropped_turns=dropped, on_end=keep)
+        return self._engine.stream(ids, run, sampling, keep=kept, dropped_messages=dropped, on_end=keep)
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Encode messages without the reasoning of earlier responses, as in training."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         read = [
-            {**message, "content": without_thought(message["content"])}
+            {**message, "content": without_reasoning(message["content"])}
             if message["role"] == "assistant" and isinstance(message["content"], str)
             else message
             for message in messages

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Model:
     """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
-    `notes`: one-line warnings from loading. `spare_core`: the engine leaves one core idle while it computes.
+    `warnings`: lines from loading. `spare_core`: the engine leaves one core idle while it computes.
     `batch_invariant`: as for `TokenStream`.
     """
 
@@ -52,7 +52,7 @@ class Model:
         chat_format: ChatFormat | None,
         plan: Callable[[], MemoryPlan] | None = None,
         prompt_style: Literal["raw", "chat"] | None = None,
-        notes: Sequence[str] = (),
+        warnings: Sequence[str] = (),
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
@@ -70,7 +70,7 @@ class Model:
         )
         self._plan = plan
         self.prompt_style = prompt_style
-        self.notes = tuple(notes)
+        self.warnings = tuple(warnings)
         self._on_close = on_close
         self.speculator = Speculator(engine, drafter) if drafter else None
         self._pooling = pooling
@@ -177,7 +177,7 @@ class Model:
         sampling: SamplingParams,
         *,
         keep: int = SINKS,
-        dropped_turns: int = 0,
+        dropped_messages: int = 0,
         on_end: Callable[[Generation], None] | None = None,
     ) -> TokenStream:
         """Stream the completion of token ids. `keep`: first tokens that a context shift keeps."""
@@ -186,10 +186,10 @@ class Model:
             ids,
             run,
             sampling,
-            dropped_turns=dropped_turns,
+            dropped_messages=dropped_messages,
             context_shift=ContextShift.wanted(run.context_overflow, keep, self.engine),
             constraint=self._constraint(run),
-            recall=self._snapshots.recall if self._snapshots else None,
+            restore=self._snapshots.restore if self._snapshots else None,
         )
         return TokenStream(
             self.engine, self.tokenizer, request, self._lock, on_end, self.speculator, self._batch_invariant

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from edgeinfer.chat import Message
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.chat_templates.reasoning import with_closed_thought
+from edgeinfer.chat_templates.reasoning import with_closed_reasoning
 from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.chat_templates.tool_calls import Tool, check_tools
@@ -112,7 +112,7 @@ class PromptEncoding:
             ) from None
         text = self._chat_format.render(shown_messages, tools=tools, **variables)
         if options.constrained:
-            text = with_closed_thought(text)
+            text = with_closed_reasoning(text)
         ids = self._tokenizer.encode(text, special=True, restore=hidden.restore)
         bos = self._tokenizer.bos_id
         if self._tokenizer.add_bos and bos is not None and ids[:1] != [bos]:

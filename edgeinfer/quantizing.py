@@ -39,7 +39,7 @@ class Quantization:
     source_bytes: int
     target: Path | None
     plan: QuantizationPlan
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
     seconds: float = 0.0
 
 
@@ -72,17 +72,17 @@ def quantize(
     errors that a user can fix, `OSError` if the disk is full.
     """
     mix = None if hot_first and type is None else find_mix(type or DEFAULT_TYPE)
-    wishes = _type_wishes(pure, output_type, embedding_type, overrides or {})
+    options = _type_options(pure, output_type, embedding_type, overrides or {})
     if threads is not None and threads < 1:
         raise SettingError(f"threads: saw {threads}, wanted a whole number of at least 1, or None")
     given = None if importance is None else read_importance(importance)
     with GGUFFile.open(find_model(model).path) as file:
-        orders, profile, remark = hot_first_orders(file) if hot_first else ({}, None, None)
-        plan = plan_quantization(file, mix, wishes, given) if mix else plan_as_it_is(file)
-        _check_patterns(file, plan, wishes)
+        orders, profile, warning = hot_first_orders(file) if hot_first else ({}, None, None)
+        plan = plan_quantization(file, mix, options, given) if mix else plan_as_it_is(file)
+        _check_patterns(file, plan, options)
         place = None if target is None else Path(target)
-        notes = (*([remark] if remark else []), *_notes(plan, given))
-        done = Quantization(file.path, file.nbytes, place, plan, notes)
+        warnings = (*([warning] if warning else []), *_warnings(plan, given))
+        done = Quantization(file.path, file.nbytes, place, plan, warnings)
         _check_requantizing(plan, allow_requantize)
         if dry_run:
             return done
@@ -95,7 +95,7 @@ def quantize(
         return replace(done, seconds=time.perf_counter() - start)
 
 
-def _type_wishes(
+def _type_options(
     pure: bool, output: str | None, embedding: str | None, overrides: Mapping[str, str]
 ) -> TypeOptions:
     return TypeOptions(
@@ -121,8 +121,8 @@ def _weight_format(setting: str, name: str) -> FormatSpec:
         raise SettingError(f"{setting}: {error}") from None
 
 
-def _check_patterns(file: GGUFFile, plan: QuantizationPlan, wishes: TypeOptions) -> None:
-    idle = unmatched(wishes.overrides, file.tensors, plan.model.architecture)
+def _check_patterns(file: GGUFFile, plan: QuantizationPlan, options: TypeOptions) -> None:
+    idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
 
@@ -169,22 +169,24 @@ def _importance_metadata(path: str | Path | None, importance: Importance | None)
     return {IMPORTANCE_KEYS[name]: value for name, value in values.items() if value}
 
 
-def _notes(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
-    notes = []
+def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
+    warnings = []
     stand_ins = Counter(
         (tensor.wanted.name, tensor.target.name) for tensor in plan.tensors if tensor.target != tensor.wanted
     )
     for (wanted, found), count in stand_ins.items():
-        notes.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
+        warnings.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
     if plan.without_importance:
         count, first = len(plan.without_importance), plan.without_importance[0]
-        notes.append(f"the importance matrix doesn't name {_tensors(count)} ({first}): quantized without it")
+        warnings.append(
+            f"the importance matrix doesn't name {_tensors(count)} ({first}): quantized without it"
+        )
     if importance is None and plan.mix.name in WANTS_IMPORTANCE:
-        notes.append(f"{plan.mix.name} is made for an importance matrix (--imatrix); expect a poor model")
+        warnings.append(f"{plan.mix.name} is made for an importance matrix (--imatrix); expect a poor model")
     again = sum(tensor.is_requantized for tensor in plan.tensors)
     if again:
-        notes.append(f"{_tensors(again)} quantized already: the new error comes on top of the old one")
-    return notes
+        warnings.append(f"{_tensors(again)} quantized already: the new error comes on top of the old one")
+    return warnings
 
 
 def _tensors(count: int) -> str:

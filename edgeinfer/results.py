@@ -32,14 +32,14 @@ class Speed:
     """Share of the routed experts that the GPU computed; None: the experts aren't split."""
     accepted_share: float | None = None
     """Share of draft tokens that were accepted; None: no drafts."""
-    tokens_per_pass: float | None = None
+    tokens_per_forward: float | None = None
     """Tokens per forward of the model, with and without drafts."""
     speculation_gain: float | None = None
     """Tokens per second relative to the rate without drafts, measured last."""
 
     def side_by_side(self, rows: float) -> "Speed":
         """The speed of a batch in which each forward gave one token to `rows` completions."""
-        return replace(self, tokens_per_pass=rows, gigabytes_per_second=self.gigabytes_per_second / rows)
+        return replace(self, tokens_per_forward=rows, gigabytes_per_second=self.gigabytes_per_second / rows)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Generation:
     tokens: list[Token] = field(default_factory=list)
     mean_logprob: float | None = None
     """Mean log-probability per token, used to select the best of several completions; None: not requested."""
-    dropped_turns: int = 0
+    dropped_messages: int = 0
     """Oldest chat messages dropped because the chat exceeded the context."""
-    slides: int = 0
+    context_shifts: int = 0
     """Number of context shifts during generation."""
-    left_out_tokens: int = 0
+    evicted_tokens: int = 0
     """Tokens of prompt and completion evicted by context shifts."""

@@ -99,10 +99,10 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
         tied_output=shape.tied,
     )
     tensors = [TensorInfo(name, size, float32, 0, 0, 0) for name, size in shape.matrices().items()]
-    wishes = None
+    options = None
     if mix.experts_only and not shape.experts:
-        wishes = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
-    return {name: found.format.name for name, found in choose_types(tensors, facts, mix, wishes).items()}
+        options = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
+    return {name: found.format.name for name, found in choose_types(tensors, facts, mix, options).items()}
 
 
 class _ByteCount:

@@ -23,8 +23,8 @@ BETWEEN = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>comm
 class Reply:
     """The parts of an output. `thinking`: the reasoning hasn't ended."""
 
-    thought: str
-    said: str
+    reasoning: str
+    response: str
     thinking: bool = False
 
 
@@ -32,14 +32,14 @@ def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
     """Split off the reasoning before the response. `opened`: the template has already opened a reasoning
     block; `ended`: the text is complete (otherwise a possible prefix of a mark at the end is held back).
     """
-    thoughts: list[str] = []
+    parts: list[str] = []
     rest = text
     if opened or _closes_first(text):
         closing = next((end for _, end in MARKS if end in text), None)
         if closing is None:
-            return Reply(text if ended else _without_half(text), "", not ended)
-        thought, _, rest = text.partition(closing)
-        thoughts.append(_bare(thought))
+            return Reply(text if ended else _without_partial_mark(text), "", not ended)
+        part, _, rest = text.partition(closing)
+        parts.append(_bare(part))
     while True:
         rest = rest.lstrip()
         mark = next((mark for mark in BETWEEN if rest.startswith(mark)), None)
@@ -49,14 +49,14 @@ def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
         pair = next((pair for pair in MARKS if rest.startswith(pair[0])), None)
         if pair is None:
             break
-        thought, closed, rest = rest.removeprefix(pair[0]).partition(pair[1])
-        thoughts.append(thought)
+        part, closed, rest = rest.removeprefix(pair[0]).partition(pair[1])
+        parts.append(part)
         if not closed:
-            thoughts[-1] = thought if ended else _without_half(thought)
-            return Reply(_joined(thoughts), "", not ended)
+            parts[-1] = part if ended else _without_partial_mark(part)
+            return Reply(_joined(parts), "", not ended)
     if not ended and any(mark.startswith(rest) for mark in _openings()):
-        return Reply(_joined(thoughts), "")
-    return Reply(_joined(thoughts), rest)
+        return Reply(_joined(parts), "")
+    return Reply(_joined(parts), rest)
 
 
 def closing_mark(prompt: str) -> str | None:
@@ -65,28 +65,28 @@ def closing_mark(prompt: str) -> str | None:
     return next((closing for opening, closing in MARKS if end.endswith(opening)), None)
 
 
-def with_closed_thought(prompt: str) -> str:
+def with_closed_reasoning(prompt: str) -> str:
     """The prompt with its open reasoning block closed, as templates write an empty one."""
     closing = closing_mark(prompt)
     return prompt if closing is None else f"{prompt.rstrip()}\n\n{closing}\n\n"
 
 
-def without_thought(text: str) -> str:
+def without_reasoning(text: str) -> str:
     """The response without reasoning; unchanged if there is none."""
-    said = parted(text).said
-    return text if said == text.lstrip() else said
+    response = parted(text).response
+    return text if response == text.lstrip() else response
 
 
 def _closes_first(text: str) -> bool:
     """Whether the text closes a reasoning block that it doesn't open, because an earlier template opened
     it.
     """
-    places = [text.find(end) for _, end in MARKS[:-1] if end in text]
-    return bool(places) and not any(opening in text[: min(places)] for opening, _ in MARKS)
+    starts = [text.find(end) for _, end in MARKS[:-1] if end in text]
+    return bool(starts) and not any(opening in text[: min(starts)] for opening, _ in MARKS)
 
 
-def _bare(thought: str) -> str:
-    stripped = thought.lstrip()
+def _bare(part: str) -> str:
+    stripped = part.lstrip()
     opening = next((opening for opening, _ in MARKS if stripped.startswith(opening)), "")
     return stripped.removeprefix(opening)
 
@@ -95,7 +95,7 @@ def _openings() -> list[str]:
     return [opening for opening, _ in MARKS] + list(BETWEEN)
 
 
-def _without_half(text: str) -> str:
+def _without_partial_mark(text: str) -> str:
     """The text without a partial closing mark at its end."""
     for _, end in MARKS:
         for length in range(min(len(end) - 1, len(text)), 0, -1):
@@ -104,5 +104,5 @@ def _without_half(text: str) -> str:
     return text
 
 
-def _joined(thoughts: list[str]) -> str:
-    return "\n\n".join(thought.strip() for thought in thoughts if thought.strip())
+def _joined(parts: list[str]) -> str:
+    return "\n\n".join(part.strip() for part in parts if part.strip())

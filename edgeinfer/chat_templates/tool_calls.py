@@ -30,14 +30,14 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Said:
+class ParsedReply:
     """A parsed output: the text for the user, and the tool calls in order."""
 
     content: str
     calls: tuple[ToolCall, ...]
 
 
-def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
+def parse_tool_calls(text: str, tools: Sequence[Tool]) -> ParsedReply:
     """Parse an output; `text` contains special tokens, as `decode(ids, special=True)` returns them."""
     schemas = {name: schema for name, schema in map(_named, tools) if name}
     for pattern, read in _FORMS:
@@ -50,8 +50,8 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> Said:
                 rest.append(text[end : match.start()])
                 end = match.end()
         if calls:
-            return Said(_MARKS.sub("", "".join([*rest, text[end:]])).strip(), tuple(calls))
-    return Said(text, ())
+            return ParsedReply(_MARKS.sub("", "".join([*rest, text[end:]])).strip(), tuple(calls))
+    return ParsedReply(text, ())
 
 
 def check_tools(tools: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ READ_BYTES = (8 << 20, 32 << 20)
 """Bytes to request; the larger size for headers with a large vocabulary."""
 
 
-def remote_sizes(files: Sequence[RemoteFile], patience: RetryPolicy | None = None) -> ModelSizes:
+def remote_sizes(files: Sequence[RemoteFile], retry_policy: RetryPolicy | None = None) -> ModelSizes:
     """The sizes of a model whose files (all parts, in order) are on a server.
 
     The heads are written into sparse files of the full length, so that the readers for files on disk can be
@@ -31,7 +31,7 @@ def remote_sizes(files: Sequence[RemoteFile], patience: RetryPolicy | None = Non
                 if file.size_bytes is None:
                     raise DownloadError(f"{file.name}: the server doesn't say how long it is")
                 with (folder / Path(file.name).name).open("wb") as sparse:
-                    sparse.write(read_start(file, min(count, file.size_bytes), patience))
+                    sparse.write(read_start(file, min(count, file.size_bytes), retry_policy))
                     sparse.truncate(file.size_bytes)
             try:
                 return model_sizes(folder / Path(files[0].name).name)

@@ -17,7 +17,7 @@ from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, check_roo
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.options.load_options import EngineName
 from edgeinfer.planning.fit import known_machine
-from edgeinfer.registry.entries import RegistryEntry, read_catalogue
+from edgeinfer.registry.entries import RegistryEntry, read_registry
 from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.model_file import ModelFile, parts_of
 from edgeinfer.registry.quant_names import bits_of
@@ -47,7 +47,7 @@ class Pull:
 
     models_folder: Path
     hearing: Hearing
-    patience: RetryPolicy
+    retry_policy: RetryPolicy
     endpoint: str | None = None
     engine: EngineName = "edgeinfer"
     """Engine for the model: models that edgeinfer's engine doesn't support are downloaded for llama.cpp
@@ -71,7 +71,7 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
     """
     settings = settings or Pull(default_models_folder(), Hearing(), RetryPolicy())
     _check_address(wanted)
-    entries = read_catalogue()
+    entries = read_registry()
     name, quant = split_quant(wanted, entries)
     if name is not None:
         return _pull_entry(entries[name], quant, settings)
@@ -109,11 +109,13 @@ def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
         if chosen is None:
             raise _no_such_quant(entry.name, quant, entry.quants)
         remote = RemoteFile(entry.url_of(chosen) or "", entry.file_of(chosen))
-        return _fetched(entry.name_of(chosen), [_vouched(remote, entry, chosen)], Path(), settings)
+        return _fetched(entry.name_of(chosen), [_with_digest(remote, entry, chosen)], Path(), settings)
     there = _hub_models(entry.repository, None, settings)
     models = [model for model in there if entry.quant_of_file(model.name) is not None]
     model = _chosen(entry.name, models, quant, settings.models_folder / entry.repository, settings)
-    files = [_vouched(file, entry, model.quant) if len(model.files) == 1 else file for file in model.files]
+    files = [
+        _with_digest(file, entry, model.quant) if len(model.files) == 1 else file for file in model.files
+    ]
     return _fetched(entry.name_of(model.quant), files, Path(entry.repository), settings)
 
 
@@ -136,7 +138,7 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _vouched(remote: RemoteFile, entry: RegistryEntry, quant: str) -> RemoteFile:
+def _with_digest(remote: RemoteFile, entry: RegistryEntry, quant: str) -> RemoteFile:
     """The file with its size and sha256 from the registry.
 
     Raises `DownloadError` if the hub's values differ.
@@ -221,7 +223,7 @@ def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, setti
         return begun
     plain = {label: model for label, model in by_quant.items() if not label.startswith("UD-")} or by_quant
     options = [
-        QuantOption(label, model.size_bytes or 0, partial(remote_sizes, model.files, settings.patience))
+        QuantOption(label, model.size_bytes or 0, partial(remote_sizes, model.files, settings.retry_policy))
         for label, model in plain.items()
     ]
     if not options:
@@ -256,7 +258,7 @@ def _fetched(
         if len(files) > 1:
             settings.hearing.say(f"part {index} of {len(files)}: {file.name}")
         check = refuse_unsupported(wanted) if index == 1 and settings.engine == "edgeinfer" else None
-        found.append(fetch(file, place, settings.hearing, settings.patience, check))
+        found.append(fetch(file, place, settings.hearing, settings.retry_policy, check))
     _check_model(found)
     return Pulled(name, tuple(found))
 

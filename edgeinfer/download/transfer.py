@@ -80,7 +80,7 @@ def fetch(
     remote: RemoteFile,
     destination: Path,
     hearing: Hearing | None = None,
-    patience: RetryPolicy | None = None,
+    retry_policy: RetryPolicy | None = None,
     check: HeaderCheck | None = None,
 ) -> Fetched:
     """Download a file to `destination`; partial data of an earlier run is continued.
@@ -92,7 +92,7 @@ def fetch(
             kept for the next run, unless it is proved wrong.
         OSError: it can't be written.
     """
-    hearing, patience = hearing or Hearing(), patience or RetryPolicy()
+    hearing, retry_policy = hearing or Hearing(), retry_policy or RetryPolicy()
     waits = 0
 
     def wait() -> None:
@@ -100,13 +100,13 @@ def fetch(
         if waits == 0:
             hearing.say(f"another program is fetching {remote.name}; waiting for it")
         waits += 1
-        patience.sleep(patience.poll_seconds)
+        retry_policy.sleep(retry_policy.poll_seconds)
 
     with held(destination, wait) as partial:
         if partial is None:
             return Fetched(destination, None, was_there=True)
         try:
-            return _Transfer(remote, partial, destination, hearing, patience, check).run()
+            return _Transfer(remote, partial, destination, hearing, retry_policy, check).run()
         finally:
             if partial.size == 0:
                 partial.remove()  # keep no empty partial file
@@ -121,13 +121,13 @@ class _Transfer:
         partial: PartialFile,
         destination: Path,
         hearing: Hearing,
-        patience: RetryPolicy,
+        retry_policy: RetryPolicy,
         check: HeaderCheck | None,
     ) -> None:
         self._remote, self._partial, self._destination = remote, partial, destination
-        self._hearing, self._patience = hearing, patience
+        self._hearing, self._retry_policy = hearing, retry_policy
         self._known = Version(None, remote.size_bytes, remote.sha256)
-        self._vouched_by = remote.digest_source
+        self._digest_source = remote.digest_source
         self._failures = 0
         self._shorter = 0
         """Number of responses with fewer total bytes than were received."""
@@ -150,17 +150,17 @@ class _Transfer:
                 self._once()
             except TryAgain as failure:
                 self._failures = 0 if partial.size > before else self._failures + 1
-                if self._failures >= self._patience.attempts:
+                if self._failures >= self._retry_policy.attempts:
                     raise DownloadError(self._given_up(str(failure))) from failure
                 self._wait(str(failure), failure.after)
         return self._checked()
 
     def _wait(self, why: str, asked: float | None) -> None:
         """Wait before the next request; the reason is reported if the last request brought no data."""
-        seconds = self._patience.seconds(max(self._failures, 1), asked)
+        seconds = self._retry_policy.seconds(max(self._failures, 1), asked)
         if self._failures:
             self._hearing.say(f"{why}; again in {seconds:.0f} s")
-        self._patience.sleep(seconds)
+        self._retry_policy.sleep(seconds)
 
     def _is_whole(self) -> bool:
         return self._known.total is not None and self._partial.size == self._known.total
@@ -171,12 +171,14 @@ class _Transfer:
     def _once(self) -> None:
         """Send one request and read its response until it ends or fails."""
         try:
-            answer = request(self._remote, self._partial.size, self._known.tag, self._patience.stall_seconds)
+            answer = request(
+                self._remote, self._partial.size, self._known.tag, self._retry_policy.stall_seconds
+            )
         except NothingThere as nothing:
             if self._partial.size == 0:
                 raise DownloadError(f"{self._remote.url}: an empty file, wanted a model") from nothing
             self._shorter += 1
-            if self._shorter >= self._patience.attempts:
+            if self._shorter >= self._retry_policy.attempts:
                 raise DownloadError(
                     f"{self._remote.url}: the server promises {self._known.total} bytes, and has no more "
                     f"than {self._partial.size}"
@@ -194,7 +196,7 @@ class _Transfer:
         sha256, digest_source = answer.digest or (None, "")
         if known.sha256 and sha256 and known.sha256 != sha256:
             raise DownloadError(
-                f"{self._remote.url}: its {digest_source} says sha256 {sha256}, {self._vouched_by} says "
+                f"{self._remote.url}: its {digest_source} says sha256 {sha256}, {self._digest_source} says "
                 f"{known.sha256}: another version lies there now"
             )
         if answer.total == 0:
@@ -219,7 +221,7 @@ class _Transfer:
         if answer.first != partial.size:
             partial.empty()  # no range support, or another version
         if known.sha256 is None and sha256:
-            self._vouched_by = digest_source
+            self._digest_source = digest_source
         self._known = Version(answer.tag, known.total or answer.total, known.sha256 or sha256)
         partial.begin(self._known)
         check_room(partial.path.parent, (self._known.total or 0) - partial.size)
@@ -314,11 +316,11 @@ class _Transfer:
         if wanted is not None and seen != wanted:
             partial.remove()
             raise DownloadError(
-                f"{self._remote.name}: what came has sha256 {seen}, {self._vouched_by} says {wanted}: "
+                f"{self._remote.name}: what came has sha256 {seen}, {self._digest_source} says {wanted}: "
                 "damaged on the way, or not the file that was meant; thrown away, pull it again"
             )
         partial.finish(self._destination)
-        return Fetched(self._destination, seen, self._vouched_by if wanted else "")
+        return Fetched(self._destination, seen, self._digest_source if wanted else "")
 
     def _given_up(self, why: str) -> str:
         done, total = self._partial.size, self._known.total
@@ -344,22 +346,22 @@ def _shown(nbytes: int) -> str:
     return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 1 << 30 else f"{nbytes / 2**20:.1f} MiB"
 
 
-def read_start(remote: RemoteFile, count: int, patience: RetryPolicy | None = None) -> bytes:
+def read_start(remote: RemoteFile, count: int, retry_policy: RetryPolicy | None = None) -> bytes:
     """The first `count` bytes of a file, or all of a shorter one; nothing is written to disk.
 
     Raises:
         DownloadError: they can't be downloaded.
     """
-    patience = patience or RetryPolicy()
-    for failures in range(1, patience.attempts + 1):
+    retry_policy = retry_policy or RetryPolicy()
+    for failures in range(1, retry_policy.attempts + 1):
         try:
-            with request(remote, 0, None, patience.stall_seconds).body as body:
+            with request(remote, 0, None, retry_policy.stall_seconds).body as body:
                 return body.read(count)
         except NothingThere as nothing:
             raise DownloadError(f"{remote.url}: an empty file, wanted a model") from nothing
         except (TryAgain, *BROKEN) as failure:
             why, after = (str(failure), getattr(failure, "after", None))
-            if failures == patience.attempts:
+            if failures == retry_policy.attempts:
                 raise DownloadError(f"{remote.name}: given up after {failures} attempts: {why}") from failure
-            patience.sleep(patience.seconds(failures, after))
-    raise AssertionError("patience has at least one attempt")
+            retry_policy.sleep(retry_policy.seconds(failures, after))
+    raise AssertionError("retry_policy has at least one attempt")

@@ -9,11 +9,11 @@ from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.generation.context_shift import shared_with
 from edgeinfer.generation.loop import GenerationTimer
-from edgeinfer.generation.request import Recall, Request
+from edgeinfer.generation.request import Request, Restore
 
 
 def rewind_to_shared(
-    engine: Engine, ids: Sequence[int], recall: Recall | None = None, is_shifted: bool = False
+    engine: Engine, ids: Sequence[int], restore: Restore | None = None, is_shifted: bool = False
 ) -> int:
     """Truncate the cache to its common prefix with a prompt, except the last token; returns its length.
 
@@ -28,8 +28,8 @@ def rewind_to_shared(
     if len(ids) > engine.context:
         raise context_overflow(engine, len(ids))
     shared = min(shared_with(engine, ids, is_shifted), len(ids) - 1)
-    if recall is not None:
-        shared = recall(list(ids[:-1]), shared)
+    if restore is not None:
+        shared = restore(list(ids[:-1]), shared)
     engine.rewind(shared)
     return shared
 
@@ -41,7 +41,7 @@ def read_prompt(
 
     Raises the errors of `rewind_to_shared`.
     """
-    shared = rewind_to_shared(engine, request.prompt_ids, request.recall, is_shifted)
+    shared = rewind_to_shared(engine, request.prompt_ids, request.restore, is_shifted)
     clock.start(len(request.prompt_ids), shared)
     logits = engine.append(request.prompt_ids[shared:], request.progress)
     clock.prefilled()

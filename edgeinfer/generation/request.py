@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Sequence["Message"]
 """A text, token ids, or the messages of a chat."""
 
-Recall = Callable[[list[int], int], int]
+Restore = Callable[[list[int], int], int]
 """(ids, number of cached ones) -> number of cached ones now; larger if a prompt cache was restored."""
 
 
@@ -34,10 +34,10 @@ class Request:
     logprobs: int | None = None
     """None: no logprobs; n: of each sampled token and of the n best."""
     progress: Progress | None = None
-    dropped_turns: int = 0
+    dropped_messages: int = 0
     constraint: Constraint | None = None
     """The allowed tokens; used up by this completion."""
-    recall: Recall | None = None
+    restore: Restore | None = None
     context_shift: ContextShift | None = None
     """The context shift policy; None: generation stops when the context is full."""
 
@@ -93,9 +93,9 @@ def request_of(
     options: RunOptions,
     sampling: SamplingParams,
     *,
-    dropped_turns: int = 0,
+    dropped_messages: int = 0,
     constraint: Constraint | None = None,
-    recall: Recall | None = None,
+    restore: Restore | None = None,
     context_shift: ContextShift | None = None,
 ) -> Request:
     """The request for one completion."""
@@ -106,8 +106,8 @@ def request_of(
         stop=options.stop,
         logprobs=options.logprobs,
         progress=options.progress,
-        dropped_turns=dropped_turns,
+        dropped_messages=dropped_messages,
         constraint=constraint,
-        recall=recall,
+        restore=restore,
         context_shift=context_shift,
     )

@@ -104,9 +104,9 @@ class TokenStream:
             speed=self._speed(),
             prompt_ids=self._request.prompt_ids,
             tokens=list(self._tokens),
-            dropped_turns=self._request.dropped_turns,
-            slides=self._shift.shifts if self._shift else 0,
-            left_out_tokens=self._sequence.evicted if self._sequence else 0,
+            dropped_messages=self._request.dropped_messages,
+            context_shifts=self._shift.shifts if self._shift else 0,
+            evicted_tokens=self._sequence.evicted if self._sequence else 0,
         )
 
     def _speed(self) -> Speed:
@@ -120,7 +120,7 @@ class TokenStream:
         return replace(
             speed,
             accepted_share=self._drafts.accepted_share,
-            tokens_per_pass=self._drafts.tokens_per_forward(self._timer.decoded_tokens),
+            tokens_per_forward=self._drafts.tokens_per_forward(self._timer.decoded_tokens),
             speculation_gain=baseline * speed.decode_tokens_per_second if baseline else None,
         )
 

@@ -32,10 +32,10 @@ def as_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
 def _told(message: StoredMessage) -> str:
     """A message's text with the reasoning before it quoted."""
     reply = parted(message.text)
-    if message.role != "assistant" or not reply.thought:
+    if message.role != "assistant" or not reply.reasoning:
         return message.text.strip()
-    quoted = "\n".join(f"> {line}".rstrip() for line in reply.thought.splitlines())
-    return f"{quoted}\n\n{reply.said.strip()}".strip()
+    quoted = "\n".join(f"> {line}".rstrip() for line in reply.reasoning.splitlines())
+    return f"{quoted}\n\n{reply.response.strip()}".strip()
 
 
 def as_json_lines(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:

@@ -25,12 +25,14 @@ class LlamaCppContext:
         library.llama_backend_init()
         log = log_catcher()
         log.clear()
-        wishes = library.llama_model_default_params()
-        wishes.n_gpu_layers = 0
-        self._model = library.llama_model_load_from_file(str(path).encode(), wishes)
+        options = library.llama_model_default_params()
+        options.n_gpu_layers = 0
+        self._model = library.llama_model_load_from_file(str(path).encode(), options)
         if not self._model:
             raise UnsupportedModelError(f"{path.name}: llama.cpp can't load it ({log.first_error})")
-        self._context = library.llama_init_from_model(self._model, self._wishes(context, threads, kv))
+        self._context = library.llama_init_from_model(
+            self._model, self._context_options(context, threads, kv)
+        )
         if not self._context:
             library.llama_model_free(self._model)
             raise UnsupportedModelError(f"{path.name}: llama.cpp has no context for it ({log.first_error})")
@@ -39,14 +41,14 @@ class LlamaCppContext:
         self._tokens = (ctypes.c_int32 * BATCH)()
         self._outputs = (ctypes.c_int8 * BATCH)(*[1] * BATCH)
 
-    def _wishes(self, context: int, threads: int, kv: str) -> object:
-        wishes = self._library.llama_context_default_params()
-        wishes.n_ctx = context
-        wishes.n_batch = wishes.n_ubatch = BATCH
-        wishes.n_threads = wishes.n_threads_batch = threads
-        wishes.type_k = wishes.type_v = CACHE_TYPES[kv]
-        wishes.offload_kqv = wishes.op_offload = False
-        return wishes
+    def _context_options(self, context: int, threads: int, kv: str) -> object:
+        options = self._library.llama_context_default_params()
+        options.n_ctx = context
+        options.n_batch = options.n_ubatch = BATCH
+        options.n_threads = options.n_threads_batch = threads
+        options.type_k = options.type_v = CACHE_TYPES[kv]
+        options.offload_kqv = options.op_offload = False
+        return options
 
     def read(self, ids: Sequence[int]) -> None:
         """Append `ids`; logits are computed after the last of each batch only."""

@@ -19,7 +19,7 @@ from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer.detokenizer import StreamDecoder
-from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, THOUGHT_MARKS
+from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, REASONING_TEXTS
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
@@ -86,7 +86,7 @@ class LlamaCppTokenizer:
     @cached_property
     def control_texts(self) -> tuple[str, ...]:
         """The texts of control tokens, and of those that mark roles and reasoning."""
-        marks = {*ALWAYS_SHOWN, *THOUGHT_MARKS}
+        marks = {*ALWAYS_SHOWN, *REASONING_TEXTS}
         return tuple(
             token.text
             for token in self._special.tokens
@@ -224,7 +224,7 @@ class LlamaCppEngine:
         self._llama.close()
 
 
-def load_llama_cpp(found: ModelFile, wishes: LoadOptions) -> Model:
+def load_llama_cpp(found: ModelFile, options: LoadOptions) -> Model:
     """Load a file with llama.cpp.
 
     Raises:
@@ -232,10 +232,10 @@ def load_llama_cpp(found: ModelFile, wishes: LoadOptions) -> Model:
         UnsupportedModelError: llama.cpp refuses the file; the text gives the reason.
     """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
-    context = wishes.context or min(_trained_context(found), DEFAULT_CONTEXT)
-    llama = _opened(llama_cpp, found, context, wishes.threads, CACHE_TYPES[wishes.kv])
+    context = options.context or min(_trained_context(found), DEFAULT_CONTEXT)
+    llama = _opened(llama_cpp, found, context, options.threads, CACHE_TYPES[options.kv])
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
-    template = wishes.chat_template or llama.metadata.get("tokenizer.chat_template")
+    template = options.chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
         name: None if token is None else tokenizer.token_bytes(token).decode("utf-8", "replace")
         for name, token in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
@@ -246,8 +246,8 @@ def load_llama_cpp(found: ModelFile, wishes: LoadOptions) -> Model:
         tokenizer=tokenizer,
         chat_format=ChatFormat(template, texts["bos"], texts["eos"]) if template else None,
         prompt_style=found.prompt_style,
-        notes=("llama.cpp computes; edgeinfer samples",),
-        template_options=wishes.template_options.over(found.template_options),
+        warnings=("llama.cpp computes; edgeinfer samples",),
+        template_options=options.template_options.over(found.template_options),
     )
 
 

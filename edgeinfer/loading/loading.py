@@ -55,7 +55,7 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
     wishes = LoadOptions.from_keywords(options)
     explain_bus_errors()
     found = find_model(model)
-    found.note_use()
+    found.record_use()
     if wishes.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
@@ -109,8 +109,8 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
         chat_format=chat_format,
         plan=loaded.plan,
         prompt_style=found.prompt_style,
-        notes=[
-            *tokenizer.notes,
+        warnings=[
+            *tokenizer.warnings,
             *_notes(config, source.context),
             *draft_notes,
             *loaded.notes,

@@ -84,7 +84,7 @@ def _filled(pattern: str, quant: str) -> str:
     return pattern.replace("{quant}", quant).replace("{lower_quant}", quant.lower())
 
 
-def read_catalogue(own: Path | None = None) -> dict[str, RegistryEntry]:
+def read_registry(own: Path | None = None) -> dict[str, RegistryEntry]:
     """Name -> entry: the package's entries, overridden by those of the file `own` (None: models.toml in the
     configuration folder, if it exists).
 
@@ -95,13 +95,13 @@ def read_catalogue(own: Path | None = None) -> dict[str, RegistryEntry]:
     packaged = Path(__file__).parents[1] / "models.toml"
     checkout = Path(__file__).parents[2] / "models.toml"
     entries = _entries(packaged if packaged.exists() else checkout)
-    own = own or own_catalogue()
+    own = own or user_registry()
     if not own.exists():
         return entries
     return entries | {name: replace(entry, is_own=True) for name, entry in _entries(own).items()}
 
 
-def own_catalogue() -> Path:
+def user_registry() -> Path:
     """Path of the user's models.toml."""
     return user_folder("config") / "models.toml"
 

@@ -66,11 +66,11 @@ def found_file(repository: str, file: str, folders: OtherFolders | None = None) 
     """A file of the hub in folders whose layout records the repository, or None."""
     folders = folders or OtherFolders.usual()
     snapshots = folders.hugging_face / f"models--{repository.replace('/', '--')}" / "snapshots"
-    places: list[tuple[Source, Path]] = [
+    candidates: list[tuple[Source, Path]] = [
         ("Hugging Face cache", revision / file) for revision in _entries(snapshots)
     ]
-    places += [("LM Studio", folder / repository / file) for folder in folders.lm_studio]
-    for source, path in places:
+    candidates += [("LM Studio", folder / repository / file) for folder in folders.lm_studio]
+    for source, path in candidates:
         if path.is_file():
             return ModelFile(path.stem, path, source)
     return None

@@ -51,9 +51,9 @@ class ModelFile:
         """When edgeinfer loaded it last, in seconds since 1970; None: unknown."""
         return use_record.last_used(self.path)
 
-    def note_use(self) -> None:
+    def record_use(self) -> None:
         """Record the current time as its last use."""
-        use_record.note_use(self.path)
+        use_record.record_use(self.path)
 
 
 def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:

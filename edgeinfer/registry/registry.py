@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.errors import NotPulledError, UnknownModelError
-from edgeinfer.registry.entries import RegistryEntry, own_catalogue, read_catalogue
+from edgeinfer.registry.entries import RegistryEntry, read_registry, user_registry
 from edgeinfer.registry.found_models import OtherFolders, found_file, found_models
 from edgeinfer.registry.model_file import ModelFile, Source, models_under
 from edgeinfer.registry.near_names import nearest
 from edgeinfer.user_folders import user_folder
 
-__all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_catalogue"]
+__all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_registry"]
 
 BUILTIN_NAME = "tiny"
 MAX_LISTED = 8
@@ -39,10 +39,10 @@ def find_model(
     wanted = str(name_or_path or BUILTIN_NAME)
     folder = models_folder or default_models_folder()
     others = others or OtherFolders.usual()
-    entries = read_catalogue()
+    entries = read_registry()
     name, quant = split_quant(wanted, entries)
     if name is not None:
-        return _from_catalogue(entries[name], quant, entries, folder, others)
+        return _from_registry(entries[name], quant, entries, folder, others)
     # os.path returns False for a text that is no valid path; pathlib raises.
     path = Path(os.path.expanduser(wanted))
     if os.path.isdir(path):
@@ -70,7 +70,7 @@ def list_models(*, models_folder: Path | None = None, others: OtherFolders | Non
     programs. A model with several quantizations is listed once for each, as `name:Q4_K_M`.
     """
     folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
-    entries = read_catalogue()
+    entries = read_registry()
     known = [
         _described(entry, quant, model, entries, folder, others)
         for entry in entries.values()
@@ -94,12 +94,12 @@ def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str 
     return (name, quant) if colon and name in entries else (None, "")
 
 
-def place_of(entry: RegistryEntry, file: str, folder: Path) -> Path:
+def path_of(entry: RegistryEntry, file: str, folder: Path) -> Path:
     """Path of an entry's file in the models folder; it need not exist."""
     return folder / (entry.repository or "") / file
 
 
-def _from_catalogue(
+def _from_registry(
     entry: RegistryEntry,
     quant: str,
     entries: Mapping[str, RegistryEntry],
@@ -123,9 +123,9 @@ def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledErro
             there = " or ".join(map(entry.name_of, entry.quants))
             return UnknownModelError(f"{name}: no such quantization; there is {there}")
         if entry.is_own:
-            file = place_of(entry, os.path.expanduser(entry.file_of(quant or entry.quants[0])), folder)
+            file = path_of(entry, os.path.expanduser(entry.file_of(quant or entry.quants[0])), folder)
             return UnknownModelError(
-                f"{name}: {file}: no such file; put it there, or change the entry in {own_catalogue()}"
+                f"{name}: {file}: no such file; put it there, or change the entry in {user_registry()}"
             )
         return UnknownModelError(f"{name}: {entry.file} is not in {folder}, and it can't be fetched")
     return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
@@ -135,12 +135,15 @@ def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterat
     """The quantizations of an entry that are on this disk."""
     root = folder / (entry.repository or "")
     if entry.repository is None:
-        places: tuple[tuple[Source, Path], ...] = (("built in", _builtin_folder()), ("models folder", root))
+        candidates: tuple[tuple[Source, Path], ...] = (
+            ("built in", _builtin_folder()),
+            ("models folder", root),
+        )
         if entry.is_own:
-            places = (("models.toml", root),)
+            candidates = (("models.toml", root),)
         for quant in entry.quants:
             file = os.path.expanduser(entry.file_of(quant))
-            here = [(source, place / file) for source, place in places if (place / file).exists()]
+            here = [(source, place / file) for source, place in candidates if (place / file).exists()]
             if here:
                 source, path = here[0]
                 yield quant, ModelFile(entry.name, path, source)
@@ -187,8 +190,8 @@ def _draft_of(
     if entry.draft in entries:
         here = [model.path for _, model in _located(entries[entry.draft], folder, others)]
         return max(here, key=lambda path: path.stat().st_mtime, default=None)
-    places = (_builtin_folder() / entry.draft, place_of(entry, entry.draft, folder))
-    return next((path for path in places if path.exists()), None)
+    candidates = (_builtin_folder() / entry.draft, path_of(entry, entry.draft, folder))
+    return next((path for path in candidates if path.exists()), None)
 
 
 def _builtin_folder() -> Path:
@@ -198,10 +201,10 @@ def _builtin_folder() -> Path:
 def _from_path(path: Path) -> ModelFile:
     # Files of the package have registry entries, whatever path they are given by.
     if path.resolve().parent == _builtin_folder().resolve():
-        entries = read_catalogue()
+        entries = read_registry()
         for entry in entries.values():
             if path.name == entry.file:
-                return _from_catalogue(entry, "", entries, path.parent, OtherFolders.usual())
+                return _from_registry(entry, "", entries, path.parent, OtherFolders.usual())
     return ModelFile(name=path.stem, path=path, source="path")
 
 

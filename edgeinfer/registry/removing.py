@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeinfer.download.partial_file import ENDING, facts_path, partial_path
 from edgeinfer.errors import EdgeInferError, NotPulledError, UnknownModelError
-from edgeinfer.registry.entries import read_catalogue
+from edgeinfer.registry.entries import read_registry
 from edgeinfer.registry.found_models import OtherFolders, ollama_models
 from edgeinfer.registry.model_file import ModelFile, parts_of
 from edgeinfer.registry.registry import default_models_folder, find_model, list_models, split_quant
@@ -113,7 +113,7 @@ def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tup
 
 def _came_in_part(wanted: str, folder: Path) -> tuple[Path, ...]:
     """Partial files of interrupted pulls of a registry model."""
-    entries = read_catalogue()
+    entries = read_registry()
     name, quant = split_quant(wanted, entries)
     if name is None:
         return ()

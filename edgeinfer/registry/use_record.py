@@ -25,7 +25,7 @@ def last_used(model: Path) -> float | None:
     return _read(_record_file()).get(_key(model))
 
 
-def note_use(model: Path) -> None:
+def record_use(model: Path) -> None:
     """Record the current time for a model file. Write errors are ignored."""
     file = _record_file()
     uses = _read(file) | {_key(model): time.time()}

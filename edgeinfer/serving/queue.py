@@ -14,12 +14,12 @@ class RequestQueue:
         self._most_waiting = max_waiting
         self._free = asyncio.Lock()
         self._admitted = 0
-        self._answered = 0
+        self._replied = 0
 
     @property
     def waiting(self) -> int:
         """Requests that are being read or wait for the model."""
-        return self._admitted - self._answered
+        return self._admitted - self._replied
 
     def admit(self) -> None:
         """Count a request until `leave`. Raises `RequestError` (429) if too many are waiting."""
@@ -37,8 +37,8 @@ class RequestQueue:
     async def slot(self) -> AsyncIterator[None]:
         """Wait for the model; for admitted requests."""
         async with self._free:
-            self._answered += 1
+            self._replied += 1
             try:
                 yield
             finally:
-                self._answered -= 1
+                self._replied -= 1

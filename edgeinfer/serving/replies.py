@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from starlette.responses import JSONResponse
 
-from edgeinfer.chat_templates.tool_calls import Said
+from edgeinfer.chat_templates.tool_calls import ParsedReply
 from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.results import Generation, Token
 
@@ -25,12 +25,12 @@ def new_id(prefix: str) -> str:
 def usage(answers: Sequence[Generation]) -> dict[str, Any]:
     """Prompt, cached and completion tokens."""
     read = sum(len(answer.prompt_ids) for answer in answers)
-    said = sum(len(answer.ids) for answer in answers)
+    generated = sum(len(answer.ids) for answer in answers)
     cached = sum(answer.speed.cached_tokens for answer in answers)
     return {
         "prompt_tokens": read,
-        "completion_tokens": said,
-        "total_tokens": read + said,
+        "completion_tokens": generated,
+        "total_tokens": read + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 
@@ -46,15 +46,18 @@ def timings(answer: Generation) -> dict[str, Any]:
     }
 
 
-def chat_message(said: Said) -> dict[str, Any]:
+def chat_message(parsed: ParsedReply) -> dict[str, Any]:
     """The assistant's message."""
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if said.calls else "")}
-    if said.calls:
-        message["tool_calls"] = tool_calls(said)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": parsed.content or (None if parsed.calls else ""),
+    }
+    if parsed.calls:
+        message["tool_calls"] = tool_calls(parsed)
     return message
 
 
-def tool_calls(said: Said) -> list[dict[str, Any]]:
+def tool_calls(parsed: ParsedReply) -> list[dict[str, Any]]:
     """The tool calls of a response, in the format of messages."""
     return [
         {
@@ -63,13 +66,13 @@ def tool_calls(said: Said) -> list[dict[str, Any]]:
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }
-        for index, call in enumerate(said.calls)
+        for index, call in enumerate(parsed.calls)
     ]
 
 
-def finish(answer: Generation, said: Said | None = None) -> str:
+def finish(answer: Generation, parsed: ParsedReply | None = None) -> str:
     """The finish reason."""
-    return "tool_calls" if said and said.calls else FINISHES[answer.finish_reason]
+    return "tool_calls" if parsed and parsed.calls else FINISHES[answer.finish_reason]
 
 
 def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:

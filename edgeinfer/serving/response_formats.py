@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from edgeinfer.chat_templates.tool_calls import Said, parse_tool_calls
+from edgeinfer.chat_templates.tool_calls import ParsedReply, parse_tool_calls
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
 from edgeinfer.serving import replies
@@ -66,23 +66,23 @@ class ChatResponses:
         return {"id": self._id, "object": kind, "created": int(time.time()), "model": self.model.name}
 
     def choice(self, index: int, answer: Generation) -> Chunk:
-        said = self._said(answer)
+        reply = self._reply(answer)
         found = {
             "index": index,
-            "message": replies.chat_message(said),
-            "finish_reason": replies.finish(answer, said),
+            "message": replies.chat_message(reply),
+            "finish_reason": replies.finish(answer, reply),
         }
         if "logprobs" in self.parsed.settings:
             found["logprobs"] = replies.chat_logprobs(answer.tokens, self.model.tokenizer)
         return found
 
-    def _said(self, answer: Generation) -> Said:
+    def _reply(self, answer: Generation) -> ParsedReply:
         """The response text and its tool calls."""
         if not self.parsed.tools:
-            return Said(answer.text, ())
+            return ParsedReply(answer.text, ())
         whole = self.model.tokenizer.decode(answer.ids, special=True)
-        said = parse_tool_calls(whole, self.parsed.tools)
-        return said if said.calls else Said(answer.text, ())
+        reply = parse_tool_calls(whole, self.parsed.tools)
+        return reply if reply.calls else ParsedReply(answer.text, ())
 
     def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
         return []
@@ -96,13 +96,13 @@ class ChatResponses:
         return [chunk] if token.text or "logprobs" in chunk else []
 
     def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
-        said = self._said(answer)
+        reply = self._reply(answer)
         found = []
-        if self.parsed.tools and said.content:
-            found.append(_delta(index, {"content": said.content}))
-        if said.calls:
-            found.append(_delta(index, {"tool_calls": replies.tool_calls(said)}))
-        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(answer, said)}]
+        if self.parsed.tools and reply.content:
+            found.append(_delta(index, {"content": reply.content}))
+        if reply.calls:
+            found.append(_delta(index, {"tool_calls": replies.tool_calls(reply)}))
+        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(answer, reply)}]
 
 
 def _delta(index: int, delta: Chunk) -> Chunk:

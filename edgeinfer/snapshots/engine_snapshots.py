@@ -15,7 +15,7 @@ class EngineSnapshots:
         self._engine = engine
         self._store = store
 
-    def recall(self, ids: list[int], held: int) -> int:
+    def restore(self, ids: list[int], held: int) -> int:
         """Restore the longest saved prefix of `ids`, if it is enough longer than the `held` tokens already in
         the KV cache. Returns the number of tokens of `ids` in the KV cache.
         """

@@ -71,7 +71,7 @@ END_OF_GENERATION = (
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """Marks inside a response (gpt-oss) that clients need: user-defined, not control tokens."""
 
-THOUGHT_MARKS = frozenset(
+REASONING_TEXTS = frozenset(
     {
         *("<think>", "</think>", "<thinking>", "</thinking>", "<thought>", "</thought>"),
         *("<reasoning>", "</reasoning>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]"),

@@ -20,8 +20,8 @@ _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
 _KNOWN_MODELS = ("llama", "gpt2", "gemma4")
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
-_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.THOUGHT_MARKS))
-_THOUGHT_MARKS = frozenset(mark.encode() for mark in special_texts.THOUGHT_MARKS)
+_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.REASONING_TEXTS))
+_REASONING_TEXTS = frozenset(mark.encode() for mark in special_texts.REASONING_TEXTS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 
@@ -36,7 +36,7 @@ class Tokenizer:
         *,
         add_bos: bool,
         add_space_prefix: bool,
-        notes: tuple[str, ...] = (),
+        warnings: tuple[str, ...] = (),
     ) -> None:
         """Initialize from parts; normally use `from_metadata` or `from_gguf`."""
         self.vocabulary = vocabulary
@@ -54,7 +54,7 @@ class Tokenizer:
         self.add_bos = add_bos
         self.add_eos = flag(metadata, "add_eos_token", False)
         self.add_space_prefix = flag(metadata, "add_space_prefix", add_space_prefix)
-        self.notes = notes
+        self.warnings = warnings
         """Warnings about values that the file doesn't define and their replacements, one line each."""
         self._encoder = encoder
         self._types: list[int] = vocabulary.types.tolist()
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:
-        facts, notes = _facts_of(metadata, unknown_pre)
+        facts, warnings = _facts_of(metadata, unknown_pre)
         default_ids = {} if metadata["tokenizer.ggml.model"] == "gemma4" else dict(_BYTE_PAIR_IDS)
         if not facts.has_default_bos:
             default_ids.pop("bos", None)
@@ -130,7 +130,7 @@ class Tokenizer:
             metadata,
             add_bos=facts.always_adds_bos or flag(metadata, "add_bos_token", facts.add_bos),
             add_space_prefix=False,
-            notes=notes,
+            warnings=warnings,
         )
 
     def encode(
@@ -223,7 +223,7 @@ class Tokenizer:
 
     def _visible_bytes(self, token_id: int) -> bytes:
         found = self.token_bytes(token_id)
-        return b"" if self.is_control(token_id) and found not in _THOUGHT_MARKS else found
+        return b"" if self.is_control(token_id) and found not in _REASONING_TEXTS else found
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token gives no text in a response."""

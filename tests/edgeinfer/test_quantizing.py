@@ -43,7 +43,7 @@ def test_a_model_is_written_in_the_mix_asked_for(tmp_path: Path) -> None:
     assert formats_of(target) == {
         "output_norm": "F32", "token_embd": "Q6_K", "blk.0.attn_q": "Q4_K", "blk.0.ffn_down": "Q6_K",
     }  # fmt: skip
-    assert (done.target, done.notes, done.plan.mix.name) == (target, (), "Q4_K_M")
+    assert (done.target, done.warnings, done.plan.mix.name) == (target, (), "Q4_K_M")
     assert done.seconds > 0
 
 
@@ -76,7 +76,7 @@ def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None
         "quantize.imatrix.entries_count": 1,
         "quantize.imatrix.chunks_count": 12,
     }
-    assert done.notes == (
+    assert done.warnings == (
         "the importance matrix doesn't name 1 tensor (blk.0.ffn_down.weight): quantized without it",
     )
 
@@ -84,7 +84,7 @@ def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None
 def test_remarks_tell_of_stand_ins_of_a_missing_importance_and_of_requantizing(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
     done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)
-    assert done.notes == (
+    assert done.warnings == (
         "rows of 2 tensors don't fill Q2_K blocks: stored as Q4_0",
         "Q2_K_S is made for an importance matrix (--imatrix); expect a poor model",
         "2 tensors quantized already: the new error comes on top of the old one",

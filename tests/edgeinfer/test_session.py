@@ -117,7 +117,7 @@ def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
 
 def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_many(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
-    dropped = [chat.say(f"{turn}abcd").dropped_turns for turn in range(8)]
+    dropped = [chat.say(f"{turn}abcd").dropped_messages for turn in range(8)]
     assert dropped[:3] == [0, 0, 0]
     assert dropped == sorted(dropped)
     assert dropped[-1] > 0
@@ -132,8 +132,8 @@ def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_ma
 def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     answers = [chat.say(f"{turn}abcd") for turn in range(12)]
-    anew = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_turns != b.dropped_turns]
-    kept = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_turns == b.dropped_turns]
+    anew = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_messages != b.dropped_messages]
+    kept = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_messages == b.dropped_messages]
     assert len(anew) <= len(kept)
     assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
 
@@ -150,7 +150,7 @@ def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_no
         "shorten it, or take a larger context (--context, context=)"
     )
     answer = chat.say("yo")
-    assert answer.dropped_turns == 0
+    assert answer.dropped_messages == 0
     assert speaker.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
@@ -191,7 +191,7 @@ def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker
         chat.say(f"{turn}abcd")
     stream = chat.edit(1, "hi")
     list(stream)
-    assert stream.result.dropped_turns == 0
+    assert stream.result.dropped_messages == 0
     assert speaker.prompts[-1] == "U0abcd</s>A0ABCD</s>Uhi</s>A"
 
 
@@ -261,7 +261,7 @@ def test_max_tokens_makes_room_for_a_longer_history() -> None:
     chat = speaker.chat()
     chat.say("x" * 20)
     long = chat.say("y" * 10, max_tokens=1)
-    assert long.dropped_turns == 0
+    assert long.dropped_messages == 0
     assert len(long.prompt_ids) > 56
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgeinfer.history.store import ChatStore
 from edgeinfer.history.tree import ChatTree, line_to
-from edgeinfer.registry.entries import read_catalogue
+from edgeinfer.registry.entries import read_registry
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer_kernels.cpu.compiler.features import choose
@@ -163,7 +163,7 @@ def toml_cases(folder: Path, count: int) -> Iterator[Case]:
 
     for number in range(count // 2):
         yield damaged(settings, SETTINGS, number), read_settings
-        yield damaged(models, MODELS, number), lambda: read_catalogue(models)
+        yield damaged(models, MODELS, number), lambda: read_registry(models)
 
 
 KINDS = {

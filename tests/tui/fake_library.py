@@ -59,7 +59,7 @@ class FakeStream:
         *,
         prompt_tokens: int,
         end: FinishReason = "stop",
-        dropped_turns: int = 0,
+        dropped_messages: int = 0,
         slid_after: int | None = None,
         interrupt_after: int | None = None,
         pause: float = 0.0,
@@ -69,7 +69,7 @@ class FakeStream:
         self._words = words
         self._prompt_tokens = prompt_tokens
         self._end: FinishReason = end
-        self._dropped_turns = dropped_turns
+        self._dropped_turns = dropped_messages
         self._slid_after = slid_after
         self._interrupt_after = interrupt_after
         self._pause = pause
@@ -112,9 +112,9 @@ class FakeStream:
             speed,
             prompt_ids=list(range(900)),
             tokens=self._said,
-            dropped_turns=self._dropped_turns,
-            slides=slides,
-            left_out_tokens=256 * slides,
+            dropped_messages=self._dropped_turns,
+            context_shifts=slides,
+            evicted_tokens=256 * slides,
         )
 
     def _finish(self, reason: FinishReason) -> None:
@@ -158,7 +158,7 @@ class FakeModel:
 
     def __init__(self, answer: str = ANSWER, **behaviour: Any) -> None:
         self.name = "fake"
-        self.notes: tuple[str, ...] = ("a remark on the loading",)
+        self.warnings: tuple[str, ...] = ("a remark on the loading",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()

@@ -14,7 +14,7 @@ from pathlib import Path
 COMMAND = (sys.executable, "-m", "tests.tui.fake_library")
 """The program with a fake model behind it."""
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 20.0
+TIMEOUT_SECONDS = 20.0
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Terminal:
         )
         self.seen = ""
 
-    def wait_for(self, text: str, end: float = PATIENCE_SECONDS) -> None:
+    def wait_for(self, text: str, end: float = TIMEOUT_SECONDS) -> None:
         """Read until `text` has come since the last wait."""
         deadline = time.monotonic() + end
         while text not in self.seen:
@@ -63,7 +63,7 @@ class Terminal:
 
         CPython's readline misses a signal that arrives while it redraws the line, until the next key.
         """
-        for _ in range(int(PATIENCE_SECONDS)):
+        for _ in range(int(TIMEOUT_SECONDS)):
             self.type(key)
             with contextlib.suppress(AssertionError):
                 self.wait_for(text, end=1.0)
@@ -75,7 +75,7 @@ class Terminal:
 
     def exit_code(self) -> int:
         """Drain the terminal until the process ends."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"still running; {self.seen[-500:]!r}"
             if select.select([self.master], [], [], 0.05)[0]:
@@ -88,7 +88,7 @@ class Terminal:
         """Close the window that the process runs in; its exit code."""
         os.close(self.master)
         self.master = -1
-        return self.process.wait(PATIENCE_SECONDS)
+        return self.process.wait(TIMEOUT_SECONDS)
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -21,7 +21,7 @@ from tests.tui.conftest import CommandLine
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
 
-from tests.tui.terminal import PATIENCE_SECONDS, ROOT, Terminal, environment
+from tests.tui.terminal import ROOT, TIMEOUT_SECONDS, Terminal, environment
 
 COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
 CACHE = {"XDG_CACHE_HOME": str(user_folder("cache").parent)}
@@ -50,7 +50,7 @@ def run(home: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedPro
         text=True,
         env={**environment(home), **CACHE},
         cwd=ROOT,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
 
@@ -79,7 +79,7 @@ def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
     assert "shifted 4 times, 64 tokens evicted" in done.stderr
     assert "120 tokens" in done.stderr
     record = run(home, "run", "tiny", PROMPT, *options, "--output", "json")
-    assert json.loads(record.stdout)["usage"]["left_out_tokens"] == 64
+    assert json.loads(record.stdout)["usage"]["evicted_tokens"] == 64
 
 
 def test_a_response_that_fills_its_context_says_so(home: Path) -> None:
@@ -98,7 +98,7 @@ def test_piped_text_is_the_prompt(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_llama_cpp_responses_alike_and_as_quietly(home: Path) -> None:
+def test_llama_cpp_responds_alike_and_as_quietly(home: Path) -> None:
     pytest.importorskip("llama_cpp")
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8", "--engine", "llama.cpp")
     assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
@@ -109,7 +109,7 @@ def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     assert process.stdout is not None
     said = process.stdout.read(30)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     text = (said + out).decode()
     assert text.startswith(", there was a little girl name")
@@ -125,10 +125,10 @@ def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(PATIENCE_SECONDS) == 141
+    assert process.wait(TIMEOUT_SECONDS) == 141
 
 
-def test_a_chat_on_a_terminal_responses_and_leaves(home: Path, opened: list[Terminal]) -> None:
+def test_a_chat_on_a_terminal_responds_and_leaves(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", *GREEDY, "--max-tokens", "12", command=COMMAND, variables=CACHE)
     opened.append(terminal)
     terminal.wait_for("tiny, context 1024 tokens.")
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_is_one_line(
 
 
 @pytest.mark.slow
-def test_where_nothing_that_is_measured_can_be_kept_it_responses_all_the_same(home: Path) -> None:
+def test_where_nothing_that_is_measured_can_be_kept_it_responds_all_the_same(home: Path) -> None:
     built = KernelCache(user_folder("cache"), choose()).folder
     cache = home / "cache" / "edgeinfer"
     shutil.copytree(built, cache / built.name)
@@ -242,7 +242,7 @@ def test_where_nothing_that_is_measured_can_be_kept_it_responses_all_the_same(ho
         text=True,
         env={**environment(home), "XDG_CACHE_HOME": str(home / "cache")},
         cwd=ROOT,
-        timeout=PATIENCE_SECONDS,
+        timeout=TIMEOUT_SECONDS,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui.terminal import COMMAND, PATIENCE_SECONDS, ROOT, Terminal, environment
+from tests.tui.terminal import COMMAND, ROOT, TIMEOUT_SECONDS, Terminal, environment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
@@ -80,7 +80,7 @@ def test_a_reader_that_goes_away_is_no_error(home: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(PATIENCE_SECONDS) == 141
+    assert process.wait(TIMEOUT_SECONDS) == 141
 
 
 def test_sigint_in_a_pipe_keeps_the_text(home: Path) -> None:
@@ -95,7 +95,7 @@ def test_sigint_in_a_pipe_keeps_the_text(home: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.read(9) == b"word word"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert out.endswith(b"\n")
     assert err == b""
@@ -138,7 +138,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
         process.wait(moment)
     process.send_signal(signal.SIGINT)
     # Its input stays open meanwhile: it waits for that if it has come so far.
-    process.wait(PATIENCE_SECONDS)
+    process.wait(TIMEOUT_SECONDS)
     _, err = process.communicate()
     assert process.returncode == 130
     assert err == b""

@@ -42,7 +42,7 @@ class LoadedModel(Protocol):
     """A loaded model."""
 
     name: str
-    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
     """Warnings from loading, one line each."""
     tokenizer: Any
     plan: Any

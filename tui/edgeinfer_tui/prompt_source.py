@@ -7,7 +7,7 @@ from typing import BinaryIO, TextIO
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.text_files import decoded, read_bounded
 
-PATIENCE_SECONDS = 5.0
+MAX_WAIT_SECONDS = 5.0
 
 
 def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
@@ -23,7 +23,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
         return None
     raw = stdin.buffer
     if prompt_given and not is_ready(raw):
-        say(f"standard input had no data within {PATIENCE_SECONDS:.0f} s: using the prompt alone")
+        say(f"standard input had no data within {MAX_WAIT_SECONDS:.0f} s: using the prompt alone")
         return None
     text = decoded(read_bounded(raw, "standard input"), "standard input")
     return text.removesuffix("\n").removesuffix("\r") or None
@@ -47,4 +47,4 @@ def is_ready(raw: BinaryIO) -> bool:
     """Whether data or the end of the input arrives soon. Windows can't poll a pipe."""
     if sys.platform == "win32":
         return True
-    return bool(select.select([raw], [], [], PATIENCE_SECONDS)[0])
+    return bool(select.select([raw], [], [], MAX_WAIT_SECONDS)[0])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from edgeinfer.chat_templates.tool_calls import Said, ToolCall, parse_tool_calls
+from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -61,7 +61,7 @@ FORMS = {
 
 @pytest.mark.parametrize("who", FORMS)
 def test_a_call_is_found(who: str) -> None:
-    assert parse_tool_calls(FORMS[who], TOOLS) == Said("", (CALL,))
+    assert parse_tool_calls(FORMS[who], TOOLS) == ParsedReply("", (CALL,))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_a_call_is_found(who: str) -> None:
     ],
 )
 def test_several_calls_keep_their_order(text: str) -> None:
-    assert parse_tool_calls(text, TOOLS) == Said("", (CALL, ToolCall("get_time", {})))
+    assert parse_tool_calls(text, TOOLS) == ParsedReply("", (CALL, ToolCall("get_time", {})))
 
 
 def test_what_is_said_beside_a_call_is_kept() -> None:
     said = parse_tool_calls(f"I'll look.\n{FORMS['Qwen 3 Coder']}\n", TOOLS)
-    assert said == Said("I'll look.", (CALL,))
+    assert said == ParsedReply("I'll look.", (CALL,))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_what_is_said_beside_a_call_is_kept() -> None:
     ],
 )
 def test_what_is_no_call_stays_text(text: str) -> None:
-    assert parse_tool_calls(text, TOOLS) == Said(text, ())
+    assert parse_tool_calls(text, TOOLS) == ParsedReply(text, ())
 
 
 def test_texts_become_what_the_schema_says() -> None:

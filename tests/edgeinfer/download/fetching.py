@@ -35,7 +35,7 @@ def remote_of(server: HostileServer, **known: object) -> RemoteFile:
 
 
 def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
-    return fetch(remote_of(server, **known), folder / "model.gguf", patience=hasty())
+    return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=hasty())
 
 
 def refusal(server: HostileServer, folder: Path, **known: object) -> str:

@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(remote_of(server), tmp_path / "model.gguf", patience=hasty(interrupt))
+        fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=hasty(interrupt))
     assert partial_path(tmp_path / "model.gguf").read_bytes() == CONTENT[:150_000]
 
 
@@ -103,12 +103,12 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
     server.script = [does.stall(1000), does.cut(9000)]
     found: list[Fetched] = []
     said: list[str] = []
-    patience = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
+    retry_policy = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
             target=lambda: found.append(
-                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=said.append), patience)
+                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=said.append), retry_policy)
             )
         )
         for _ in range(4)
@@ -124,8 +124,8 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
 
 
 def _fetch_in_child(url: str, destination: Path) -> None:
-    patience = RetryPolicy(stall_seconds=5, poll_seconds=0.01)
-    fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, patience=patience)
+    retry_policy = RetryPolicy(stall_seconds=5, poll_seconds=0.01)
+    fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, retry_policy=retry_policy)
 
 
 def test_a_program_that_was_killed_leaves_its_part_to_the_next(server: HostileServer, tmp_path: Path) -> None:

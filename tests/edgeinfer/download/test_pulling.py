@@ -54,7 +54,7 @@ def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> P
     return Pull(
         models_folder=tmp_path / "models",
         hearing=Hearing(),
-        patience=RetryPolicy(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
+        retry_policy=RetryPolicy(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
         endpoint=hub.url("").rstrip("/"),
         others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
         machine=lambda: machine_with(8 * GIBIBYTE),

@@ -54,8 +54,8 @@ def test_what_may_pass_is_overcome(
 ) -> None:
     server.script = list(case.script)
     remote = remote_of(server, sha256=sha256, digest_source="models.toml" if sha256 else "")
-    patience = hasty(stall_seconds=case.stall_seconds)
-    found = fetch(remote, tmp_path / "model.gguf", patience=patience)
+    retry_policy = hasty(stall_seconds=case.stall_seconds)
+    found = fetch(remote, tmp_path / "model.gguf", retry_policy=retry_policy)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
     assert (found.sha256, found.digest_source) == (SHA256, "models.toml" if sha256 else "")
     assert server.ranges() == case.ranges
@@ -144,7 +144,7 @@ def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_pat
         hub.otherwise = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
         remote = RemoteFile(hub.url(), "model.gguf", headers={"Authorization": "Bearer secret"})
         server.script = [does.cut(1000)]
-        found = fetch(remote, tmp_path / "model.gguf", patience=hasty())
+        found = fetch(remote, tmp_path / "model.gguf", retry_policy=hasty())
     assert found.digest_source == "X-Linked-Etag"
     assert [headers.get("Authorization") for _, headers in hub.seen] == ["Bearer secret"] * 2
     assert [(path, headers.get("Authorization")) for path, headers in server.seen] == [("/cdn", None)] * 2
@@ -171,7 +171,7 @@ def test_a_redirect_to_a_file_is_not_followed(target: str, server: HostileServer
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://127.0.0.1:1/a b"])
 def test_an_address_that_is_none_is_one_line(url: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError):
-        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", patience=hasty())
+        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=hasty())
 
 
 def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer, tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer
         does.status(503, Retry_After="9999"),
         does.status(503, Retry_After="soon"),
     ]
-    patience = replace(hasty(waits), attempts=9)
-    fetch(remote_of(server), tmp_path / "model.gguf", patience=patience)
+    retry_policy = replace(hasty(waits), attempts=9)
+    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=retry_policy)
     assert waits.seconds[:2] == [7, 2]
     assert 25 < waits.seconds[2] <= 30
     assert waits.seconds[3:] == [60, 16]
@@ -266,7 +266,7 @@ def test_a_file_larger_than_one_answer_may_be_comes_in_several(
     for module in ("http_source", "transfer"):
         monkeypatch.setattr(f"edgeinfer.download.{module}.MAX_PER_REQUEST", 100_000)
     server.otherwise, waits = in_bounds, Waits()
-    fetch(remote_of(server), tmp_path / "model.gguf", patience=hasty(waits))
+    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=hasty(waits))
     assert server.ranges() == ["0", "100000", "200000", "300000"]
     assert waits.seconds == []
 

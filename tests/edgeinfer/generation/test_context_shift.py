@@ -85,7 +85,7 @@ def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, en
     answer = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
     assert (len(answer.ids), answer.finish_reason) == (100, "length")
     assert engine.indices == [list(range(4, 20))] * 4
-    assert (answer.slides, answer.left_out_tokens) == (4, 64)
+    assert (answer.context_shifts, answer.evicted_tokens) == (4, 64)
     whole = [*PROMPT, *answer.ids]
     assert engine.ids == [*whole[:4], *whole[68:-1]]
 
@@ -104,7 +104,7 @@ def test_without_being_asked_the_answer_ends_where_the_context_does(
 ) -> None:
     answer = model.generate(PROMPT, temperature=0.0)
     assert (answer.finish_reason, len(answer.ids)) == ("context", CONTEXT - len(PROMPT))
-    assert (answer.slides, answer.left_out_tokens, engine.indices) == (0, 0, [])
+    assert (answer.context_shifts, answer.evicted_tokens, engine.indices) == (0, 0, [])
 
 
 def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
@@ -115,7 +115,7 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     # The last token of the first answer wasn't read, and the longer text slides once more.
     assert engine.read == [15]
     assert engine.indices == [list(range(4, 20))] * 2
-    assert second.left_out_tokens == 32
+    assert second.evicted_tokens == 32
     rule = ContextShift(4, CONTEXT)
     assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
 
@@ -147,13 +147,13 @@ def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) 
     chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, context_overflow="shift")
     answers = [chat.say(f"turn {turn}") for turn in range(6)]
     assert len(chat.messages) == 12
-    assert [answer.dropped_turns for answer in answers] == [0] * 6
-    assert answers[-1].left_out_tokens >= answers[2].left_out_tokens > 0
+    assert [answer.dropped_messages for answer in answers] == [0] * 6
+    assert answers[-1].evicted_tokens >= answers[2].evicted_tokens > 0
     assert chat.context_used <= CONTEXT
     (kept,) = {indices[0] for indices in engine.indices}
     first, other = answers[0].prompt_ids, answers[-1].prompt_ids
     assert first[:kept] == other[:kept] == engine.ids[:kept]
-    assert first[kept] != other[kept + answers[-1].left_out_tokens]
+    assert first[kept] != other[kept + answers[-1].evicted_tokens]
 
 
 def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
@@ -180,7 +180,7 @@ def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft
         with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
             found.append(loaded.generate(PROMPT, **settings))
     assert found[0].ids == found[1].ids
-    assert found[0].slides == found[1].slides > 3
+    assert found[0].context_shifts == found[1].context_shifts > 3
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, eng
     assert indices[-1] < CONTEXT - CONTEXT // 4
     assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in indices]
     assert engine.text == whole[:-1]
-    assert (answer.slides, answer.left_out_tokens) == (1, 16)
+    assert (answer.context_shifts, answer.evicted_tokens) == (1, 16)
 
 
 def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
@@ -220,11 +220,11 @@ def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: Slid
     second = model.generate(following, max_tokens=1, temperature=0.0, context_overflow="h2o")
     assert engine.read == [4]
     assert engine.ids == [*held, *following[-4:]]
-    assert second.left_out_tokens == 16
+    assert second.evicted_tokens == 16
     changed = [*PROMPT[:9], 90, *PROMPT[10:]]
     third = model.generate(changed, max_tokens=1, temperature=0.0, context_overflow="h2o")
     assert engine.text == engine.ids == changed
-    assert third.left_out_tokens == 0
+    assert third.evicted_tokens == 0
 
 
 def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(

@@ -145,12 +145,12 @@ def test_a_template_that_does_not_compile_is_told_when_it_is_used(tmp_path: Path
 def test_a_context_beyond_training_is_remarked_on(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), context=300, threads=1) as model:
         assert model.context == 300
-        assert model.notes == (
+        assert model.warnings == (
             "the context of 300 is longer than the 256 that the model was trained for; "
             "expect worse answers beyond",
         )
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
-        assert (model.context, model.notes) == (256, ())
+        assert (model.context, model.warnings) == (256, ())
 
 
 def test_remarks_of_the_tokenizer_are_passed_on(zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +158,12 @@ def test_remarks_of_the_tokenizer_are_passed_on(zoo_file: ZooFile, monkeypatch: 
 
     def remarking(*arguments: Any) -> Any:
         tokenizer = usual(*arguments)
-        tokenizer.notes = ("a remark",)
+        tokenizer.warnings = ("a remark",)
         return tokenizer
 
     monkeypatch.setattr(Tokenizer, "from_metadata", remarking)
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
-        assert model.notes == ("a remark",)
+        assert model.warnings == ("a remark",)
 
 
 def test_the_context_is_4096_at_most_unless_asked_for(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(z
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
             found.add(model.plan.repacking.bytes)
-            assert any(" of the weights stay in the file, as " in note for note in model.notes)
+            assert any(" of the weights stay in the file, as " in note for note in model.warnings)
             assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
             assert np.array_equal(model.logits([5, 9, 30]), logits)
     assert len(found) > 2  # more of them with less memory

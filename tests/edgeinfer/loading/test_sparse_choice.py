@@ -57,17 +57,17 @@ def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
 def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
-        assert model.notes == ()
+        assert model.warnings == ()
     profiled(path, [0.1, 0.9, 0.2])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == [0, 2]
-        (note,) = model.notes
+        (note,) = model.warnings
         assert note.startswith("sparse feed-forward in 2 of 3 layers: short steps read active neurons only ")
         assert note.endswith("(15%, by its profile)")
     profiled(path, [0.9, 0.9, 0.8])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
-        assert model.notes[0].startswith(
+        assert model.warnings[0].startswith(
             "the feed-forward is dense: reading active neurons only would take 1."
         )
     with edgeinfer.load(path, device="cpu", repack=False) as model:
@@ -78,11 +78,11 @@ def test_a_broken_profile_is_a_remark_or_an_error_as_wished(path: Path) -> None:
     beside_model(path).write_bytes(b"no profile")
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
-        assert "the feed-forward is dense: " in model.notes[0]
-        assert "write it anew with edgeinfer profile" in model.notes[0]
+        assert "the feed-forward is dense: " in model.warnings[0]
+        assert "write it anew with edgeinfer profile" in model.warnings[0]
     with edgeinfer.load(path, device="cpu", sparse="exact") as model:
         assert sparse_layers(model) == [0, 1, 2]
-        assert "not profiled" in model.notes[0]
+        assert "not profiled" in model.warnings[0]
     with pytest.raises(SettingError, match=r"sparse: .*no sound activity profile"):
         edgeinfer.load(path, device="cpu", sparse="predicted")
 

@@ -134,7 +134,7 @@ def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
     assert len(found.predictors) == 2
     assert all(trained.recall > 0.9 for trained in found.predictors)
     with edgeinfer.load(path, device="cpu", sparse="predicted") as model:
-        assert any("predicted, with a recall of" in note for note in model.notes)
+        assert any("predicted, with a recall of" in note for note in model.warnings)
         assert model.plan is not None
         assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
 

@@ -10,7 +10,7 @@ import pytest
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
 from edgeinfer.registry.found_models import OtherFolders
 from edgeinfer.registry.quant_names import quant_of
-from edgeinfer.registry.registry import find_model, list_models, read_catalogue
+from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]
 NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
@@ -187,14 +187,14 @@ def test_a_catalogue_model_in_parts_is_found_by_its_first(tmp_path: Path) -> Non
 
 
 def test_every_draft_is_an_entry_or_a_file_of_the_package() -> None:
-    entries = read_catalogue()
+    entries = read_registry()
     drafts = {entry.draft for entry in entries.values() if entry.draft} - {None}
     assert {draft for draft in drafts if draft not in entries} == {"edgeinfer-tiny-draft-5m-Q8_0.gguf"}
     assert len(entries) >= 30
 
 
 def test_every_entry_says_what_it_is_and_where_it_lies() -> None:
-    for entry in read_catalogue().values():
+    for entry in read_registry().values():
         assert entry.notes, entry.name
         assert entry.licence, entry.name
         assert entry.parameters, entry.name
@@ -225,7 +225,7 @@ def test_entries_of_the_users_own_come_on_top(tmp_path: Path) -> None:
         quants = ["Q4_0"]
         """,
     )
-    entries = read_catalogue(own)
+    entries = read_registry(own)
     assert entries["mine"].url_of("") == "https://example.org/mine.gguf"
     assert entries["mine"].size_bytes == {"": 5}
     assert entries["qwen3-8b"].file_of("Q4_0") == "better-q4_0.gguf"
@@ -253,5 +253,5 @@ WRONG = {
 def test_an_entry_that_cannot_be_read_is_named(text: str, message: str, tmp_path: Path) -> None:
     own = write_own(tmp_path, text)
     with pytest.raises(RegistryError) as caught:
-        read_catalogue(own)
+        read_registry(own)
     assert str(caught.value).startswith(f"{own}: {message}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.errors import RegistryError
-from edgeinfer.registry.entries import read_catalogue
+from edgeinfer.registry.entries import read_registry
 from edgeinfer.registry.toml_files import MAX_BYTES, TomlError, read_toml
 
 HOSTILE = {
@@ -34,7 +34,7 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
         assert len(text) < 500
         assert "\n" not in text
     with pytest.raises(RegistryError) as caught:
-        read_catalogue(path)
+        read_registry(path)
     assert len(str(caught.value)) < 1000
 
 
@@ -50,13 +50,13 @@ def test_entries_of_the_wrong_type_are_one_line(tmp_path: Path, content: str) ->
     path = tmp_path / "models.toml"
     path.write_text(content)
     with pytest.raises(RegistryError, match=r"saw|no such|file|wanted"):
-        read_catalogue(path)
+        read_registry(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
 def test_a_pipe_or_a_device_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "models.toml")
     with pytest.raises(RegistryError, match="no regular file, wanted one in TOML"):
-        read_catalogue(tmp_path / "models.toml")
+        read_registry(tmp_path / "models.toml")
     with pytest.raises(TomlError, match="no regular file"):
         read_toml(Path("/dev/zero"))

@@ -33,7 +33,7 @@ def test_a_model_that_was_never_loaded_has_no_time_whatever_its_access_time(tmp_
     os.utime(found.path, (10**9, 10**9))
     assert found.last_used is None
     before = time.time()
-    found.note_use()
+    found.record_use()
     assert found.last_used is not None
     assert before <= found.last_used <= time.time()
     assert found.path.stat().st_atime == found.path.stat().st_mtime == 10**9
@@ -42,7 +42,7 @@ def test_a_model_that_was_never_loaded_has_no_time_whatever_its_access_time(tmp_
 def test_a_link_and_its_file_are_one_model(tmp_path: Path) -> None:
     found = model(tmp_path)
     (tmp_path / "link.gguf").symlink_to(found.path)
-    found.note_use()
+    found.record_use()
     assert use_record.last_used(tmp_path / "link.gguf") == found.last_used
 
 
@@ -57,7 +57,7 @@ def test_a_damaged_record_counts_as_empty_and_is_replaced(
     record.write_bytes(content)
     found = model(tmp_path)
     assert found.last_used is None
-    found.note_use()
+    found.record_use()
     assert found.last_used is not None
 
 
@@ -73,7 +73,7 @@ def test_a_record_that_is_no_file_is_not_opened(tmp_path: Path, record: Path) ->
     os.mkfifo(record)
     found = model(tmp_path)
     assert found.last_used is None
-    found.note_use()
+    found.record_use()
 
 
 def test_a_state_folder_that_can_not_be_made_ends_nothing(
@@ -81,14 +81,14 @@ def test_a_state_folder_that_can_not_be_made_ends_nothing(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
     found = model(tmp_path)
-    found.note_use()
+    found.record_use()
     assert found.last_used is None
 
 
 def test_the_record_stays_small(tmp_path: Path, record: Path) -> None:
     record.write_text(json.dumps({f"/model-{number}": number + 1 for number in range(2000)}))
     found = model(tmp_path)
-    found.note_use()
+    found.record_use()
     kept = json.loads(record.read_text())
     assert len(kept) == use_record.MAX_MODELS
     assert str(found.path) in kept

@@ -42,16 +42,16 @@ def fake(text: str = "The fox is here.", context: int = 512, template: str = CHA
 
 
 @asynccontextmanager
-async def client(model: Model, **wishes: Any) -> AsyncIterator[Any]:
-    app = serving_app(model, ServerOptions(**wishes))
+async def client(model: Model, **options: Any) -> AsyncIterator[Any]:
+    app = serving_app(model, ServerOptions(**options))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found
 
 
-async def post(model: Model, path: str, body: Any, **wishes: Any) -> Any:
+async def post(model: Model, path: str, body: Any, **options: Any) -> Any:
     async def ask() -> Any:
-        async with client(model, **wishes) as http:
+        async with client(model, **options) as http:
             return await http.post(path, content=json.dumps(body), headers=JSON)
 
     return await ask()
@@ -63,7 +63,7 @@ def events(text: str) -> list[Any]:
     return [json.loads(line) for line in found[:-1]]
 
 
-async def chat(body: Asked, model: Model | None = None, **wishes: Any) -> Any:
+async def chat(body: Asked, model: Model | None = None, **options: Any) -> Any:
     return await post(
-        model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **wishes
+        model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **options
     )

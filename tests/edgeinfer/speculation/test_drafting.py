@@ -78,10 +78,10 @@ def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
     answer = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
     speed = answer.speed
     assert speed.accepted_share is not None
-    assert speed.tokens_per_pass is not None
+    assert speed.tokens_per_forward is not None
     drafted = sum(token.drafted for token in answer.tokens)
     assert (drafted > 0) == (speed.accepted_share > 0)
-    assert 1 <= speed.tokens_per_pass <= 4
+    assert 1 <= speed.tokens_per_forward <= 4
     assert answer.speed.generated_tokens == len(answer.ids) <= 40
 
 
@@ -153,7 +153,7 @@ def test_auto_says_what_the_draft_costs() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
-        assert [note for note in model.notes if note.startswith("drafting with")] == [
+        assert [note for note in model.warnings if note.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
 
@@ -162,7 +162,7 @@ def test_auto_says_what_the_draft_costs() -> None:
 def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
-        assert f"using prompt lookup instead of the draft model: {told}" in model.notes
+        assert f"using prompt lookup instead of the draft model: {told}" in model.warnings
         assert model.speculator is not None
         assert model.speculator.drafter.name == "lookup"
         assert model.plan is not None
@@ -206,7 +206,7 @@ def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("using prompt lookup instead" in note for note in model.notes)
+        assert any("using prompt lookup instead" in note for note in model.warnings)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
@@ -223,8 +223,8 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
             always_draft(model, 6)
             got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
             assert got.ids == want.ids
-            assert got.speed.tokens_per_pass is not None
-            assert got.speed.tokens_per_pass > 3
+            assert got.speed.tokens_per_forward is not None
+            assert got.speed.tokens_per_forward > 3
 
 
 def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:

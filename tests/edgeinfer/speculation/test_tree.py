@@ -50,8 +50,8 @@ def test_answers_are_those_of_plain_decoding(plain: Model, growing: Model, setti
     want = plain.generate(PROMPT, max_tokens=200, **settings)
     got = growing.generate(PROMPT, max_tokens=200, **settings)
     assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
-    assert got.speed.tokens_per_pass is not None
-    assert got.speed.tokens_per_pass > 1.5
+    assert got.speed.tokens_per_forward is not None
+    assert got.speed.tokens_per_forward > 1.5
 
 
 class Knowing:
@@ -90,7 +90,7 @@ def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain:
         plain.speculator = None
     assert got.ids == want.ids
     # The branch up to its wrong token, the leaf in its stead, and the token behind that.
-    assert got.speed.tokens_per_pass == pytest.approx(place + 2, rel=0.15)
+    assert got.speed.tokens_per_forward == pytest.approx(place + 2, rel=0.15)
 
 
 def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:

@@ -109,11 +109,11 @@ def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() 
     model = Model("fake", engine, tokenizer, None, batch_invariant=True)
     answer = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert max(engine.passes) == 8
-    assert answer.speed.tokens_per_pass is not None
-    assert answer.speed.tokens_per_pass > 1.3
+    assert answer.speed.tokens_per_forward is not None
+    assert answer.speed.tokens_per_forward > 1.3
     read = model_on(other := Together()).generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert other.passes == []
-    assert read.speed.tokens_per_pass is None
+    assert read.speed.tokens_per_forward is None
     assert read.ids == answer.ids
 
 
@@ -216,7 +216,7 @@ def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without
     with edgeinfer.load("tiny", device="cpu", draft=None, context=96) as model:
         for _ in range(2):
             answer = model.generate("Once", schema=many, context_overflow="shift", max_tokens=300, seed=3)
-            assert answer.slides >= 2
+            assert answer.context_shifts >= 2
             answers.append(answer.ids)
             without_forced()
     assert answers[0] == answers[1]

@@ -298,7 +298,7 @@ def test_tokens_without_a_choice_are_read_together_and_change_nothing(
                 answer = model.generate("Once", schema=schema, max_tokens=100, **settings)
                 assert json.loads(answer.text)["a_rather_long_name"] in ("one_of_two", "two_of_two")
                 answers.append(answer.ids)
-                passes.append(answer.speed.tokens_per_pass or 1.0)
+                passes.append(answer.speed.tokens_per_forward or 1.0)
     assert answers[:2] == answers[2:]
     assert min(passes[:2]) > 1.3
     assert passes[2:] == [1.0, 1.0]

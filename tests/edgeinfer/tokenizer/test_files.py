@@ -20,7 +20,7 @@ def test_the_built_in_models_give_back_any_text(path: Path) -> None:
     tokenizer = Tokenizer.from_gguf(path)
     assert tokenizer.decode(tokenizer.encode(TEXT, bos=True)) == TEXT
     assert tokenizer.eos_id in tokenizer.end_ids
-    assert tokenizer.notes == ()
+    assert tokenizer.warnings == ()
 
 
 def test_a_tokenizer_serves_the_protocol_of_the_top_floor() -> None:

@@ -29,12 +29,13 @@ def test_an_unknown_pre_tokenizer_is_named_with_the_way_on() -> None:
 def test_an_unknown_pre_tokenizer_can_be_replaced_and_that_is_noted() -> None:
     metadata = METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}
     tokenizer = Tokenizer.from_metadata(metadata, unknown_pre="default")
-    assert "'tomorrow-bpe' is not known: 'default' is taken instead" in tokenizer.notes[0]
+    assert "'tomorrow-bpe' is not known: 'default' is taken instead" in tokenizer.warnings[0]
 
 
 def test_a_replacement_is_not_used_for_a_known_pre_tokenizer() -> None:
     assert (
-        Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "qwen2"}, unknown_pre="gpt-2").notes == ()
+        Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "qwen2"}, unknown_pre="gpt-2").warnings
+        == ()
     )
 
 
@@ -44,7 +45,7 @@ def test_a_replacement_that_is_not_known_itself_is_an_error() -> None:
 
 
 def test_a_missing_pre_tokenizer_is_noted() -> None:
-    assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).notes[0]
+    assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).warnings[0]
 
 
 @pytest.mark.parametrize("name", known_pre_tokenizers())

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
@@ -17,6 +16,7 @@ from edgeinfer_kernels.recent_rows import (
     RewindLimit,
     rows_for,
 )
+from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 
 CONTEXT = 640

@@ -21,7 +21,7 @@ from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from tests.tui.fake_library import FakeModel
 
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
 class PacedModel(FakeModel):
@@ -29,7 +29,7 @@ class PacedModel(FakeModel):
 
     def __init__(self, answer: str = "There was a fox.") -> None:
         self._allowed = threading.Semaphore(0)
-        super().__init__(answer, before_word=lambda: self._allowed.acquire(timeout=PATIENCE_SECONDS))
+        super().__init__(answer, before_word=lambda: self._allowed.acquire(timeout=TIMEOUT_SECONDS))
 
     def allow(self, words: int) -> None:
         self._allowed.release(words)
@@ -81,7 +81,7 @@ class Chat:
         await self.pilot.click(head, offset=(found[1].index(word) + 1, 0))
 
     async def until(self, holds: Callable[[], object]) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
+        end = time.monotonic() + TIMEOUT_SECONDS
         while not holds():
             assert time.monotonic() < end, f"never came; shown: {self.shown()}"
             await self.pilot.pause()
@@ -126,14 +126,14 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         missing: Sequence[str] = (),
         notices_shown: bool = False,
         warnings: Sequence[str] = (),
-        **wishes: Any,
+        **options: Any,
     ) -> AsyncIterator[Chat]:
         coming = iter(models or [FakeModel()])
 
         def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
             progress[0](1, 2)
             if load_when is not None:
-                load_when.wait(PATIENCE_SECONDS)
+                load_when.wait(TIMEOUT_SECONDS)
                 progress[0](2, 2)
             model = next(coming)
             if isinstance(model, Exception):
@@ -149,7 +149,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         monkeypatch.setattr(library, "check_model", check)
         place = tmp_path / "chats.sqlite"
         store = SessionStore(place, stored=stored) if kept else None
-        app = ObservedChatApp(ParsedOptions("tiny", None, **wishes), store, warnings=warnings)
+        app = ObservedChatApp(ParsedOptions("tiny", None, **options), store, warnings=warnings)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
             chat = Chat(pilot, app, place)
             if load_when is None:

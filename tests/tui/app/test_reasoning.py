@@ -6,8 +6,8 @@ from edgeinfer.chat_templates.reasoning import (
     Reply,
     closing_mark,
     parted,
-    with_closed_thought,
-    without_thought,
+    with_closed_reasoning,
+    without_reasoning,
 )
 from tests.tui.app.conftest import Opened, PacedModel
 from tests.tui.fake_library import FakeModel
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.anyio
 )
 def test_reasoning_comes_before_the_response(text: str, thought: str, said: str) -> None:
     reply = parted(text)
-    assert (reply.thought.strip(), reply.said) == (thought, said)
+    assert (reply.reasoning.strip(), reply.response) == (thought, said)
     assert not reply.thinking
 
 
@@ -47,17 +47,17 @@ def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
     text = "<think>Hm.</think>Hello <b>"
     for length in range(len(text) + 1):
         reply = parted(text[:length], ended=False)
-        assert "Hm.".startswith(reply.thought)
-        assert "Hello <b>".startswith(reply.said)
-    assert parted("<thi", ended=True).said == "<thi"
+        assert "Hm.".startswith(reply.reasoning)
+        assert "Hello <b>".startswith(reply.response)
+    assert parted("<thi", ended=True).response == "<thi"
 
 
 def test_a_prompt_that_ends_in_an_open_reasoning_is_recognized() -> None:
     assert closing_mark("<|assistant|><think>\n") == "</think>"
-    assert with_closed_thought("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
+    assert with_closed_reasoning("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
     for whole in ("<|assistant|><think>\n\n</think>\n\n", "<|assistant|>\n"):
         assert closing_mark(whole) is None
-        assert with_closed_thought(whole) == whole
+        assert with_closed_reasoning(whole) == whole
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_prompt_that_ends_in_an_open_reasoning_is_recognized() -> None:
     [(" Hello. ", " Hello. "), ("<think>Hm.</think> Hello.", "Hello."), ("Hm.</think>\nHi", "Hi"), ("", "")],
 )
 def test_the_text_without_reasoning_is_the_response(text: str, said: str) -> None:
-    assert without_thought(text) == said
+    assert without_reasoning(text) == said
 
 
 async def test_reasoning_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:

@@ -95,7 +95,7 @@ def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
         assert told in outcome.err
         assert "draft model" not in outcome.out
     with library.load("tiny", device="cpu", threads=1, draft=path) as model:
-        assert told in model.notes
+        assert told in model.warnings
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

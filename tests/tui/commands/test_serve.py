@@ -57,7 +57,7 @@ def ask(address: str, **headers: str) -> str:
         return str(json.load(reply)["choices"][0]["message"]["content"])
 
 
-def test_it_responses_and_ctrl_c_ends_it() -> None:
+def test_it_responds_and_ctrl_c_ends_it() -> None:
     with serving("--key", "secret") as (program, address):
         assert ask(address, Authorization="Bearer secret")
         with pytest.raises(urllib.error.HTTPError, match="401"):

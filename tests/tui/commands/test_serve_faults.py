@@ -228,7 +228,7 @@ def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_server_that_is_responseing_without_a_traceback(number: signal.Signals) -> None:
+def test_a_signal_ends_a_server_that_is_responding_without_a_traceback(number: signal.Signals) -> None:
     with serving() as (program, address):
         assert ask(address)
         parts = urlsplit(address)

@@ -52,7 +52,7 @@ def test_last_used_is_when_edgeinfer_loaded_it(edgeinfer: CommandLine, own: Path
     ] is None
     from edgeinfer.registry.registry import find_model
 
-    find_model("mine").note_use()
+    find_model("mine").record_use()
     line = next(line for line in edgeinfer("list").out.splitlines() if line.startswith("mine "))
     assert "now" in line
 

@@ -52,7 +52,7 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
         gigabytes_per_second=12.3,
         gpu_experts=0.375,
         accepted_share=0.61,
-        tokens_per_pass=2.25,
+        tokens_per_forward=2.25,
         speculation_gain=1.4,
     )
     answer = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
@@ -64,7 +64,9 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
 
 
 def test_the_status_line_counts_what_was_left_out() -> None:
-    answer = Generation("x", [1, 2], "stop", Speed(), prompt_ids=[3] * 1500, slides=2, left_out_tokens=512)
+    answer = Generation(
+        "x", [1, 2], "stop", Speed(), prompt_ids=[3] * 1500, context_shifts=2, evicted_tokens=512
+    )
     assert status_line(answer, 1024).endswith("· context 990/1024 · shifted 2 times, 512 tokens evicted")
 
 

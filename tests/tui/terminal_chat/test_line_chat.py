@@ -149,8 +149,8 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(talk: Talk) -> None:
 
 def test_dropped_turns_are_said(talk: Talk) -> None:
     wanted = "the conversation exceeded the context of 1024 tokens: the 2 oldest messages were dropped\n"
-    assert wanted in talk("Hi", dropped_turns=2).err
-    assert "the oldest message was dropped\n" in talk("Hi", dropped_turns=1).err
+    assert wanted in talk("Hi", dropped_messages=2).err
+    assert "the oldest message was dropped\n" in talk("Hi", dropped_messages=1).err
 
 
 def test_a_text_that_slid_is_reported(talk: Talk) -> None:

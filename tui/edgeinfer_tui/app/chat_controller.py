@@ -15,7 +15,7 @@ from edgeinfer_tui.app.transcript import NO_MODEL
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, lasting_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
-from edgeinfer_tui.output.status_line import dropped_turns_line, full_line
+from edgeinfer_tui.output.status_line import dropped_messages_line, full_line
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class ChatController:
         model = self.thread.model
         if model is None:  # the program is exiting
             return
-        self.warnings, self._first_warnings = (*self._first_warnings, *model.notes), ()
-        self.screen.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.notes)
+        self.warnings, self._first_warnings = (*self._first_warnings, *model.warnings), ()
+        self.screen.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.warnings)
         await self.screen.transcript.show(self.session.tree, self.session.line)
         self.screen.refresh_lines()
         if self._waiting == self.screen.input.text:
@@ -216,10 +216,10 @@ class ChatController:
         """Report errors and warnings of a finished response."""
         model, result, recorder = self.thread.model, answer.latest, self.session.recorder
         if model is not None and result is not None:
-            dropped = dropped_turns_line(result, model.context)
-            if dropped and result.dropped_turns != self._dropped:
+            dropped = dropped_messages_line(result, model.context)
+            if dropped and result.dropped_messages != self._dropped:
                 self.screen.notify(dropped, severity="warning", markup=False, timeout=10)
-            self._dropped = result.dropped_turns
+            self._dropped = result.dropped_messages
             self._report_shifts(answer)
             if full := full_line(result, model.context):
                 self.screen.notify(full, severity="warning")
@@ -232,11 +232,11 @@ class ChatController:
         model, result = self.thread.model, answer.latest
         if model is None or result is None:
             return
-        if result.left_out_tokens > self._left_out:
-            left_out = f"{result.left_out_tokens} after the first were evicted"
+        if result.evicted_tokens > self._left_out:
+            left_out = f"{result.evicted_tokens} after the first were evicted"
             told = f"the context of {model.context} tokens was shifted: {left_out}"
             self.screen.notify(told, severity="warning", markup=False, timeout=10)
-        self._left_out = result.left_out_tokens
+        self._left_out = result.evicted_tokens
 
     def stop(self) -> bool:
         """Stop the response in progress, if any; its text so far is kept."""

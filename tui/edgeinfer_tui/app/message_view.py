@@ -140,12 +140,12 @@ class Thought(Static):
 
     def show(self, reply: Reply) -> None:
         self._reply = reply
-        self.display = bool(reply.thought)
+        self.display = bool(reply.reasoning)
         if self.display:
-            words = len(reply.thought.split())
+            words = len(reply.reasoning.split())
             doing = "thinking ..." if reply.thinking else "thought"
             head = f"{'v' if self.unfolded else '>'} {doing} ({words} words)"
-            body = f"\n{reply.thought.strip().translate(HARMLESS)}" if self.unfolded else ""
+            body = f"\n{reply.reasoning.strip().translate(HARMLESS)}" if self.unfolded else ""
             self.update(Content(head + body))
 
     def toggle(self) -> None:
@@ -215,7 +215,7 @@ class MessageView(Vertical, can_focus=True):
         if isinstance(self._text, AnswerText):
             reply = self._reply(ended)
             self._thought.show(reply)
-            await self._text.show(reply.said, ended)
+            await self._text.show(reply.response, ended)
         else:
             self._thought.display = False
             self._show_message(self._text)
@@ -244,7 +244,7 @@ class MessageView(Vertical, can_focus=True):
 
     def said(self) -> str:
         """The text without the reasoning."""
-        return self._reply(True).said if self.message.role == "assistant" else self.message.text
+        return self._reply(True).response if self.message.role == "assistant" else self.message.text
 
     def on_click(self, event: events.Click) -> None:
         self.focus()

@@ -66,13 +66,13 @@ def _defaults() -> dict[str, Any]:
 
 
 def _folders() -> list[tuple[str, str]]:
-    from edgeinfer.registry.entries import own_catalogue
+    from edgeinfer.registry.entries import user_registry
     from edgeinfer.registry.registry import default_models_folder
     from edgeinfer.user_folders import user_folder
 
     return [
         ("models", str(default_models_folder())),
-        ("models of your own", str(own_catalogue())),
+        ("models of your own", str(user_registry())),
         ("compiled kernels, measurements", str(user_folder("cache"))),
         ("history", str(user_folder("state"))),
     ]

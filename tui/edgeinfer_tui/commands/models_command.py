@@ -37,12 +37,12 @@ def list_(
     """
     from edgeinfer.planning.fit import known_machine
     from edgeinfer.registry.model_listing import listed
-    from edgeinfer.registry.registry import default_models_folder, list_models, read_catalogue
+    from edgeinfer.registry.registry import default_models_folder, list_models, read_registry
 
     models = list_models()
     if everything:
         here = {model.name.partition(":")[0] for model in models}
-        _print_catalogue(list(read_catalogue().values()), here, as_json)
+        _print_registry(list(read_registry().values()), here, as_json)
         return
     machine = known_machine()
     found = [listed(model, machine) for model in models]
@@ -80,7 +80,7 @@ def _fits(listed: "ListedModel") -> str:
     return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
 
 
-def _print_catalogue(entries: "list[RegistryEntry]", here: set[str], as_json: bool) -> None:
+def _print_registry(entries: "list[RegistryEntry]", here: set[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
         return
@@ -185,9 +185,9 @@ def show(
 
 def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
     """Print the registry entry of a model whose files aren't on this disk."""
-    from edgeinfer.registry.registry import read_catalogue
+    from edgeinfer.registry.registry import read_registry
 
-    entry = read_catalogue()[missing.name.partition(":")[0]]
+    entry = read_registry()[missing.name.partition(":")[0]]
     lines = [
         ("name", entry.name),
         ("parameters", entry.parameters),

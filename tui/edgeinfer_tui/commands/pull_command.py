@@ -99,9 +99,9 @@ def _outcome(pulled: "Pulled") -> list[str]:
 
 def _draft_remark(name: str) -> list[str]:
     """A hint to pull the draft model, if it isn't on this disk yet."""
-    from edgeinfer.registry.registry import find_model, read_catalogue, split_quant
+    from edgeinfer.registry.registry import find_model, read_registry, split_quant
 
-    entries = read_catalogue()
+    entries = read_registry()
     known, _ = split_quant(name, entries)
     draft = entries[known].draft if known else None
     if draft not in entries or find_model(name).draft_path is not None:

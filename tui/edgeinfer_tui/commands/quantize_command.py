@@ -188,5 +188,5 @@ def _check_usage(type: str | None, target: Path | None, threads: int | None, dry
 
 
 def _remark(done: "Quantization") -> None:
-    for note in done.notes:
+    for note in done.warnings:
         say(note)

@@ -96,7 +96,7 @@ def _answer_with(options: ParsedOptions, store: "SessionStore | None", text: str
     start = time.perf_counter()
     with _load(options) as loaded:
         if options.verbose or on_terminal(sys.stderr):
-            for note in loaded.notes:
+            for note in loaded.warnings:
                 say(note)
         if options.verbose:
             _describe(loaded, options, time.perf_counter() - start)

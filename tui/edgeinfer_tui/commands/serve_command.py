@@ -78,7 +78,7 @@ def serve(
         building.erase()
         reading.erase()
     with loaded, listener:
-        for note in loaded.notes:
+        for note in loaded.warnings:
             say(note)
         run_server(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
 

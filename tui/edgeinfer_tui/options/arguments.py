@@ -14,9 +14,9 @@ def models_here(incomplete: str) -> list[str]:
 
 def models_to_pull(incomplete: str) -> list[str]:
     """Names in the model registry; after a colon, their quantizations."""
-    from edgeinfer.registry.registry import read_catalogue
+    from edgeinfer.registry.registry import read_registry
 
-    entries = [entry for entry in read_catalogue().values() if entry.repository or entry.url]
+    entries = [entry for entry in read_registry().values() if entry.repository or entry.url]
     name = incomplete.partition(":")[0]
     quants = [entry.name_of(quant) for entry in entries if entry.name == name for quant in entry.quants]
     return _beginning(incomplete, [*(entry.name for entry in entries), *quants])

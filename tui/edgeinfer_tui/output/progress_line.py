@@ -8,7 +8,7 @@ from typing import Self, TextIO
 
 from edgeinfer_tui.output.terminal_output import control
 
-PATIENCE_SECONDS = 1.0
+DELAY_SECONDS = 1.0
 BUILDING = "compiling kernels for this machine, once"
 REDRAW_SECONDS = 0.1
 ERASE = "\r\x1b[K"
@@ -46,14 +46,14 @@ class ProgressLine:
         terminal, the line is written once.
         """
         self._label = label
-        self._patience = 0.0 if at_once else PATIENCE_SECONDS
+        self._delay = 0.0 if at_once else DELAY_SECONDS
         self._announces = at_once and not stream.isatty()
         self._shown = shown
         self._time_left = time_left
         self._stream = stream
         self._clock = clock
         self._start = clock()
-        self._drawn_at = float("-inf")
+        self._painted_at = float("-inf")
         self._enabled = stream.isatty()
 
     def update(self, done: int, total: int) -> None:
@@ -63,9 +63,9 @@ class ProgressLine:
             self._announces = False
             self._stream.write(f"edgeinfer: {self._label}, {self._shown(total)} in all\n")
             self._stream.flush()
-        if not self._enabled or now - self._start < self._patience or now - self._drawn_at < REDRAW_SECONDS:
+        if not self._enabled or now - self._start < self._delay or now - self._painted_at < REDRAW_SECONDS:
             return
-        self._drawn_at = now
+        self._painted_at = now
         share = f" ({done / total:.0%})" if total else ""
         left = (
             f", {shown_time((now - self._start) / done * (total - done))} left" if self._tells(done) else ""
@@ -79,10 +79,10 @@ class ProgressLine:
 
     def erase(self) -> None:
         """Erase the line."""
-        if self._drawn_at > float("-inf"):
+        if self._painted_at > float("-inf"):
             control(self._stream, ERASE)
             self._stream.flush()
-            self._drawn_at = float("-inf")
+            self._painted_at = float("-inf")
 
 
 def shown_ago(seconds: float) -> str:

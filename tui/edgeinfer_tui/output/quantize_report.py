@@ -20,7 +20,7 @@ def quantize_report(done: "Quantization") -> dict[str, Any]:
         "target_bytes": done.plan.nbytes,
         "bits_per_weight": done.plan.bits_per_weight,
         "seconds": done.seconds,
-        "notes": list(done.notes),
+        "warnings": list(done.warnings),
         "tensors": [
             {
                 "name": tensor.info.name,

@@ -45,8 +45,8 @@ def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, An
             "accepted_share": speed.accepted_share,
         },
     }
-    if answer.left_out_tokens:
-        found["usage"] |= {"slides": answer.slides, "left_out_tokens": answer.left_out_tokens}
+    if answer.evicted_tokens:
+        found["usage"] |= {"context_shifts": answer.context_shifts, "evicted_tokens": answer.evicted_tokens}
     if any(token.logprob is not None for token in answer.tokens):
         found["logprobs"] = [
             {"id": token.id, "text": token.text, "logprob": token.logprob, "top": list(token.top_logprobs)}

@@ -31,13 +31,13 @@ def status_line(answer: "Generation", context: int) -> str:
         parts.append(f"{speed.gpu_experts:.0%} of experts on the GPU")
     if speed.accepted_share is not None:
         parts.append(f"draft accepted {speed.accepted_share:.0%}")
-    if speed.tokens_per_pass is not None:
-        parts.append(f"{speed.tokens_per_pass:.1f} tokens a pass")
+    if speed.tokens_per_forward is not None:
+        parts.append(f"{speed.tokens_per_forward:.1f} tokens a pass")
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
     parts.append(f"context {context_used(answer)}/{context}")
-    if answer.left_out_tokens:
-        parts.append(f"shifted {_times(answer.slides)}, {answer.left_out_tokens} tokens evicted")
+    if answer.evicted_tokens:
+        parts.append(f"shifted {_times(answer.context_shifts)}, {answer.evicted_tokens} tokens evicted")
     if answer.finish_reason in ENDINGS:
         parts.append(ENDINGS[answer.finish_reason])
     return " · ".join(parts)
@@ -45,14 +45,14 @@ def status_line(answer: "Generation", context: int) -> str:
 
 def context_used(answer: "Generation") -> int:
     """Tokens of prompt and completion in the KV cache, without the evicted ones."""
-    if answer.left_out_tokens:
-        return len(answer.prompt_ids) + len(answer.ids) - answer.left_out_tokens
+    if answer.evicted_tokens:
+        return len(answer.prompt_ids) + len(answer.ids) - answer.evicted_tokens
     return answer.speed.prompt_tokens + answer.speed.generated_tokens
 
 
 def context_lines(answer: "Generation", context: int) -> list[str]:
     """Messages for a text that exceeded the context; none if it didn't."""
-    lines = dropped_turns_line(answer, context), _shift_line(answer, context), full_line(answer, context)
+    lines = dropped_messages_line(answer, context), _shift_line(answer, context), full_line(answer, context)
     return [line for line in lines if line]
 
 
@@ -63,9 +63,9 @@ def full_line(answer: "Generation", context: int) -> str | None:
     return f"the context of {context} tokens is full: the completion ends here"
 
 
-def dropped_turns_line(answer: "Generation", context: int) -> str | None:
+def dropped_messages_line(answer: "Generation", context: int) -> str | None:
     """Message for a chat whose oldest messages were dropped, else None."""
-    count = answer.dropped_turns
+    count = answer.dropped_messages
     if count == 0:
         return None
     messages = "oldest message was" if count == 1 else f"{count} oldest messages were"
@@ -73,11 +73,11 @@ def dropped_turns_line(answer: "Generation", context: int) -> str | None:
 
 
 def _shift_line(answer: "Generation", context: int) -> str | None:
-    if not answer.left_out_tokens:
+    if not answer.evicted_tokens:
         return None
     return (
-        f"the text exceeded the context of {context} tokens and was shifted {_times(answer.slides)}: "
-        f"{answer.left_out_tokens} tokens after the first were evicted"
+        f"the text exceeded the context of {context} tokens and was shifted {_times(answer.context_shifts)}: "
+        f"{answer.evicted_tokens} tokens after the first were evicted"
     )
 
 

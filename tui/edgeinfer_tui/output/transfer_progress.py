@@ -22,7 +22,7 @@ class TransferProgress(PassingLine):
         self._stream, self._clock = stream, clock
         self._on_terminal = stream.isatty()
         self._seen: deque[tuple[float, int]] = deque()
-        self._drawn_at = float("-inf")
+        self._painted_at = float("-inf")
         self._tenth = -1
 
     def update(self, done: int, total: int | None) -> None:
@@ -36,8 +36,8 @@ class TransferProgress(PassingLine):
             self._seen.popleft()
         whole = total is not None and done >= total
         if self._on_terminal:
-            if now - self._drawn_at >= REDRAW_SECONDS or whole:
-                self._drawn_at = now
+            if now - self._painted_at >= REDRAW_SECONDS or whole:
+                self._painted_at = now
                 self._redraw(self._line(done, total))
         elif total and done * TENTHS // total > self._tenth:
             self._tenth = done * TENTHS // total
@@ -46,8 +46,8 @@ class TransferProgress(PassingLine):
     def checking(self, done: int, total: int) -> None:
         """Report the progress of hashing data from earlier runs."""
         now = self._clock()
-        if self._on_terminal and now - self._drawn_at >= REDRAW_SECONDS:
-            self._drawn_at = now
+        if self._on_terminal and now - self._painted_at >= REDRAW_SECONDS:
+            self._painted_at = now
             self._redraw(f"checking {shown_bytes(done)}/{shown_bytes(total)} ({done / total:.0%})")
 
     def say(self, line: str) -> None:
@@ -57,10 +57,10 @@ class TransferProgress(PassingLine):
 
     def erase(self) -> None:
         """Erase the line."""
-        if self._on_terminal and self._drawn_at > float("-inf"):
+        if self._on_terminal and self._painted_at > float("-inf"):
             control(self._stream, ERASE)
             self._stream.flush()
-            self._drawn_at = float("-inf")
+            self._painted_at = float("-inf")
 
     def _line(self, done: int, total: int | None) -> str:
         """For example: 1.2 GiB/4.7 GiB (26%), 11.3 MiB/s, 5 min left."""

@@ -76,9 +76,9 @@ def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None],
         edgeinfer.load(path, context=64, threads=2, device="cpu") as reference,
     ):
         engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert isinstance(engine.backend, SplitBackend), model.warnings
         above: Any = engine.backend.gpu_shard
-        assert any(note.startswith("on the GPU: attention of ") for note in model.notes)
+        assert any(note.startswith("on the GPU: attention of ") for note in model.warnings)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
         assert above.nbytes <= model.plan.bytes_on("gpu")
@@ -95,7 +95,7 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
     path = model_file(tmp_path)
     small_gpu(MIB // 4)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert any(note.startswith("running on the CPU: ") for note in model.notes)
+        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
     with pytest.raises(GpuUnavailableError):
         edgeinfer.load(path, context=64, threads=2, device="cuda")
 
@@ -118,7 +118,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
 
     monkeypatch.setattr(split_loading, "CudaBackend", filled_at_first)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "other programs took memory of the GPU" in model.notes[0]
+        assert "other programs took memory of the GPU" in model.warnings[0]
     assert len(made) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
     small_gpu(gpu_bytes(path) - 1)
     monkeypatch.setattr(engine_loading, "measure_gpu", full)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "the GPU has no room to be measured: planned without its speeds" in model.notes
+        assert "the GPU has no room to be measured: planned without its speeds" in model.warnings
 
 
 @pytest.mark.default_cases(1)
@@ -151,11 +151,11 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
     for _ in range(2):
         with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
             engine: Any = model.engine
-            assert isinstance(engine.backend, SplitBackend), model.notes
+            assert isinstance(engine.backend, SplitBackend), model.warnings
             assert model.plan is not None
             found.append(model.plan)
             stays = " of the weights stay in the file, as "
-            assert any(stays in note for note in model.notes) == (ram is not None), model.notes
+            assert any(stays in note for note in model.warnings) == (ram is not None), model.warnings
             answers.append(model.logits([5 + index for index in range(10)]))
             ram = model.plan.bytes_on("cpu") - 1
     first, second = found
@@ -174,16 +174,16 @@ def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
     small_gpu(1 << 40)
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
     with edgeinfer.load(path, sparse="exact", **loading) as model:
-        assert "all of the model is on the GPU, which computes every neuron: none is sparse" in model.notes
+        assert "all of the model is on the GPU, which computes every neuron: none is sparse" in model.warnings
     small_gpu(gpu_bytes(path) - (100 << 10))
     logits = []
     for sparse in ("off", "exact"):
         with edgeinfer.load(path, sparse=sparse, **loading) as model:
             engine: Any = model.engine
-            assert isinstance(engine.backend, SplitBackend), model.notes
-            assert any(note.startswith("sparse feed-forward in 1 of 1 layers") for note in model.notes) == (
-                sparse == "exact"
-            )
+            assert isinstance(engine.backend, SplitBackend), model.warnings
+            assert any(
+                note.startswith("sparse feed-forward in 1 of 1 layers") for note in model.warnings
+            ) == (sparse == "exact")
             assert model.plan is not None
             cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
             assert bool(cold) == (sparse == "exact")
@@ -207,8 +207,8 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
-        assert any(note.startswith("running on the CPU: ") for note in model.notes)
-        assert any(" of the weights stay in the file, as " in note for note in model.notes)
+        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
+        assert any(" of the weights stay in the file, as " in note for note in model.warnings)
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
@@ -307,7 +307,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         got = model.generate(ids, max_tokens=6, temperature=0.0)
         assert got.ids == want
         assert got.speed.accepted_share == 1.0  # it is the model itself
-        assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        assert got.speed.tokens_per_forward == pytest.approx(2.5)
         # The device draws what isn't drafted, with the numbers that the host would draw with.
         controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
@@ -349,7 +349,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
     with edgeinfer.load(path, draft=str(small), **loading) as model:
         engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert isinstance(engine.backend, SplitBackend), model.warnings
         assert model.plan is not None
         assert model.plan.draft == place
         assert model.plan.bytes_on("gpu") < whole
@@ -362,7 +362,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
             return
         assert isinstance(backend, CudaBackend)
         assert backend.nbytes <= drafts[0].bytes
-        assert " and the draft model; " in model.notes[0]
+        assert " and the draft model; " in model.warnings[0]
         controller = speculator.controllers["greedy"]
         controller.length = lambda most: max(0, min(most, 2))
         controller.min_probs = lambda length: (0.0, 0.0)
@@ -387,8 +387,8 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
     small_gpu(gpu_bytes(path) - (800 << 10))
     with edgeinfer.load(path, context=64, threads=2) as model:
         engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.notes
-        assert any(note.endswith("experts change places as they are asked for") for note in model.notes)
+        assert isinstance(engine.backend, SplitBackend), model.warnings
+        assert any(note.endswith("experts change places as they are asked for") for note in model.warnings)
         assert model.plan is not None
         changing = [layer for layer in model.plan.layers if layer.changing]
         assert changing
