@@ -190,8 +190,6 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     super_blocks = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
     shape = (-1, layout.blocks_per_super, layout.block_bytes)
     blocks = super_blocks.reshape(shape)[:, :, layout.factor_bytes :]
-        :, :, layout.factor_bytes :
-    ]
     neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
     neurons[:, :, ::2] ^= 255
     assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
