@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX
+from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, LOST, SENT
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
@@ -42,7 +42,7 @@ class DecodeExchange:
         self.between: Callable[[int], None] | None = None
 
     def _word(self, at: int) -> Tensor:
-        return self.mailbox.words[at // 8 :]
+        return self.mailbox.words[at:]
 
     def send(
         self,
@@ -62,7 +62,7 @@ class DecodeExchange:
             (1,),
             space.x,
             box.rows,
-            self._word(MAILBOX.sent),
+            self._word(SENT),
             stage,
             routing.ids if used else space.state,
             routing.weights if used else space.x,
@@ -94,8 +94,8 @@ class DecodeExchange:
         launches.launch(
             receive_kernel,
             (tokens,),
-            self._word(MAILBOX.answered),
-            self._word(MAILBOX.lost),
+            self._word(ANSWERED),
+            self._word(LOST),
             stage,
             space.state[LOST_AT:],
             box.rows,
