@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 import pytest
@@ -39,6 +40,50 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
     return lambda cases: max(1, round(cases * share))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that `default_cases` leaves out of the default tier."""
+    cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")
+        if limited and isinstance(item, pytest.Function) and not _is_skipped(item):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for functions in cases.values():
+        marker = functions[0].get_closest_marker("default_cases")
+        assert marker is not None
+        chosen = default_cases([_parameters(function) for function in functions], *marker.args)
+        for index, function in enumerate(functions):
+            if index not in chosen:
+                function.add_marker(pytest.mark.slow)
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether a `skipif` of the test holds."""
+    return any(marker.args[0] is True for marker in item.iter_markers("skipif"))
+
+
+def _parameters(function: pytest.Function) -> set[tuple[str, str]]:
+    """(name, value) of each parameter of a test case."""
+    params = function.callspec.params if hasattr(function, "callspec") else {}
+    return {(name, repr(value)) for name, value in params.items()}
+
+
+def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = None) -> set[int]:
+    """Indices of at most `count` cases which together have as many parameter values as possible.
+
+    `count` None: as few as have every value.
+    """
+    values = set[tuple[str, str]]().union(*cases)
+    missing, chosen = set(values), set[int]()
+    while len(chosen) < len(cases) and (missing if count is None else len(chosen) < count):
+        missing = missing or set(values)
+        others = [index for index in range(len(cases)) if index not in chosen]
+        best = max(others, key=lambda index: len(cases[index] & missing))
+        chosen.add(best)
+        missing -= cases[best]
+    return chosen
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: nobody need look for cycles in them."""
     gc.freeze()
@@ -47,14 +92,12 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _kernels_are_built_together(request: pytest.FixtureRequest) -> None:
-    """What tests of kernels want of every instruction set is there before any test loads a model.
+    """Builds the kernels of this tier before any test loads a model: each build starts a compiler anew."""
+    items = request.session.items
+    if any(BY_KERNELS.intersection(getattr(item, "fixturenames", ())) for item in items):
+        from tests.kernels.conftest import build_all
 
-    Most of a compiler's work is the same for all sets: who built for one first would have it done twice.
-    """
-    if any(BY_KERNELS.intersection(getattr(item, "fixturenames", ())) for item in request.session.items):
-        from tests.kernels.conftest import objects
-
-        objects()
+        build_all(slow=any(item.get_closest_marker("slow") for item in items))
 
 
 @pytest.fixture

@@ -3,12 +3,27 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("quant_formats", "kernels", "offload", "edgeinfer", "tui", "benchmarks", "tests")
+MAX_FILES = 14
+"""Python files of a folder; `__init__.py` and `conftest.py` are not counted."""
+PUBLIC_UNDERSCORES = {"_exit", "_fields", "_replace"}
+"""Of `os` and of named tuples."""
+PRIVATE_IN_TESTS = {
+    "tests/kernels/cuda/interpreted_types.py": "Triton's interpreter, made faster",
+    "tests/kernels/cuda/interpreter.py": "Triton's interpreter, made faster",
+    "tests/kernels/cuda/test_on_a_gpu.py": "Triton's compiler",
+    "tests/offload/planner/test_plan_properties.py": "PlacementProblem._ends",
+    "tests/quant_formats/mix_models.py": "the logger of llama_cpp",
+    "tests/tui/commands/test_plan.py": "plan_text._Line",
+}
+"""Files of tests that use private names, and whose."""
 
 # package -> (floor, folder, third-party packages that this part may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
@@ -99,3 +114,44 @@ def test_importing_edgeinfer_brings_no_heavy_package() -> None:
     code = f"import sys, edgeinfer\nprint([name for name in {heavy!r} if name in sys.modules])\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_folder_has_at_most_fourteen_files() -> None:
+    files = Counter(path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    uncounted = Counter(
+        path.parent
+        for folder in FOLDERS
+        for name in ("__init__.py", "conftest.py")
+        for path in (ROOT / folder).rglob(name)
+    )
+    counts = {str(folder.relative_to(ROOT)): count for folder, count in (files - uncounted).items()}
+    assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
+
+
+def private_names(path: Path) -> list[str]:
+    """Private names of other modules and objects that a file uses."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[object] = []
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("setattr", "delattr"):
+            names = [each.value for each in node.args[1:2] if isinstance(each, ast.Constant)]
+        found += [
+            f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
+            for name in names
+            if str(name).startswith("_") and not str(name).startswith("__") and name not in PUBLIC_UNDERSCORES
+        ]
+    return found
+
+
+def test_tests_use_public_names() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in (ROOT / "tests").rglob("*.py")
+        if (names := private_names(path))
+    }
+    assert {path: names for path, names in found.items() if path not in PRIVATE_IN_TESTS} == {}
+    assert found.keys() == PRIVATE_IN_TESTS.keys()

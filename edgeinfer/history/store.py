@@ -175,11 +175,11 @@ class ChatStore:
             ChatStoreError: the parent is of another chat.
             sqlite3.Error: it can't be written.
         """
-        return self.message(self._insert(chat, parent, role, text, state))
+        return self.message(self.insert(chat, parent, role, text, state))
 
     def begin_message(self, chat: int, parent: int | None, role: Role = "assistant") -> MessageWriter:
         """Start a streamed message; `Raises` as `add_message`."""
-        return MessageWriter(self.connection, self._insert(chat, parent, role, "", "coming"))
+        return MessageWriter(self.connection, self.insert(chat, parent, role, "", "coming"))
 
     def message(self, message: int) -> StoredMessage:
         """One message. Raises ChatStoreError if it doesn't exist."""
@@ -280,7 +280,7 @@ class ChatStore:
     ) -> None:
         self.close()
 
-    def _insert(self, chat: int, parent: int | None, role: Role, text: str, state: State) -> int:
+    def insert(self, chat: int, parent: int | None, role: Role, text: str, state: State) -> int:
         if parent is not None and self.message(parent).chat != chat:
             raise ChatStoreError(f"message {parent}: of another chat")
         now = time.time()

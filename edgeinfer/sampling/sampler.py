@@ -138,7 +138,7 @@ class Sampler:
         if self.settings.temperature == 0:
             self._last = np.array([self.best(logits, history)]), np.ones(1)
             return self._last
-        self._last = self._distribution(self._adjusted(logits, history))
+        self._last = self._distribution(self.adjusted(logits, history))
         return self._last
 
     def best(self, logits: Logits, history: Sequence[int]) -> int:
@@ -146,7 +146,7 @@ class Sampler:
 
         Raises: as `distribution`.
         """
-        adjusted = self._adjusted(logits, history)
+        adjusted = self.adjusted(logits, history)
         best = int(adjusted.argmax())  # NaN is the maximum, if there is one
         usable = math.isfinite(adjusted[best])
         self._all_needed = self.constraint is not None and not (usable and self.constraint.allows(best))
@@ -209,7 +209,7 @@ class Sampler:
         self._context.surprise_limit = state.surprise_limit
         self._last = None
 
-    def _adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
+    def adjusted(self, logits: Logits, history: Sequence[int]) -> Logits:
         """The logits of all tokens after bias, penalties and DRY; the argument isn't modified."""
         if logits.shape != (self.vocabulary_size,):
             raise LogitsError(f"logits: saw shape {logits.shape}, wanted ({self.vocabulary_size},)")

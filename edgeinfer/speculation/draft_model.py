@@ -35,11 +35,11 @@ class DraftModel(AutoregressiveDrafter):
     ) -> None:
         self.name = name
         super().__init__(engine.vocabulary_size, vocabulary_size, siblings)
-        self._engine = engine
-        self._max_prompt = 0
+        self.engine = engine
+        self.max_prompt = 0
         """Maximum tokens that the engine's draft loop processes before it drafts; 0: it has none."""
         if isinstance(engine, DraftingEngine):
-            self._drafting_engine, self._max_prompt = engine, engine.max_draft_prompt
+            self._drafting_engine, self.max_prompt = engine, engine.max_draft_prompt
         self._max_token = min(engine.vocabulary_size, vocabulary_size)
         self._params_of_loop: SamplingParams | None = None
         self._loop_sampling: DraftSampling | None = None
@@ -58,15 +58,15 @@ class DraftModel(AutoregressiveDrafter):
         if params is not self._params_of_loop:
             self._params_of_loop, self._loop_sampling = params, draft_sampling(params)
         sampling = self._loop_sampling
-        if not self._max_prompt or sampling is None or self.siblings:
+        if not self.max_prompt or sampling is None or self.siblings:
             return super().propose(history, request)
-        if not request.max_tokens or len(history) + MAX_DRAFTED > self._engine.context:
+        if not request.max_tokens or len(history) + MAX_DRAFTED > self.engine.context:
             return Draft()
         is_sampled = params.temperature > 0 and params.seed is None
         uniforms = self._random.random(request.max_tokens, np.float32).tolist() if is_sampled else ()
         missed = self._missed(history)
-        if len(missed) > self._max_prompt:
-            self._engine.append(missed[:-1])
+        if len(missed) > self.max_prompt:
+            self.engine.append(missed[:-1])
             missed = missed[-1:]
         found = self._drafting_engine.draft(missed, self._loop_request(request, sampling, uniforms))
         distributions = _distributions(found) if is_sampled else None
@@ -88,21 +88,21 @@ class DraftModel(AutoregressiveDrafter):
         """The tokens of `history` that the engine hasn't cached, always including the last;
         truncates its cache.
         """
-        shared = min(shared_prefix(self._engine.ids, history), len(history) - 1)
-        self._engine.rewind(shared)
+        shared = min(shared_prefix(self.engine.ids, history), len(history) - 1)
+        self.engine.rewind(shared)
         return list(history[shared:])
 
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits after `history`; the cache keeps the common prefix."""
-        if len(history) + MAX_DRAFTED > self._engine.context:
+        if len(history) + MAX_DRAFTED > self.engine.context:
             return None
-        return self._engine.append(self._missed(history))
+        return self.engine.append(self._missed(history))
 
     def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
-        return self._engine.append([token])
+        return self.engine.append([token])
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
         if self._on_close:
             self._on_close()
 

@@ -39,7 +39,7 @@ def compiled(kind: str, text: str, overrides: str = "{}") -> str:
     if size > MAX_TEXT_BYTES:
         raise SettingError(f"{kind}: saw {size} bytes, wanted {MAX_TEXT_BYTES} at most")
     options = json.loads(overrides) or None
-    reply = _child.ask({"kind": kind, "text": text, "overrides": options})
+    reply = child_process.ask({"kind": kind, "text": text, "overrides": options})
     if reply is None:
         raise SettingError(
             f"{kind}: too deep or too large to compile (chained rules, nesting, intersections); simplify it"
@@ -119,5 +119,5 @@ class _Child:
             self._end()
 
 
-_child = _Child()
-atexit.register(_child.close)
+child_process = _Child()
+atexit.register(child_process.close)

@@ -37,7 +37,7 @@ class Constraint:
         finder: HelperThread | None = None,
         endings: Endings | None = None,
     ) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self._finder = finder
         self._coming: Coming[None] | None = None
         self._words = np.zeros(-(-vocabulary_size // WORD_BITS), np.uint64)
@@ -46,7 +46,7 @@ class Constraint:
         self._found = False
         """Whether `_words` has the mask of the next token."""
         self._forced: list[int] | None = None
-        self._endings = endings
+        self.endings = endings
         self._left = sys.maxsize
         self._search_from = MAX_ENDING
         self._ending: list[int] | None = None
@@ -68,14 +68,14 @@ class Constraint:
         Checked every `CHECK_INTERVAL` tokens while at least `SPARE_TOKENS` are left besides an ending; after
         that at every token.
         """
-        if self._endings is None or self._left > self._search_from:
+        if self.endings is None or self._left > self._search_from:
             return token_id
         if self._closing:
             return self._closing[0]
         matcher, left = self._idle(), self._left - 1
         ending = self._ending
-        if ending is None or len(ending) > left or not self._endings.completes(matcher, [token_id, *ending]):
-            ending = self._endings.after(matcher, token_id)
+        if ending is None or len(ending) > left or not self.endings.completes(matcher, [token_id, *ending]):
+            ending = self.endings.after(matcher, token_id)
         if ending is not None and len(ending) <= left:
             if left > len(ending) + SPARE_TOKENS:
                 self._ending, self._search_from = None, left - CHECK_INTERVAL
@@ -84,11 +84,11 @@ class Constraint:
             return token_id
         own = self._ending
         if own is None and ending is not None:  # the ending after the sampled token is too long
-            own = self._ending = self._endings.after(matcher)
+            own = self._ending = self.endings.after(matcher)
         if own is None or len(own) > self._left:
             self._ending, self._search_from = None, self._left - SEARCH_INTERVAL
             return token_id
-        first = own[0] if own else self._endings.end_id
+        first = own[0] if own else self.endings.end_id
         if first is None:
             return token_id
         self._closing, self.closed_early = list(own), True
@@ -136,7 +136,7 @@ class Constraint:
         forced = self.forced()
         if forced:
             return token_id == forced[0]
-        if self._matcher.validate_tokens([token_id]) == 1:
+        if self.matcher.validate_tokens([token_id]) == 1:
             return True
         self._refuse_errors()
         return False
@@ -150,7 +150,7 @@ class Constraint:
         return self._words
 
     def _find(self) -> None:
-        self._matcher.unsafe_compute_mask_ptr(*self._place)
+        self.matcher.unsafe_compute_mask_ptr(*self._place)
         self._refuse_errors()
         self._found = True
 
@@ -158,7 +158,7 @@ class Constraint:
         """The matcher, after the background computation has finished."""
         if self._coming is not None:
             self._allowed_words()
-        return self._matcher
+        return self.matcher
 
     def accept(self, token_id: int) -> None:
         """Update with `token_id`, an allowed token."""
@@ -186,8 +186,8 @@ class Constraint:
         return self._forced
 
     def _refuse_errors(self) -> None:
-        if self._matcher.is_error():
-            raise EdgeInferError(f"the answer's grammar failed: {one_line(self._matcher.get_error())}")
+        if self.matcher.is_error():
+            raise EdgeInferError(f"the answer's grammar failed: {one_line(self.matcher.get_error())}")
 
 
 class GrammarVocabulary:

@@ -86,6 +86,7 @@ def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, 
     assert len(answers[0].ids) == 60
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 def test_distributions_on_told_stories_are_llama_cpps(pair: tuple[Model, Model]) -> None:
     divergences: list[float] = []

@@ -45,7 +45,7 @@ def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
         near, far = together[0] @ together[1], together[0] @ together[2]
         assert near > far
         last = model.embed(TEXTS[0], pooling="last", normalize=False)
-        ids = model._encoding.of_text(TEXTS[0])
+        ids = model.generate(TEXTS[0], max_tokens=0).prompt_ids
         assert model.text_vectors([TEXTS[0]] * 2).tokens == 2 * len(ids)
         model.engine.rewind(0)
         np.testing.assert_array_equal(last, model.engine.rows(ids)[-1])
@@ -75,6 +75,7 @@ def test_what_has_no_vector_is_refused(zoo_file: ZooFile) -> None:
         model.embed("the rain")
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("pooling", "number"), [("mean", 1), ("last", 3)])
 def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:

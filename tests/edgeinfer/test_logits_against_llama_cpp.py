@@ -113,6 +113,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
         assert ours[row].argmax() == best
 
 
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize(("name", "variant"), FILES)
 def test_logits_are_llama_cpps(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str
@@ -121,6 +122,7 @@ def test_logits_are_llama_cpps(
     check(path, name, variant, goldens[golden_name(name, variant)])
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("name", "variant"), LIVE)
 def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
@@ -129,6 +131,7 @@ def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, varia
     check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(
     ("name", "left_out"),

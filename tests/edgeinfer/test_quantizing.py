@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_a_target_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(100, 90, 10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=100, used=90, free=10))
     with pytest.raises(SettingError, match=r"takes [0-9]+ bytes, wanted at most 10, which are free there"):
         edgeinfer.quantize(write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf")
 

@@ -130,7 +130,7 @@ def source_file(folder: Path, name: str) -> Path:
 
 def with_value(file: GGUFFile, key: str, value: Value) -> bytes:
     """The file's bytes with one metadata value replaced, or added."""
-    metadata = file._parts[0].metadata
+    metadata = file.metadata
     keys = [*metadata, *([] if key in metadata else [key])]
     out = bytearray(b"GGUF" + raw.uint32(3) + raw.uint64(len(file.tensors)) + raw.uint64(len(keys)))
     for each in keys:

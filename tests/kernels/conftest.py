@@ -1,8 +1,9 @@
 """Kernels of every instruction set that this processor has, built once into the user's own cache."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import pytest
 
@@ -11,18 +12,43 @@ from edgeinfer_kernels.blocks import BLOCK_KINDS
 from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, every_unit, row_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
-from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
+from edgeinfer_quant_formats import FORMATS
 from tests.kernels.row_matrices import FLOATS
 
 ISA_NAMES = [isa.name for isa in detect().available]
+BEST, PORTABLE = ISA_NAMES[0], ISA_NAMES[-1]
 ISAS = [pytest.param(name, marks=pytest.mark.slow) if name in ISA_NAMES[1:-1] else name for name in ISA_NAMES]
 """The instruction sets as parameters of tests: the best and the portable one by default."""
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
 """Kernels by tiles on processors that have none; here only."""
-QUANTIZED_ROWS = row_units(name for name in FIELDS if name not in FLOATS)
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
+DEFAULT_FORMATS = (*FLOATS, "Q4_0", "Q8_0", "Q4_K", "Q6_K")
+"""Formats whose kernels of the best instruction set are in the default tier: those of its models."""
+PORTABLE_FORMATS = (*FLOATS, "Q8_0", "Q4_K")
+"""The same of the portable instruction set, and of emulated tiles."""
+
+
+Formats = str | tuple[str, ...]
+
+
+def is_default(isa: str, formats: Formats) -> bool:
+    """Whether the default tier has the kernels of the formats in an instruction set."""
+    by_isa = {BEST: DEFAULT_FORMATS, PORTABLE: PORTABLE_FORMATS, EMULATED_TILES.name: PORTABLE_FORMATS}
+    names = [formats] if isinstance(formats, str) else formats
+    return {FORMATS[name].repacked_as or name for name in names} <= set(by_isa.get(isa, ()))
+
+
+def isas_and_formats(isas: Iterable[str], formats: Sequence[Formats]) -> list[object]:
+    """(instruction set, formats) as parameters of tests; slow, unless in the default tier."""
+    pairs = product(isas, formats)
+    return [pytest.param(*pair, marks=() if is_default(*pair) else pytest.mark.slow) for pair in pairs]
+
+
+def best_formats(formats: Iterable[Formats]) -> list[object]:
+    """Formats as parameters of tests of the best instruction set; slow, unless in the default tier."""
+    return [pytest.param(name, marks=() if is_default(BEST, name) else pytest.mark.slow) for name in formats]
 
 
 def instruction_set(name: str) -> InstructionSet:
@@ -37,44 +63,44 @@ class _WithoutTiles(Kernels):
 
 
 @cache
-def objects() -> dict[str, dict[str, bytes]]:
-    """Instruction set -> unit -> object file, of all that a test may want.
+def objects(isa: str, units: tuple[str, ...]) -> dict[str, bytes]:
+    """Unit -> its object file. What is built for emulated tiles has the rows of the portable set too."""
+    given = instruction_set(isa)
+    tiled = tuple(unit for unit in units if unit.startswith("rows_") and unit not in row_units(FLOATS))
+    if given is EMULATED_TILES and tiled != units:
+        return objects(PORTABLE, tuple(unit for unit in units if unit not in tiled)) | objects(isa, tiled)
+    if isa == PORTABLE and tiled:
+        return objects(EMULATED_TILES.name, units)
+    built = KernelCache(user_folder("cache"), given).objects(units)
+    return dict(zip(units, built, strict=True))
 
-    They are built together: most of a compiler's work is the same for all instruction sets, and each process
-    of it that is started anew does again what units share.
-    """
-    root, (*others, last) = user_folder("cache"), map(choose, ISA_NAMES)
-    shared = [BLOCKS, *units_of(BLOCK_KINDS), SERVICE, *row_units(FLOATS), *sparse_units(NEURON_FORMATS)]
-    plain = dict(zip(shared, KernelCache(root, last, others).objects(shared), strict=True))
-    # What is built for emulated tiles holds the plain rows of its instruction set too.
-    with_tiles = KernelCache(root, EMULATED_TILES, others).objects(QUANTIZED_ROWS)
-    found = {last.name: {**plain, **dict(zip(QUANTIZED_ROWS, with_tiles, strict=True))}}
-    units = [*shared, *QUANTIZED_ROWS]
-    for isa in others:
-        found[isa.name] = dict(zip(units, KernelCache(root, isa).objects(units), strict=True))
-    return found
+
+def build_all(*, slow: bool) -> None:
+    """Build the kernels of a tier. The slow tier has every unit of every instruction set."""
+    for isa in ISA_NAMES if slow else (BEST, PORTABLE):
+        names = [name for name in FORMATS if name in FIELDS and not (slow or is_default(isa, name))]
+        left_out = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
+        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in left_out)))
 
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
-    given = instruction_set(isa)
-    found = objects()[ISA_NAMES[-1] if given is EMULATED_TILES else given.name]
-    wanted = [found[unit] for unit in dict.fromkeys([BLOCKS, *units])]
-    return (_WithoutTiles if isa == ISA_NAMES[-1] else Kernels)(wanted)
+    found = objects(isa, tuple(dict.fromkeys([BLOCKS, *units])))
+    return (_WithoutTiles if isa == PORTABLE else Kernels)(found.values())
 
 
 @cache
-def _row_kernels(isa: str) -> Kernels:
-    return built_kernels(isa, row_units(FIELDS))
+def row_kernels(isa: str, name: str) -> Kernels:
+    return built_kernels(isa, row_units({FORMATS[name].repacked_as or name}))
 
 
 @pytest.fixture(scope="session")
-def kernels_for() -> Callable[[str], Kernels]:
-    """Instruction set -> its kernels for the rows of every format."""
-    return _row_kernels
+def kernels_for() -> Callable[[str, str], Kernels]:
+    """(instruction set, format) -> the kernels for its rows."""
+    return row_kernels
 
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    """Kernels of the best instruction set: rows of every format, experts, and what serves a device."""
-    return built_kernels(ISA_NAMES[0], [*units_of(BLOCK_KINDS), SERVICE, *row_units(FIELDS)])
+    """Kernels of the best instruction set: rows of the default formats, experts, and what serves a device."""
+    return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units(DEFAULT_FORMATS)])

@@ -41,6 +41,7 @@ def arrays() -> dict[str, Floats]:
     return {name: array.astype(np.float32) for name, array in made.items()}
 
 
+@pytest.mark.default_cases(30)
 @pytest.mark.parametrize("name", ENCODED_BY_GGUF_PY)
 @pytest.mark.parametrize("array", arrays())
 def test_blocks_are_those_of_gguf_py(name: str, array: str) -> None:
@@ -66,6 +67,7 @@ def test_gaussian_weights_come_back_within_the_error_of_the_format(name: str) ->
     assert quantizer_errors.error(weights, encode(weights, name), name) < ERRORS[name]
 
 
+@pytest.mark.default_cases(20)
 @pytest.mark.parametrize("importance", ["plain", "importance"])
 @pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("array", quantizer_errors.ARRAYS)

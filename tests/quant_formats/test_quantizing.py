@@ -36,6 +36,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "FEWEST_WEIGHTS_FOR_WORKERS", 1)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
@@ -53,6 +54,7 @@ def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
         assert written.metadata["llama.block_count"] == 3
 
 
+@pytest.mark.slow
 def test_workers_and_small_pieces_change_no_byte(small_pieces: None, tmp_path: Path) -> None:
     source = ARCEE.write(tmp_path / "source.gguf")
     importance = importance_for(ARCEE.shapes())
@@ -180,7 +182,7 @@ def test_a_killed_worker_is_an_error() -> None:
     piece = Piece("w", np.ones(512, np.float32).tobytes(), "F32", "Q4_K", None)
     with EncodingPool(2) as pool:
         assert len(next(pool.recoded([lambda: piece]))) == 288
-        for worker in pool._workers:
+        for worker in pool.workers:
             worker.send_signal(signal.SIGKILL)
             worker.wait()
         with pytest.raises(

@@ -97,8 +97,8 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
     def refuse(*given: object, **named: object) -> None:
         raise OSError("not in this test")
 
-    monkeypatch.setattr(serve_command, "_serve", refuse)
-    monkeypatch.setattr(chat_command, "_program", refuse)
+    monkeypatch.setattr(serve_command, "run_server", refuse)
+    monkeypatch.setattr(chat_command, "chat_program", refuse)
     monkeypatch.setattr(pull_command, "pull_model", refuse)
     monkeypatch.setattr("edgeinfer_tui.commands.run_command.pull_model", refuse)
 

@@ -97,6 +97,7 @@ def test_piped_text_is_the_prompt(home: Path) -> None:
     assert "context 8/1024 · stopped at --max-tokens" in done.stderr
 
 
+@pytest.mark.slow
 def test_llama_cpp_responses_alike_and_as_quietly(home: Path) -> None:
     pytest.importorskip("llama_cpp")
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8", "--engine", "llama.cpp")
@@ -200,6 +201,7 @@ def test_what_is_no_model_is_one_line(
     assert told in done.err
 
 
+@pytest.mark.slow
 def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> None:
     done = run(home, "run", str(broken(home / "model.gguf", "cut")), "Hi")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -227,6 +229,7 @@ def test_what_cannot_be_done_is_one_line(
     assert told in done.err
 
 
+@pytest.mark.slow
 def test_where_nothing_that_is_measured_can_be_kept_it_responses_all_the_same(home: Path) -> None:
     built = KernelCache(user_folder("cache"), choose()).folder
     cache = home / "cache" / "edgeinfer"
@@ -246,6 +249,7 @@ def test_where_nothing_that_is_measured_can_be_kept_it_responses_all_the_same(ho
     assert GREEDY_TEXT.startswith(done.stdout.rstrip("\n"))
 
 
+@pytest.mark.slow
 def test_a_start_that_compiles_shows_how_far_it_has_come(home: Path, opened: list[Terminal]) -> None:
     built = KernelCache(user_folder("cache"), choose())
     found = KernelCache(home / "empty" / "edgeinfer", built.isa)

@@ -116,6 +116,7 @@ def test_help_needs_neither_the_engine_nor_numpy() -> None:
     assert "--max-tokens" in result.stdout
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, 0.35])
 def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) -> None:
     program = (
@@ -143,6 +144,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
     assert err == b""
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("columns", "name"), [(1, ""), (2, ""), (3, "dumb"), (2, "vt100"), (10, "xterm")])
 def test_a_chat_on_a_terminal_too_narrow_for_editing(
     home: Path, opened: list[Terminal], columns: int, name: str

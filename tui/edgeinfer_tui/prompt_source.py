@@ -22,7 +22,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
     if stdin is None or stdin.closed or stdin.isatty():
         return None
     raw = stdin.buffer
-    if prompt_given and not _ready(raw):
+    if prompt_given and not is_ready(raw):
         say(f"standard input had no data within {PATIENCE_SECONDS:.0f} s: using the prompt alone")
         return None
     text = decoded(read_bounded(raw, "standard input"), "standard input")
@@ -43,7 +43,7 @@ def unescaped(text: str) -> str:
     return text
 
 
-def _ready(raw: BinaryIO) -> bool:
+def is_ready(raw: BinaryIO) -> bool:
     """Whether data or the end of the input arrives soon. Windows can't poll a pipe."""
     if sys.platform == "win32":
         return True

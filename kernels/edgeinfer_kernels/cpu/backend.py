@@ -77,7 +77,7 @@ class CpuBackend(Backend[Activations]):
         sparse = sparse or {}
         self.team = team or ThreadPool(kernels, threads or usable_cpus())
         self._has_own_team = team is None
-        self._decoder = CpuDecoder(
+        self.decoder = CpuDecoder(
             spec,
             weights,
             {index: weights.residual(index) for index in spec.indices()},
@@ -90,8 +90,8 @@ class CpuBackend(Backend[Activations]):
             sparse=sparse,
             on_placed=on_placed,
         )
-        self.repacked_bytes = self._decoder.repacked_bytes
-        self.repack_seconds = self._decoder.repack_seconds
+        self.repacked_bytes = self.decoder.repacked_bytes
+        self.repack_seconds = self.decoder.repack_seconds
         self._build(head)
         self.capabilities = Capabilities(
             max_step_tokens=min(batch, STEP_TOKENS),
@@ -104,9 +104,9 @@ class CpuBackend(Backend[Activations]):
 
     def _build(self, head: bool) -> None:
         """Build the structures of all blocks and of the head, the buffers, and the schedules."""
-        decoder, spec = self._decoder, self.spec
+        decoder, spec = self.decoder, self.spec
         self._workspace, self._embedding = decoder.workspace, decoder.embedding
-        self._blocks = {index: decoder.build(index, self._options(index)) for index in spec.indices()}
+        self.built_blocks = {index: decoder.build(index, self._options(index)) for index in spec.indices()}
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
             self._head_args = HeadArgs.from_address(self._head)
@@ -119,12 +119,12 @@ class CpuBackend(Backend[Activations]):
         if self.routing is None:
             return BlockOptions()
         ids = self.routing.ids[index.layer]
-        return BlockOptions(RoutingRows(self._decoder.arena.keep(ids), ids.strides[0]))
+        return BlockOptions(RoutingRows(self.decoder.arena.keep(ids), ids.strides[0]))
 
     def _build_schedules(self) -> None:
         """Build the schedules: the blocks of all layers, and all blocks of a step."""
         address_of = self._kernels.address
-        calls = [each for built in self._blocks.values() for each in (*built.before_layer, *built.calls)]
+        calls = [each for built in self.built_blocks.values() for each in (*built.before_layer, *built.calls)]
         self._functions = {
             name: address_of(name) for name in (*ALWAYS_USED, *(each.kernel for each in calls))
         }
@@ -133,9 +133,9 @@ class CpuBackend(Backend[Activations]):
         runner = self._functions["run_program"]
         by_token = {self._functions[each.kernel] for each in calls if each.ends_by_token}
         by_token.add(self._functions["embed_block"])
-        self._schedules = StepSchedules(self._decoder.arena, runner, layers, x, stride, by_token)
+        self._schedules = StepSchedules(self.decoder.arena, runner, layers, x, stride, by_token)
         tables = [self._schedules.table_of(self._rope_of(layer)) for layer in range(len(layers))]
-        self._tables = {index: tables[index.layer] for index in self._blocks}
+        self._tables = {index: tables[index.layer] for index in self.built_blocks}
         self._layers_run = self._schedules.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
@@ -149,12 +149,12 @@ class CpuBackend(Backend[Activations]):
 
     def _rope_of(self, layer: int) -> RopeSpec | None:
         """The RoPE whose table the kernels of a layer read."""
-        ropes = [self._blocks[index].rope for index in self._layer_indices(layer)]
+        ropes = [self.built_blocks[index].rope for index in self._layer_indices(layer)]
         return next((rope for rope in ropes if rope is not None), None)
 
     def _layer_calls(self, layer: int) -> list[StepCall]:
         """The kernels of a layer in order; all share the call of its RoPE."""
-        built, rope = [self._blocks[index] for index in self._layer_indices(layer)], self._rope_of(layer)
+        built, rope = [self.built_blocks[index] for index in self._layer_indices(layer)], self._rope_of(layer)
         calls = [call for block in built for call in block.before_layer]
         calls += [call for block in built for call in block.calls]
         return [StepCall(self._functions[call.kernel], call.block, rope) for call in calls]
@@ -174,7 +174,7 @@ class CpuBackend(Backend[Activations]):
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
         if len(x) > STEP_TOKENS:
-            for index in self._blocks:
+            for index in self.built_blocks:
                 self.run_block(index, x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
@@ -225,9 +225,9 @@ class CpuBackend(Backend[Activations]):
         """x += the result of one block, for tokens at positions start…"""
         if index.position == 0:
             for each in self._layer_indices(index.layer):
-                for call in self._blocks[each].before_layer:
+                for call in self.built_blocks[each].before_layer:
                     self._run(call.kernel, call.block, x)
-        built = self._blocks[index]
+        built = self.built_blocks[index]
         rope = self._tables[index].address_of(start, len(x))
         for call in built.calls:
             self._run(call.kernel, call.block, x, start, rope)
@@ -308,4 +308,4 @@ class CpuBackend(Backend[Activations]):
     def close(self) -> None:
         if self._has_own_team:
             self.team.close()
-        self._decoder.close()
+        self.decoder.close()

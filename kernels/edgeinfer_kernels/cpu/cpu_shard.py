@@ -165,16 +165,16 @@ class CpuShard:
         found = dict.fromkeys(ropes.get(index.layer) for index in built)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._calls = list(tables.values())
-        self._steps = []
+        self.steps = []
         for stage in self.stages.stages:
             steps = []
             for index in stage:
                 call = addressof(tables[ropes.get(index.layer)][1])
                 for kernel in self._kernel_calls(index, built):
                     steps.append((self._kernels.address(kernel.kernel), kernel.block, call))
-            self._steps.append(steps)
+            self.steps.append(steps)
         served = []
-        for number, steps in enumerate(self._steps, 1):
+        for number, steps in enumerate(self.steps, 1):
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
@@ -223,7 +223,7 @@ class CpuShard:
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
         self._fill_calls(tokens, start)
-        for function, block, call in self._steps[stage - 1]:
+        for function, block, call in self.steps[stage - 1]:
             self.team.run(function, block, call)
 
     @property

@@ -134,9 +134,9 @@ class CudaBackend(Backend[DeviceRows]):
             self._prompt_exchange = PrefillExchange(stages, mailbox, device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
-        self._steps = CapturedSteps(self.step, self._parts.drawing)
+        self.steps = CapturedSteps(self.step, self._parts.drawing)
         self._caches = DeviceCaches(self._parts.model)
-        self._sampling = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
+        self._sampling = DeviceSampling(self.steps, self._parts.drawing, cuda=self._cuda)
         self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, device)
         self._pending: tuple[int, ...] = ()
@@ -171,8 +171,8 @@ class CudaBackend(Backend[DeviceRows]):
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
         if x.in_step:
-            self._steps.set_state(ids, start)
-            self._steps.run(len(ids))
+            self.steps.set_state(ids, start)
+            self.steps.run(len(ids))
             return
         self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
         prefill = self._parts.prefill
@@ -187,8 +187,8 @@ class CudaBackend(Backend[DeviceRows]):
         `meets_in_graph`: see `exchange_speed.py`.
         """
         assert self._prompt_exchange is not None, "only a split model has a host"
-        self._prompt_exchange.host = self._steps.host = self._server = host
-        self._steps.meets_in_graph = self._cuda and meets_in_graph
+        self._prompt_exchange.host = self.steps.host = self._server = host
+        self.steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
     def refill_experts(self, policy: ExpertPolicy) -> str | None:
@@ -206,13 +206,13 @@ class CudaBackend(Backend[DeviceRows]):
                 theirs = cpu_part(self._whole[1].residual(index), split).block
                 requests = self._server.requests[index.layer]
                 layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
-        self._steps.refills = ExpertCache(layers, policy, self.device)
-        return self._steps.refills.ended
+        self.steps.refills = ExpertCache(layers, policy, self.device)
+        return self.steps.refills.ended
 
     @property
     def changed_experts(self) -> int:
         """Number of experts loaded to the device since the model was loaded."""
-        refills = self._steps.refills
+        refills = self.steps.refills
         return 0 if refills is None else refills.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
@@ -226,8 +226,8 @@ class CudaBackend(Backend[DeviceRows]):
         with device_errors():
             self._check_open()
             if rows.in_step:
-                self._steps.set_state([0] * tokens, start)
-                self._steps.run(tokens)
+                self.steps.set_state([0] * tokens, start)
+                self.steps.run(tokens)
             else:
                 self._parts.prefill.read(tokens, start)
             synchronize(self.device)
@@ -338,7 +338,7 @@ class CudaBackend(Backend[DeviceRows]):
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
             except RejectedTrialError:  # Not even the default tile configs can be timed here: keep them.
                 return
-            self._steps.forget()
+            self.steps.forget()
             remember_tuning(folder, key, tuning)
         self.step.tuning = tuning
 
@@ -351,17 +351,17 @@ class CudaBackend(Backend[DeviceRows]):
             KernelsUnavailableError: Triton has no compiler here.
         """
         with device_errors():
-            self._steps.warm_up(widths, on_compiled)
+            self.steps.warm_up(widths, on_compiled)
 
     def close(self) -> None:
         """Free the device memory."""
         self._closed = True
-        steps = self.__dict__.get("_steps")
+        steps = self.__dict__.get("steps")
         if steps is not None and steps.refills is not None:
             steps.refills.close()
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_sampling", "_caches", "_logits", "_steps", "step", "_parts"):
+        for name in ("_sampling", "_caches", "_logits", "steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

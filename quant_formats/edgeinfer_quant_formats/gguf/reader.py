@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class GGUFFile:
         self.parts = tuple(part.path for part in parts)
         self.version = first.version
         self.alignment = first.alignment
-        self.metadata: Mapping[str, Any] = first.metadata.without(SPLIT_KEYS if len(parts) > 1 else ())
+        self.metadata = first.metadata.without(SPLIT_KEYS if len(parts) > 1 else ())
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {name: info for part in parts for name, info in part.tensors.items()}
         )

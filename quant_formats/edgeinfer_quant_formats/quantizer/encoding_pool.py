@@ -84,15 +84,15 @@ class EncodingPool:
     def __init__(self, processes: int) -> None:
         # A program that embeds Python may have no interpreter path.
         self._count = processes if processes > 1 and sys.executable else 0
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[subprocess.Popen[bytes]] = []
         self._free: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(max_workers=max(self._count, 1))
 
     def __enter__(self) -> Self:
         try:
             for _ in range(self._count):
-                self._workers.append(_start_worker())
-                self._free.put(self._workers[-1])
+                self.workers.append(_start_worker())
+                self._free.put(self.workers[-1])
         except BaseException:
             self.close()
             raise
@@ -103,15 +103,15 @@ class EncodingPool:
 
     def close(self) -> None:
         """End the workers; pieces in flight are lost."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers:
+        for worker in self.workers:
             for pipe in (worker.stdin, worker.stdout):
                 with contextlib.suppress(OSError):
                     cast(Any, pipe).close()
             worker.wait()
-        self._workers.clear()
+        self.workers.clear()
 
     def recoded(self, pieces: Iterable[Callable[[], Piece]]) -> Iterator[bytes]:
         """The pieces in their target formats, in order. Each is created shortly before it is encoded.

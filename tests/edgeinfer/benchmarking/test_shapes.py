@@ -52,6 +52,7 @@ def test_a_tied_embedding_takes_the_format_of_the_head() -> None:
     assert formats["token_embd.weight"] == "Q6_K"
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_row_fills_whole_blocks(name: str) -> None:
     shape = find_shape(name)

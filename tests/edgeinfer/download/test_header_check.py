@@ -45,6 +45,7 @@ UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("what", UNSUPPORTED)
 def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path: Path) -> None:
     change, reason = UNSUPPORTED[what]

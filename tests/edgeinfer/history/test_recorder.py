@@ -72,7 +72,7 @@ def test_what_could_not_be_written_is_written_with_the_next_turn(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_insert", full)
+        patch.setattr(store, "insert", full)
         recorder.begin(answer)
         recorder.add("A fox.")
         answer.text, answer.state = "A fox.", "whole"

@@ -136,6 +136,7 @@ for number in range(100000):
 """
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("after", [0, 1, 7, 150, 1000])
 def test_kill_9_in_mid_response_loses_nothing(after: int, tmp_path: Path) -> None:
     path = tmp_path / "chats.sqlite"

@@ -60,6 +60,7 @@ def test_a_draft_without_room_is_left_out_or_refused() -> None:
         plan_devices(request(draft=SMALL, draft_required=True, ram=plain + 1000), cpu_only())
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("vram", [1, 2, 3])
 @pytest.mark.parametrize("ram", [None, 2 * GIB])
 def test_advice_is_the_speed_of_a_plan_with_a_gibibyte_more(vram: int, ram: int | None) -> None:

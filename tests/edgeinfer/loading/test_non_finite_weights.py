@@ -56,6 +56,7 @@ def scales_of(name: str) -> ScaleField:
     return field
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("name", WEIGHT_FORMATS)
 def test_a_damaged_scale_is_found_while_weights_are_repacked(tmp_path: Path, name: str, value: str) -> None:
@@ -72,6 +73,7 @@ def test_a_damaged_scale_is_found_while_weights_are_repacked(tmp_path: Path, nam
         )
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("name", WEIGHT_FORMATS)
 def test_a_damaged_scale_that_stays_in_the_file_ends_generation(tmp_path: Path, name: str) -> None:
     for value in ("nan", "inf"):

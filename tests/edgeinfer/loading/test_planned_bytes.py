@@ -30,6 +30,7 @@ SPARE = 4096
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"]
 )
@@ -49,7 +50,7 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         states = engine.backend.state.blocks.values()
         caches = [state.cache for state in states if isinstance(state, AttentionState)]
         of_cache = {id(array) for cache in caches for array in cache.arrays()}
-        kept_bytes = [kept for kept in engine.backend._decoder.arena._kept if kept.dtype == np.uint8]
+        kept_bytes = [kept for kept in engine.backend.decoder.arena.kept if kept.dtype == np.uint8]
         arrays = [kept for kept in kept_bytes if id(kept) not in of_cache]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes

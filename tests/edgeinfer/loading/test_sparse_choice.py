@@ -37,7 +37,7 @@ def profiled(path: Path, active: list[float]) -> None:
 def sparse_layers(model: edgeinfer.Model) -> list[int]:
     assert isinstance(model.engine, NativeEngine)
     assert isinstance(model.engine.backend, CpuBackend)
-    blocks = model.engine.backend._blocks.items()
+    blocks = model.engine.backend.built_blocks.items()
     name = "sparse_feed_forward_block"
     return [index.layer for index, built in blocks if built.calls[0].kernel == name]
 
@@ -111,7 +111,7 @@ def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
-        kept = model.engine.backend._decoder.arena._kept
+        kept = model.engine.backend.decoder.arena.kept
         ours = sum(
             array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
         )

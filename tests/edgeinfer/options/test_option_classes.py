@@ -74,6 +74,7 @@ def errors_of(script: str, folder: Path) -> list[str]:
     return [line for line in out.splitlines() if "error:" in line]
 
 
+@pytest.mark.slow
 def test_mypy_accepts_the_public_keywords_and_finds_a_misspelt_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_logits_that_cannot_be_sampled_are_an_error(
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -12,6 +12,8 @@ from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafter import Draft
 from edgeinfer.speculation.verification import verify
 
+pytestmark = pytest.mark.slow
+
 SIZE = 5
 DRAFTED = 2
 DRAWS = 34_000

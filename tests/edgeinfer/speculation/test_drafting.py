@@ -50,6 +50,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     "length", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
 )
@@ -104,6 +105,7 @@ def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, draftin
         assert said[0] == said[1]
 
 
+@pytest.mark.default_cases(1)
 def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     prompts = (PROMPT, "Tom and his dog went to the park.")
@@ -156,6 +158,7 @@ def test_auto_says_what_the_draft_costs() -> None:
         ]
 
 
+@pytest.mark.slow
 def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
@@ -249,7 +252,7 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
         assert model.speculator is not None
         drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
-        own, theirs = (engine.backend for engine in (drafter._engine, model.engine))  # type: ignore[attr-defined]
+        own, theirs = (engine.backend for engine in (drafter.engine, model.engine))  # type: ignore[attr-defined]
         assert own.team is theirs.team
         own.close()
         assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
@@ -257,11 +260,11 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
 
 def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
     """The drafts behind some texts, made in one run or one by one."""
-    drafter._max_prompt, kept = (16 if natively else 0), drafter._max_prompt
+    drafter.max_prompt, kept = (16 if natively else 0), drafter.max_prompt
     try:
         return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
     finally:
-        drafter._max_prompt = kept
+        drafter.max_prompt = kept
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
@@ -270,7 +273,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
-        assert drafter._max_prompt == 16
+        assert drafter.max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
         # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
         texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]

@@ -11,7 +11,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
-from tests.kernels.test_cpu_backend import cpu, engine_for, exact, relative
+from tests.kernels.cpu.test_cpu_backend import cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 
 IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()

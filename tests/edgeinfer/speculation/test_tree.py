@@ -35,6 +35,7 @@ def growing() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -75,6 +76,7 @@ class Knowing:
     def close(self) -> None: ...
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, place: int) -> None:
     want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)

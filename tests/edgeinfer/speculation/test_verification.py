@@ -36,6 +36,7 @@ def chi_square(counts: npt.NDArray[np.int64], chances: npt.NDArray[np.float64]) 
     return float(((counts - wanted) ** 2 / wanted).sum())
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", DRAFTED_FROM)
 def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
     sampler = Sampler(SamplingParams(seed=7, **PLAIN), SIZE)

@@ -135,6 +135,7 @@ def test_another_stream_may_come_between_them_and_their_pass() -> None:
     assert [stream.result.ids for stream in streams] == alone
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("most", range(1, 40))
 def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(most: int) -> None:
     whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
@@ -192,6 +193,7 @@ def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
     assert few > 60
 
 
+@pytest.mark.slow
 def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
     answers = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
@@ -205,6 +207,7 @@ def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: 
     assert answers[:2] == answers[2:]
 
 
+@pytest.mark.slow
 def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without_them(
     without_forced: Any,
 ) -> None:

@@ -114,7 +114,7 @@ def test_after_a_fork_each_process_has_a_child_of_its_own() -> None:
             grammar('root ::= "in the child"')
         except BaseException:
             os._exit(1)
-        compiler._child.close()
+        compiler.child_process.close()
         os._exit(0)
     assert os.waitpid(process, 0)[1] == 0
     assert grammar('root ::= "in the parent"').compiled

@@ -49,12 +49,13 @@ def least(made: Grammar) -> int:
     model = model_on(FakeEngine(drawn))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
     way = vocabulary.constraint(made)
-    assert way._endings is not None
-    ending = way._endings.after(way._matcher)
+    assert way.endings is not None
+    ending = way.endings.after(way.matcher)
     assert ending is not None
     return len(ending)
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
 def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampling: Any) -> None:
@@ -141,6 +142,7 @@ def test_a_bias_that_bans_the_ending_is_kept() -> None:
     assert answer.finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_the_built_in_model_completes_its_answers() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for name, schema in SCHEMAS.items():

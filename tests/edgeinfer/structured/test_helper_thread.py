@@ -24,6 +24,7 @@ def test_a_failure_is_the_askers_and_the_thread_goes_on() -> None:
     assert helper.do(lambda: "on").result() == "on"
 
 
+@pytest.mark.slow
 def test_the_thread_ends_when_nobody_refers_to_it() -> None:
     helper = HelperThread("short-lived")
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "short-lived"]

@@ -304,6 +304,7 @@ def test_tokens_without_a_choice_are_read_together_and_change_nothing(
     assert passes[2:] == [1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
     answers = []
     for draft in (None, "auto"):

@@ -91,6 +91,7 @@ def test_a_built_in_model_agrees_with_llama_cpp(path: Path) -> None:
     compare(path, texts=250, seed=1)
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", families())
 def test_a_pre_tokenizer_agrees_with_llama_cpp_on_random_texts(
     name: str, byte_pairs: Any, tmp_path: Path

@@ -50,6 +50,7 @@ def tolerance(model: RandomModel) -> float:
     return FLOATS_AGREE if model.formats == ("F32",) else QUANTS_AGREE
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_path: Path, fact: str) -> None:
     model, layers = FACTS[fact]
@@ -62,6 +63,7 @@ def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_pa
         assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, (0,)) as decoder:

@@ -44,6 +44,7 @@ def most_over(layer: LayerSizes) -> int:
     return block.units * len(block.expert.vectors) * cuda_matrices.ALIGNMENT
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, kind: CacheType) -> None:

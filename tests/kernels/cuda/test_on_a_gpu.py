@@ -95,7 +95,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
     if how == "graph":
         backend.forward(x, 0)
     else:
-        backend._steps.set_state(ids[:count], 0)
+        backend.steps.set_state(ids[:count], 0)
         backend.step.launches.dependent = (
             how == "dependent launches" and torch.cuda.get_device_capability() >= (9, 0)
         )

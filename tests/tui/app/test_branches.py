@@ -108,6 +108,7 @@ async def test_quickly_pressed_keys_move_one_message_each(opened: Opened) -> Non
         assert chat.screen.input.has_focus
 
 
+@pytest.mark.slow
 async def test_a_long_chat_shows_its_end_and_the_rest_when_it_is_gone_to(
     opened: Opened, tmp_path: Path
 ) -> None:

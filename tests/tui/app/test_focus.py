@@ -79,6 +79,7 @@ async def test_tab_stays_in_a_message_that_is_being_written(opened: Opened) -> N
         assert chat.screen.input.text == "word"
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("page", ["", "tab", "f1", "f2"])
 async def test_a_paste_is_never_lost(opened: Opened, page: str) -> None:
     async with opened() as chat:
@@ -107,6 +108,7 @@ async def test_ctrl_u_clears_the_whole_message(opened: Opened) -> None:
         assert chat.screen.input.text == ""
 
 
+@pytest.mark.slow
 async def test_tab_completes_commands_and_models(opened: Opened) -> None:
     async with opened() as chat:
         await chat.press(*"/reg", "tab")
@@ -140,6 +142,7 @@ def test_completions_of_a_line() -> None:
 # Files.
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "name", ["/no/such/file", "./missing", "~/nowhere/at/all", '"a b"', "notes.txt", "src/a.py,"]
 )

@@ -212,7 +212,7 @@ async def test_a_full_disk_is_reported_as_long_as_it_is_full_and_nothing_is_lost
     async with opened() as chat:
         await chat.say("One")
         with monkeypatch.context() as patch:
-            patch.setattr(ChatStore, "_insert", full)
+            patch.setattr(ChatStore, "insert", full)
             await chat.say("Two")
             assert "not on the disk yet: database or disk is full" in str(
                 chat.screen.query_one("#note").render()

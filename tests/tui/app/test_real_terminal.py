@@ -65,6 +65,7 @@ def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
     assert state == "stopped"
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Terminal], name: str) -> None:
     terminal = in_mid_answer(begin)
@@ -95,6 +96,7 @@ def test_after_kill_9_all_shown_text_is_saved(home: Path, begin: Callable[..., T
     assert state == "coming"
 
 
+@pytest.mark.slow
 def test_no_color_is_supported(home: Path, begin: Callable[..., Terminal]) -> None:
     terminal = begin(variables={"NO_COLOR": "1", "COLORTERM": "truecolor"})
     terminal.type("\x11")

@@ -151,6 +151,7 @@ async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path
     assert "responses are not constrained; /schema FILE: constrain them to a JSON schema" in told
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("content", "told"),
     [

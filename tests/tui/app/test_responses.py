@@ -88,6 +88,7 @@ async def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened
         assert chat.app.clipboard == CODE
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -168,6 +169,7 @@ async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
         await chat.until(lambda: chat.app.at_rest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 17])
 async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:

@@ -40,7 +40,7 @@ def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_reports_this_machine(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_probes, "_bandwidth", lambda threads: {"threads": threads})
+    monkeypatch.setattr(machine_probes, "bandwidth", lambda threads: {"threads": threads})
     report = json.loads(edgeinfer("doctor", "--json", "--threads", "3").out)
     assert list(report) == [
         "machine",
@@ -80,7 +80,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
             object_file(folder, 0, unit).write_bytes(b"code")
             yield unit
 
-    monkeypatch.setattr(KernelCache, "_compile", compiled)
+    monkeypatch.setattr(KernelCache, "compile", compiled)
     monkeypatch.setattr(warming, "user_folder", lambda kind: tmp_path)
     report = json.loads(edgeinfer("doctor", "--warm", "--model", "tiny", "--json").out)
     units = ["blocks", "rows_Q4_K", "rows_Q6_K"]

@@ -13,7 +13,7 @@ from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.planner.plan_text import _Line
-from tests.edgeinfer.description.test_file_sizes import write_mixture
+from tests.edgeinfer.model_config.test_file_sizes import write_mixture
 from tests.random_models import ZOO
 from tests.tui.conftest import CommandLine
 

@@ -27,7 +27,7 @@ def empty_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pipe_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr("sys.stdin", Input(content))
-    monkeypatch.setattr(prompt_source, "_ready", lambda raw: True)
+    monkeypatch.setattr(prompt_source, "is_ready", lambda raw: True)
 
 
 def test_the_response_alone_goes_to_stdout(edgeinfer: CommandLine, fake: FakeModel) -> None:
@@ -165,7 +165,7 @@ def test_piped_text_comes_before_the_prompt(
 def test_a_pipe_without_a_writer_is_ignored(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_source, "_ready", lambda raw: False)
+    monkeypatch.setattr(prompt_source, "is_ready", lambda raw: False)
     outcome = edgeinfer("run", "tiny", "Hi")
     assert fake.asked == ["raw Hi"]
     assert outcome.err == ("edgeinfer: standard input had no data within 5 s: using the prompt alone\n")

@@ -148,6 +148,7 @@ def test_a_client_that_leaves_in_mid_upload_leaves_no_traceback(capfd: pytest.Ca
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,7 @@ def test_minus_one_is_no_limit_and_a_random_seed(edgeinfer: CommandLine, fake: F
     assert edgeinfer("run", "tiny", "Hi", "--max-tokens", "-2").code == 2
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "plan", "bench", "eval", "list"])
 @pytest.mark.parametrize(
     "given", [["-ngl", "99"], ["--n-cpu-moe=3"], ["-ot", "exps=CPU"], ["--n-gpu-layers", "9"]]

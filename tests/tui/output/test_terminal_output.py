@@ -139,6 +139,7 @@ def closed(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("redirection", "code", "message"),
     [

@@ -51,7 +51,7 @@ def chat(
     options = parsed_options(filled({"model": model, **given}), "chat")
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
-    program = _program(options, named=model is not None, dark=not light)
+    program = chat_program(options, named=model is not None, dark=not light)
     sys.setswitchinterval(SWITCH_SECONDS)
     program.run()
     if program.failure is not None:
@@ -68,7 +68,7 @@ def chat(
     raise typer.Exit(code)
 
 
-def _program(options: ParsedOptions, named: bool, dark: bool) -> "ChatApp":
+def chat_program(options: ParsedOptions, named: bool, dark: bool) -> "ChatApp":
     """Create the application after checking its inputs."""
     from edgeinfer_tui.chat_session import open_store
 

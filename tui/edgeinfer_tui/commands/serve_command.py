@@ -80,7 +80,7 @@ def serve(
     with loaded, listener:
         for note in loaded.notes:
             say(note)
-        _serve(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
+        run_server(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
 
 
 def _check_installed() -> None:
@@ -96,7 +96,7 @@ def _check_installed() -> None:
         )
 
 
-def _serve(
+def run_server(
     model: "Model", listener: "socket.socket", everywhere: bool, host: str, key: str | None, queue: int
 ) -> None:
     from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS

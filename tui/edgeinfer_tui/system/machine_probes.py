@@ -25,7 +25,7 @@ def probes(threads: int | None) -> Probes:
         "processor": _processor,
         "memory": _memory,
         "threads": _threads,
-        "bandwidth": lambda: _bandwidth(threads or usable_cores()),
+        "bandwidth": lambda: bandwidth(threads or usable_cores()),
         "graphics": _graphics,
         "versions": _versions,
         "caches": _caches,
@@ -68,7 +68,7 @@ def _memory() -> dict[str, Any]:
     return dataclasses.asdict(host_memory())
 
 
-def _bandwidth(threads: int) -> dict[str, Any]:
+def bandwidth(threads: int) -> dict[str, Any]:
     """Memory bandwidth for weights, which limits decode speed."""
     from edgeinfer.user_folders import user_folder
 

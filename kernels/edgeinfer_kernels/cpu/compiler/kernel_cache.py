@@ -122,7 +122,7 @@ class KernelCache:
         called after each unit.
         """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
-            for unit in self._compile(units, scratch):
+            for unit in self.compile(units, scratch):
                 for number, isa in enumerate(self._targets):
                     made = object_file(scratch, number, unit)
                     body = made.read_bytes()
@@ -133,7 +133,7 @@ class KernelCache:
                     os.replace(made, folder / f"{unit}.o")
                 built()
 
-    def _compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
+    def compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
         """The units one by one, each as soon as its object files are in the folder."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         targets = [

@@ -94,12 +94,12 @@ class Arena:
     """Keeps the arrays and structures alive that kernels point to."""
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []
+        self.kept: list[Any] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
         """Keep a reference to the array; return its address, 0 for None."""
         if array is not None:
-            self._kept.append(array)
+            self.kept.append(array)
         return address(array)
 
     def fill(self, kind: type[Structure], /, **values: float) -> int:
@@ -112,11 +112,11 @@ class Arena:
 
     def keep_args(self, args: "Structure | ctypes.Array[Any]") -> int:
         """Keep a reference to a structure, or to several; return the address of the first."""
-        self._kept.append(args)
+        self.kept.append(args)
         return addressof(args)
 
     def clear(self) -> None:
-        self._kept.clear()
+        self.kept.clear()
 
 
 @dataclass(frozen=True)

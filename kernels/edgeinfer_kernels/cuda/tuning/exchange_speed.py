@@ -25,7 +25,7 @@ PATIENCE = 1.0
 _FORMAT, _ROWS = "Q8_0", 32
 
 
-class _Exchange:
+class Exchange:
     """STAGES stages of one token, on the smallest possible model."""
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +63,7 @@ def stage_seconds(device: torch.device) -> float | None:
     """Seconds of a stage without work on the host, for sending and receiving hidden states; None: device and
     host do not see each other's writes until a graph has ended.
     """
-    exchange = _Exchange(device)
+    exchange = Exchange(device)
     try:
         exchange.mailbox.open()
         begin = time.perf_counter()
@@ -82,7 +82,7 @@ def stage_seconds(device: torch.device) -> float | None:
         exchange.arena.close()
 
 
-def _round(exchange: _Exchange, graph: torch.cuda.CUDAGraph, device: torch.device) -> float | None:
+def _round(exchange: Exchange, graph: torch.cuda.CUDAGraph, device: torch.device) -> float | None:
     exchange.mailbox.begin(answered=0)
     begin = time.perf_counter()
     graph.replay()

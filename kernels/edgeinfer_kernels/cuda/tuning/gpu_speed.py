@@ -196,22 +196,22 @@ def format_speed(
     The difference is reading; the rest of the small one is launch time. Raises `UnsupportedOnDeviceError`, or
     `DeviceMemoryError`: too little free memory.
     """
-    small = _head(device, format_name, small_rows)
+    small = timed_head(device, format_name, small_rows)
     rows = max(head_bytes * small_rows // small.nbytes // 16 * 16, 2 * small_rows)
-    large = _head(device, format_name, rows)
+    large = timed_head(device, format_name, rows)
     rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
     starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
     return FormatSpeed(rate, starting, _unpacking(device, format_name, sent_bytes))
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """Seconds of a head, and the bytes of its matrix on the device."""
 
     seconds: float
     nbytes: int
 
 
-def _head(device: torch.device, format_name: str, rows: int) -> _Head:
+def timed_head(device: torch.device, format_name: str, rows: int) -> Head:
     """Measure a head of `rows` rows."""
     specification, weights = one_layer(format_name, rows)
     counting = Arena()
@@ -232,7 +232,7 @@ def _head(device: torch.device, format_name: str, rows: int) -> _Head:
         del step, launches, model
     finally:
         arena.close()
-    return _Head(seconds, matrix_bytes(ModelSizes.of(specification, weights).head))
+    return Head(seconds, matrix_bytes(ModelSizes.of(specification, weights).head))
 
 
 def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:

@@ -1,0 +1,314 @@
+"""A text that outgrows the context goes on without tokens of its middle, if asked to, and says so."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import SettingError
+from edgeinfer.generation.context_shift import ContextShift
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.reference import backend as reference
+from edgeinfer_kernels.reference.blocks import attention as reference_attention
+from edgeinfer_kernels.reference.blocks.attention import attention_weights
+from tests.edgeinfer.conftest import ZooFile
+from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.random_models import ZOO
+
+PROMPT = list(range(3, 23))
+CONTEXT = 64
+
+
+class SlidingFake(FakeEngine):
+    """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
+
+    has_attention_scores = True
+
+    def __init__(self) -> None:
+        super().__init__(drawn, CONTEXT)
+        self._cache = KVCache(CONTEXT)
+        self._cache.ids = self.ids
+        self.indices: list[list[int]] = []
+        self.looked_at: set[int] = set()
+        """Ids that get votes."""
+
+    @property
+    def text(self) -> list[int]:
+        return self._cache.text
+
+    @property
+    def first_evicted(self) -> int | None:
+        return self._cache.first_evicted
+
+    def cached_of(self, length: int) -> int:
+        return self._cache.cached_of(length)
+
+    def evict(self, indices: Sequence[int]) -> None:
+        self._cache.evict(indices)
+        self.indices.append(list(indices))
+
+    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
+        return np.array([float(token in self.looked_at) for token in self.ids])
+
+    def rewind(self, length: int) -> None:
+        self._cache.rewind(length)
+        super().rewind(length)
+
+
+@pytest.fixture
+def engine() -> SlidingFake:
+    return SlidingFake()
+
+
+@pytest.fixture
+def model(engine: SlidingFake) -> Model:
+    return model_on(engine)
+
+
+@pytest.fixture
+def one_layer(tmp_path: Path) -> Iterator[Model]:
+    """Keys and values of a single layer are those of each token alone, whatever lies before it."""
+    path = replace(ZOO["llama"], layers=1).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, device="cpu", draft=None, context=96, kv="f32") as loaded:
+        yield loaded
+
+
+def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+    answer = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
+    assert (len(answer.ids), answer.finish_reason) == (100, "length")
+    assert engine.indices == [list(range(4, 20))] * 4
+    assert (answer.slides, answer.left_out_tokens) == (4, 64)
+    whole = [*PROMPT, *answer.ids]
+    assert engine.ids == [*whole[:4], *whole[68:-1]]
+
+
+def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
+    answer = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
+    whole, rule = [*PROMPT, *answer.ids], ContextShift(4, CONTEXT)
+    for end in range(len(PROMPT), len(whole)):
+        rest = rule.rest(whole[:end], rule.left_out(end))
+        assert len(rest) <= CONTEXT
+        assert whole[end] == int(np.argmax(drawn(rest)))
+
+
+def test_without_being_asked_the_answer_ends_where_the_context_does(
+    model: Model, engine: SlidingFake
+) -> None:
+    answer = model.generate(PROMPT, temperature=0.0)
+    assert (answer.finish_reason, len(answer.ids)) == ("context", CONTEXT - len(PROMPT))
+    assert (answer.slides, answer.left_out_tokens, engine.indices) == (0, 0, [])
+
+
+def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
+    first = model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
+    engine.read.clear()
+    following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
+    second = model.generate(following, max_tokens=1, temperature=0.0, context_overflow="shift")
+    # The last token of the first answer wasn't read, and the longer text slides once more.
+    assert engine.read == [15]
+    assert engine.indices == [list(range(4, 20))] * 2
+    assert second.left_out_tokens == 32
+    rule = ContextShift(4, CONTEXT)
+    assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
+
+
+def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
+    model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
+    same_ids = [*engine.ids]
+    answer = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
+    assert answer.speed.cached_tokens == 4
+
+
+def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_path: Path) -> None:
+    from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
+    from edgeinfer.snapshots.store import SnapshotStore
+
+    snapshots = EngineSnapshots(engine, SnapshotStore(tmp_path, "a" * 32))
+    engine.append(list(range(3, 67)))
+    assert snapshots.keep()
+    model.generate(PROMPT, max_tokens=95, temperature=0.0, context_overflow="shift")
+    assert engine.first_evicted == 4
+    assert not snapshots.keep()
+
+
+def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) -> None:
+    template = (
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}A{% endif %}"
+    )
+    chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, context_overflow="shift")
+    answers = [chat.say(f"turn {turn}") for turn in range(6)]
+    assert len(chat.messages) == 12
+    assert [answer.dropped_turns for answer in answers] == [0] * 6
+    assert answers[-1].left_out_tokens >= answers[2].left_out_tokens > 0
+    assert chat.context_used <= CONTEXT
+    (kept,) = {indices[0] for indices in engine.indices}
+    first, other = answers[0].prompt_ids, answers[-1].prompt_ids
+    assert first[:kept] == other[:kept] == engine.ids[:kept]
+    assert first[kept] != other[kept + answers[-1].left_out_tokens]
+
+
+def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
+    engine = one_layer.engine
+    assert isinstance(engine, NativeEngine)
+    ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
+    engine.append(ids)
+    engine.evict(range(5, 37))
+    assert (engine.first_evicted, len(engine.ids)) == (5, 64)
+    slid = engine.append([7])
+    engine.rewind(0)
+    assert engine.first_evicted is None
+    engine.append([*ids[:5], *ids[37:]])
+    np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("policy", ["shift", "h2o"])
+@pytest.mark.parametrize("draft", ["lookup", "self"])
+def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str, policy: str) -> None:
+    settings: Any = {"max_tokens": 220, "temperature": 0.0, "context_overflow": policy}
+    found = []
+    for drafter in (None, draft):
+        with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
+            found.append(loaded.generate(PROMPT, **settings))
+    assert found[0].ids == found[1].ids
+    assert found[0].slides == found[1].slides > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"context_overflow": "fold"}, "context_overflow: saw 'fold', wanted one of 'stop', 'shift', 'h2o'"),
+        (
+            {"context_overflow": "shift", "n": 2},
+            "context_overflow: saw 'shift', wanted 'stop' for several completions",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingError, match=text):
+        model.generate(PROMPT, **settings)
+
+
+def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+    engine.looked_at = {7, 11, 13}
+    answer = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
+    (indices,) = engine.indices
+    assert len(indices) == 16
+    whole = [*PROMPT, *answer.ids]
+    assert not engine.looked_at & {whole[at] for at in indices[:10]}
+    assert indices[0] >= 4
+    assert indices[-1] < CONTEXT - CONTEXT // 4
+    assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in indices]
+    assert engine.text == whole[:-1]
+    assert (answer.slides, answer.left_out_tokens) == (1, 16)
+
+
+def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
+    engine.looked_at = {7, 11, 13}
+    first = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
+    held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
+    engine.read.clear()
+    second = model.generate(following, max_tokens=1, temperature=0.0, context_overflow="h2o")
+    assert engine.read == [4]
+    assert engine.ids == [*held, *following[-4:]]
+    assert second.left_out_tokens == 16
+    changed = [*PROMPT[:9], 90, *PROMPT[10:]]
+    third = model.generate(changed, max_tokens=1, temperature=0.0, context_overflow="h2o")
+    assert engine.text == engine.ids == changed
+    assert third.left_out_tokens == 0
+
+
+def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
+    model: Model, engine: SlidingFake
+) -> None:
+    model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
+    text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
+    model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
+    rule = ContextShift(4, CONTEXT)
+    assert engine.ids == rule.rest(text, rule.left_out(len(text)))
+
+
+def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
+    cache = KVCache(100)
+    cache.append(range(20))
+    cache.evict([3, 4, 8])
+    cache.evict([3, 9, 10])  # 5, 12 and 13 of the text
+    cache.append([20, 21])
+    assert cache.ids == [0, 1, 2, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21]
+    assert cache.text == list(range(22))
+    assert [cache.cached_of(length) for length in (3, 4, 6, 7, 9, 22)] == [3, 3, 3, 4, 5, 16]
+    assert cache.first_evicted == 3
+    cache.rewind(8)
+    assert cache.text == list(range(12))
+    cache.rewind(4)
+    assert cache.text == [0, 1, 2, 3, 4, 5, 6]
+    cache.rewind(3)
+    assert (cache.text, cache.evicted) == ([0, 1, 2], [])
+
+
+@pytest.mark.parametrize(("name", "kv", "near"), [("llama", "f32", 1e-3), ("gpt-oss", "q4_0", 0.2)])
+def test_votes_are_the_attention_of_the_last_tokens(
+    zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, name: str, kv: Any, near: float
+) -> None:
+    seen: list[npt.NDArray[np.floating]] = []
+
+    def recorded(*arguments: Any) -> Iterator[npt.NDArray[np.floating]]:
+        for weights in attention_weights(*arguments):
+            seen.append(weights)
+            yield weights
+
+    monkeypatch.setattr(reference_attention, "attention_weights", recorded)
+    ids = np.random.default_rng(3).integers(3, 60, 50).tolist()
+    with edgeinfer.load(zoo_file(name), device="cpu", draft=None, context=96, kv=kv) as loaded:
+        engine = loaded.engine
+        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine.backend, CpuBackend)
+        engine.append(ids)
+        before = engine.append([5])
+        engine.rewind(50)
+        votes = engine.attention_scores(8)
+        state = DecoderState.allocate(engine.specification, 96, "f32")
+        exact = reference.ReferenceBackend(engine.specification, engine.backend.weights, state)
+        for first, some in ((0, ids[:42]), (42, ids[42:])):
+            seen.clear()
+            exact.forward(exact.embed(some), first)
+        np.testing.assert_allclose(engine.append([5]), before, rtol=1e-2, atol=1e-2)
+    wanted = sum(weights.sum(axis=0) for weights in seen)
+    assert votes.shape == (50,)
+    assert np.linalg.norm(votes - wanted) < near * np.linalg.norm(wanted)
+    assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
+
+
+def test_heavy_hitters_need_an_engine_that_votes(engine: SlidingFake) -> None:
+    engine.has_attention_scores = False
+    with pytest.raises(SettingError, match="h2o needs attention scores of the CPU for all layers"):
+        model_on(engine).generate(PROMPT, context_overflow="h2o")
+
+
+def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:
+    other = FakeEngine(drawn)
+    with pytest.raises(SettingError, match=r"saw 'shift', which llama\.cpp's cache doesn't do here"):
+        model_on(other).generate(PROMPT, context_overflow="shift")
+    assert other.read == []
+
+
+def test_a_context_too_small_for_what_stays_is_refused(engine: SlidingFake) -> None:
+    engine.context = 40
+    with pytest.raises(
+        SettingError, match=r"4 first tokens stay .* holds 40; wanted a context of at least 64"
+    ):
+        model_on(engine).generate(PROMPT, context_overflow="shift")
+    engine.context = 64
+    chat = model_on(engine).chat("x" * 50, context_overflow="shift")
+    with pytest.raises(SettingError, match="wanted a context of at least 1"):
+        chat.say("hi")

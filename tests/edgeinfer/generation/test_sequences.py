@@ -1,0 +1,197 @@
+"""Several answers to one prompt: each is what it would be alone."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edgeinfer
+from edgeinfer import Model
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import SettingError
+from edgeinfer.generation.shared_prefix import (
+    AlternatingSequences,
+    CacheFullError,
+    PagedSequences,
+    cached_sequences,
+)
+from tests.edgeinfer.fake_engine import END, FakeEngine, drawn, model_on
+
+PROMPT = "Once upon a time, there was a little girl named Lily."
+VARIED: dict[str, Any] = {"temperature": 1.1, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Model]:
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=512) as model:
+        yield model
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("count", [1, 3, 8, 20])
+def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
+    got = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
+    assert len(got) == count
+    for index, answer in enumerate(got):
+        want = tiny.generate(PROMPT, max_tokens=40, temperature=1.1, seed=5 + index)
+        assert (answer.ids, answer.text, answer.finish_reason) == (want.ids, want.text, want.finish_reason)
+
+
+def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
+    settings: dict[str, Any] = {
+        "temperature": 0.9, "repeat_penalty": 1.2, "dry_multiplier": 0.5, "mirostat": 2, "stop": ["."],
+        "logprobs": 1, "max_tokens": 50,
+    }  # fmt: skip
+    got = tiny.generate(PROMPT, n=5, seed=1, **settings)
+    for index, answer in enumerate(got):
+        want = tiny.generate(PROMPT, seed=1 + index, **settings)
+        assert (answer.ids, answer.tokens, answer.finish_reason) == (
+            want.ids, want.tokens, want.finish_reason,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
+    """Six answers of 200 tokens don't fit a context of 512 at once."""
+    got = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
+    for index, answer in enumerate(got):
+        want = tiny.generate(PROMPT, max_tokens=200, temperature=1.1, seed=5 + index)
+        assert answer.ids == want.ids
+
+
+def test_one_answer_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
+    ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
+    tiny.engine.rewind(0)
+    got = tiny.generate(ids, n=3, temperature=1.5, seed=2)
+    for index, answer in enumerate(got):
+        tiny.engine.rewind(0)  # a prompt that is read by fewer tokens at a time is rounded otherwise
+        want = tiny.generate(ids, temperature=1.5, seed=2 + index)
+        assert (answer.ids, answer.finish_reason) == (want.ids, want.finish_reason)
+
+
+def test_the_prompt_stays_in_the_cache_as_it_was(tiny: Model) -> None:
+    want = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
+    tiny.generate(PROMPT, n=4, max_tokens=60, **VARIED)
+    again = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
+    assert again.speed.cached_tokens == len(want.prompt_ids) - 1
+    assert again.ids == want.ids
+
+
+def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
+    drawn_all = tiny.generate(PROMPT, n=6, max_tokens=25, logprobs=0, **VARIED)
+    means = [float(np.mean([token.logprob for token in answer.tokens])) for answer in drawn_all]
+    order = sorted(range(6), key=lambda index: -means[index])
+    best = tiny.generate(PROMPT, best_of=6, max_tokens=25, **VARIED)
+    assert best.ids == drawn_all[order[0]].ids
+    assert best.mean_logprob == pytest.approx(means[order[0]])
+    two = tiny.generate(PROMPT, n=2, best_of=6, max_tokens=25, **VARIED)
+    assert [answer.ids for answer in two] == [drawn_all[index].ids for index in order[:2]]
+
+
+def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
+    got = tiny.generate(PROMPT, **settings)
+    monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
+    want = tiny.generate(PROMPT, **settings)
+    assert [answer.ids for answer in got] == [answer.ids for answer in want]
+    means = [answer.mean_logprob or 0.0 for answer in got]
+    assert means == sorted(means, reverse=True)
+
+
+def test_one_beam_is_the_greedy_answer(tiny: Model) -> None:
+    want = tiny.generate(PROMPT, max_tokens=40, temperature=0.0)
+    got = tiny.generate(PROMPT, max_tokens=40, beams=1)
+    assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+
+
+SPOKEN = (10, 11, 12)
+
+
+def three_words(ids: list[int]) -> npt.NDArray[np.float32]:
+    """Only three tokens and the end may follow."""
+    logits = np.full_like(drawn(ids), -80)
+    logits[[*SPOKEN, END]] = np.random.default_rng(ids).standard_normal(4) * 2
+    return logits
+
+
+def logprob(ids: list[int], token: int) -> float:
+    logits = three_words(ids).astype(np.float64)
+    return float(logits[token] - np.log(np.exp(logits).sum()))
+
+
+def all_answers(prompt: list[int], most: int) -> dict[tuple[int, ...], float]:
+    """Every answer of at most so many tokens, with its log-probability a token, its end counted."""
+    found = {}
+    for length in range(most + 1):
+        for said in product(SPOKEN, repeat=length):
+            tokens = [*said, END] if length < most else [*said]
+            chances = [logprob([*prompt, *tokens[:index]], token) for index, token in enumerate(tokens)]
+            found[said] = sum(chances) / len(chances)
+    return found
+
+
+def test_enough_beams_find_the_best_answers_of_all() -> None:
+    prompt, most = [1, 5, 6], 4
+    truth = sorted(all_answers(prompt, most).items(), key=lambda pair: -pair[1])
+    got = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=most)
+    assert [tuple(answer.ids) for answer in got] == [said for said, _ in truth[:6]]
+    for answer, (said, mean) in zip(got, truth, strict=False):
+        assert answer.mean_logprob == pytest.approx(mean, abs=1e-5)
+        assert answer.finish_reason == ("length" if len(said) == most else "stop")
+
+
+def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
+    engine = FakeEngine(drawn)
+    model = model_on(engine)
+    assert isinstance(cached_sequences(engine), AlternatingSequences)
+    got = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
+    reads = sum(engine.read)
+    want = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
+    assert [answer.ids for answer in got] == want
+    assert reads == 3 + 3 * 5  # the prompt once, and each answer's tokens but its last
+
+
+def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
+    engine = tiny.engine
+    assert isinstance(engine, NativeEngine)
+    engine.rewind(0)
+    engine.append(tiny.tokenizer.encode(PROMPT * 3)[:36])
+    branches = PagedSequences(engine)
+    free = branches.free_pages
+    first = branches.fork()
+    branches.read([(first, 5)])
+    assert branches.free_pages == free  # it goes on in the page that the prompt has begun
+    second = branches.fork(first)
+    branches.read([(first, 6), (second, 7)])
+    assert branches.free_pages == free - 1
+    branches.drop(first)
+    assert branches.free_pages == free
+    with pytest.raises(CacheFullError):
+        branches.read([(second, 5)] * 500)
+    assert branches.free_pages == free
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
+        ({"best_of": True}, "best_of: saw True, wanted"),
+        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
+        ({"beams": 2, "best_of": 2}, "sampling and beam search exclude each other"),
+        ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
+    ],
+)
+def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingError, match=told):
+        model_on(FakeEngine(drawn)).generate([1, 5, 6], max_tokens=2, **counts)
+
+
+def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
+    got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
+    assert {answer.text for answer in got} <= {"yes", "no", "maybe"}
+    assert {answer.finish_reason for answer in got} == {"stop"}
+    with pytest.raises(SettingError, match="beams keep to none"):
+        tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

@@ -1,0 +1,169 @@
+"""What metadata and tensors make of a mixture of experts, and the one line for each that can't be run."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.model_config.test_model_weights import Altered, refusal, weights_of
+from tests.random_models import VOCABULARY, ZOO, RandomModel
+
+
+def metadata_of(name: str, without: str = "", **changed: Any) -> dict[str, Any]:
+    model = ZOO[name]
+    metadata = {**model.metadata(), **{f"{model.architecture}.{key}": v for key, v in changed.items()}}
+    metadata.pop(f"{model.architecture}.{without}", None)
+    return metadata
+
+
+def config_of(name: str, without: str = "", **changed: Any) -> ModelConfig:
+    return ModelConfig.from_metadata(metadata_of(name, without, **changed), VOCABULARY)
+
+
+def facts_of(config: ModelConfig) -> MoeSpec:
+    return config.specification().layers[-1].block_of(MoeSpec)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "wanted"),
+    [
+        ("qwen3moe", "expert_count", 0, "0, wanted a whole number from 1 to 1024"),
+        ("qwen3moe", "expert_count", 1 << 20, "1048576, wanted a whole number from 1 to 1024"),
+        ("mixtral", "expert_count", -4, "-4, wanted a whole number from 0 to 1024"),
+        ("mixtral", "expert_used_count", 5, "5, wanted a whole number from 1 to 4"),
+        ("mixtral", "expert_used_count", 0, "0, wanted a whole number from 1 to 4"),
+        ("mixtral", "expert_used_count", None, "missing, wanted a whole number from 1 to 4"),
+        ("mixtral", "expert_used_count", np.array([2, 1, 2]), "array([2, 1, 2]), wanted a whole number"),
+        ("mixtral", "expert_group_count", 2, "2, wanted no groups of experts"),
+        ("olmoe", "expert_weights_scale", -1.0, "-1.0, wanted a finite number above 0"),
+        ("qwen3moe", "expert_feed_forward_length", 0, "0, wanted a whole number from 1"),
+        ("qwen2moe", "expert_shared_feed_forward_length", "x", "'x', wanted a whole number from 0"),
+        ("smallthinker", "expert_gating_func", 4, "4, wanted a whole number from 1 to 3"),
+        ("smallthinker", "expert_gating_func", None, "missing, wanted a whole number from 1 to 3"),
+        ("qwen3moe", "leading_dense_block_count", 9, "9, wanted a whole number from 0 to 3"),
+    ],
+)
+def test_a_bad_key_is_named_with_what_was_seen_and_wanted(
+    name: str, key: str, value: Any, wanted: str
+) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        config_of(name, **{key: value})
+    assert str(caught.value).startswith(f"{ZOO[name].architecture}.{key}: {wanted}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_without_experts_refuses_them() -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"gemma\.expert_count: 8, wanted a whole number from 0 to 0"
+    ):
+        ModelConfig.from_metadata(RandomModel("gemma", experts=8).metadata(), VOCABULARY)
+    assert config_of("llama", expert_count=0).experts is None
+
+
+def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
+    found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
+    ways = {
+        name: (facts.gating, facts.normalized, facts.pre_attention_router) for name, facts in found.items()
+    }
+    assert ways == {
+        "gpt-oss": ("softmax_of_selected", False, False),
+        "granitemoe": ("softmax", True, False),
+        "granitemoe-shared": ("softmax", True, False),
+        "mixtral": ("softmax", True, False),
+        "olmoe": ("softmax", False, False),
+        "qwen2moe": ("softmax", False, False),
+        "qwen3moe": ("softmax", True, False),
+        "smallthinker": ("sigmoid", True, True),
+        "smallthinker-softmax": ("softmax", True, True),
+    }
+    assert config_of("granitemoe").residual_scale == 0.22
+    assert facts_of(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
+
+
+def test_lengths_that_the_file_leaves_out_follow_from_the_feed_forwards() -> None:
+    experts = config_of("qwen3moe", "expert_feed_forward_length", feed_forward_length=200).experts
+    assert experts is not None
+    assert experts.feed_forward == 200 // 5
+    experts = config_of("qwen2moe", "expert_shared_feed_forward_length").experts
+    assert experts is not None
+    assert experts.shared == 96
+    experts = config_of("mixtral").experts
+    assert experts is not None
+    assert (experts.feed_forward, experts.shared) == (96, 0)
+    assert config_of("gpt-oss", "feed_forward_length").experts is not None
+
+
+def test_leading_layers_may_be_dense() -> None:
+    layers = config_of("qwen3moe", leading_dense_block_count=2).specification().layers
+    kinds = [type(layer.blocks[1].block) for layer in layers]
+    assert kinds == [FeedForwardSpec] * 2 + [MoeSpec]
+
+
+def test_smallthinker_has_positions_in_windows_only_and_everywhere_without_windows() -> None:
+    layers = config_of("smallthinker").specification().layers
+    assert [layer.block_of(AttentionSpec).window for layer in layers] == [0, 4096, 4096, 4096, 0]
+    assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+    layers = config_of("smallthinker-softmax").specification().layers
+    assert not any(
+        layer.block_of(AttentionSpec).window or layer.block_of(AttentionSpec).rope is None for layer in layers
+    )
+
+
+def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
+    path = ZOO["gpt-oss"].write(tmp_path / "model.gguf")
+    with GGUFFile.open(path) as file:
+        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        weights = read_weights(file, config).layers[1].block_of(MoeWeights)
+        stack, bias = file.decode("blk.1.ffn_down_exps.weight"), file.decode("blk.1.ffn_down_exps.bias")
+        for index in (0, 5):
+            expert = weights.expert(index)
+            assert np.array_equal(expert.ffn_down.decoded(), stack[index])
+            assert expert.ffn_down_bias is not None
+            assert np.array_equal(expert.ffn_down_bias, bias[index])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape", "wanted"),
+    [
+        ("mixtral", "blk.0.ffn_up_exps.weight", (4, 96, 32), "(4, 96, 64)"),
+        ("mixtral", "blk.0.ffn_up_exps.weight", (3, 96, 64), "(4, 96, 64)"),
+        ("mixtral", "blk.2.ffn_down_exps.weight", (4, 64 * 96), "(4, 64, 96)"),
+        ("qwen3moe", "blk.1.ffn_gate_inp.weight", (15, 64), "(16, 64)"),
+        ("gpt-oss", "blk.1.attn_sinks.weight", (5,), "(4,)"),
+        ("gpt-oss", "blk.0.ffn_gate_exps.bias", (5, 96), "(576,)"),
+        ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight", (63,), "(64,)"),
+    ],
+)
+def test_a_misshapen_tensor_is_quoted(
+    tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...], wanted: str
+) -> None:
+    model = Altered(**vars(ZOO[name]), altered={tensor: shape})
+    assert refusal(tmp_path, model) == f"{tensor}: shape {shape}, wanted {wanted}"
+
+
+@pytest.mark.parametrize("tensor", ["blk.1.ffn_gate_exps.weight", "blk.0.ffn_gate_inp.weight"])
+def test_a_missing_tensor_is_named(tmp_path: Path, tensor: str) -> None:
+    text = refusal(tmp_path, Altered(**vars(ZOO["mixtral"]), altered={tensor: None}))
+    assert text.startswith(f"{tensor} is missing: architecture llama")
+
+
+def test_a_shared_expert_that_the_metadata_do_not_name_is_refused(tmp_path: Path) -> None:
+    extra: dict[str, tuple[int, ...]] = {"blk.0.ffn_up_shexp.weight": (32, 64)}
+    text = refusal(tmp_path, Altered(**vars(ZOO["granitemoe"]), altered=extra))
+    assert text.startswith("architecture granitemoe has no use for blk.0.ffn_up_shexp.weight")
+    assert weights_of(replace(ZOO["granitemoe"], shared_length=32).write(tmp_path / "other.gguf"))

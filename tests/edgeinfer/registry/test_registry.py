@@ -1,0 +1,257 @@
+"""From a name to a model's files."""
+
+import hashlib
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
+from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.registry import find_model, list_models, read_catalogue
+
+ROOT = Path(__file__).resolve().parents[3]
+NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
+"""A machine on which no other program keeps models."""
+
+
+def make_models(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"GGUF")
+    return folder
+
+
+def message_for(wanted: str | Path, folder: Path) -> str:
+    with pytest.raises(UnknownModelError) as caught:
+        find_model(wanted, models_folder=folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [None, "", "tiny"])
+def test_nothing_is_the_built_in_model_with_its_draft(nothing: str | None) -> None:
+    model = find_model(nothing)
+    assert (model.name, model.source, model.parameters, model.context) == ("tiny", "built in", "30M", 1024)
+    assert model.path.name == "edgeinfer-tiny-30m-Q4_K_M.gguf"
+    assert model.draft_path is not None
+    assert model.draft_path.name == "edgeinfer-tiny-draft-5m-Q8_0.gguf"
+    assert model.prompt_style == "raw"
+
+
+def test_the_shipped_files_are_those_that_the_catalogue_describes() -> None:
+    entry = tomllib.loads((ROOT / "models.toml").read_text(encoding="utf-8"))["tiny"]
+    model = find_model("tiny")
+    assert model.draft_path is not None
+    for path, prefix in [(model.path, ""), (model.draft_path, "draft_")]:
+        assert path.stat().st_size == entry[f"{prefix}size_bytes"]
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry[f"{prefix}sha256"]
+
+
+def test_the_built_in_file_is_known_by_its_path_too() -> None:
+    assert find_model(find_model("tiny").path).name == "tiny"
+
+
+def test_a_path_needs_no_catalogue(tmp_path: Path) -> None:
+    model = find_model(make_models(tmp_path, "own.gguf") / "own.gguf")
+    assert (model.name, model.source, model.draft_path, model.prompt_style) == ("own", "path", None, None)
+    assert model.size_bytes == 4
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(make_models(tmp_path, "own.gguf")))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    assert find_model("~/own.gguf").path == tmp_path / "own.gguf"
+
+
+def test_a_folder_with_one_model_is_that_model(tmp_path: Path) -> None:
+    assert find_model(make_models(tmp_path, "own.gguf", "notes.txt")).name == "own"
+
+
+def test_a_split_model_counts_as_one(tmp_path: Path) -> None:
+    make_models(tmp_path, "big-00001-of-00002.gguf", "big-00002-of-00002.gguf")
+    model = find_model(tmp_path)
+    assert model.path.name == "big-00001-of-00002.gguf"
+    assert model.size_bytes == 8
+    assert [listed.name for listed in list_models(models_folder=tmp_path)] == ["tiny", "big-00001-of-00002"]
+
+
+def test_a_folder_with_several_models_lists_them(tmp_path: Path) -> None:
+    make_models(tmp_path, *(f"m{number:02}.gguf" for number in range(10)))
+    said = message_for(tmp_path, tmp_path)
+    assert "a folder with 10 models; name one of m00.gguf, m01.gguf" in said
+    assert said.endswith("m07.gguf and 2 more")
+
+
+def test_a_folder_without_models_says_so(tmp_path: Path) -> None:
+    assert message_for(tmp_path, tmp_path).endswith("a folder without a .gguf file; name a model file")
+
+
+def test_the_models_folder_is_searched_by_name(tmp_path: Path) -> None:
+    make_models(tmp_path, "deep/own.gguf")
+    assert find_model("own", models_folder=tmp_path).source == "models folder"
+    assert find_model("own.gguf", models_folder=tmp_path).path == tmp_path / "deep" / "own.gguf"
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    make_models(tmp_path, "granite-2b.gguf")
+    assert message_for("tinny", tmp_path).startswith("tinny: no such model; did you mean tiny? Name one of")
+    assert "did you mean granite-2b? " in message_for("granit-2b", tmp_path)
+    assert "did you mean qwen3-8b? " in message_for("qwen3-8bb", tmp_path)
+    assert "known: tiny, granite-2b, smollm2-135m," in message_for("zzz", tmp_path)
+    assert message_for("zzz", tmp_path).endswith("`edgeinfer list --all` or the path of a .gguf file")
+
+
+def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) -> None:
+    make_models(tmp_path, "granite.gguf")
+    assert message_for(tmp_path / "granit.gguf", tmp_path).endswith(
+        f"no such file; did you mean {tmp_path / 'granite.gguf'}?"
+    )
+    assert "has no .gguf file like it" in message_for(tmp_path / "zzz.gguf", tmp_path)
+    assert (
+        message_for("no/such/x.gguf", tmp_path) == "no/such/x.gguf: no such file, nor is there such a folder"
+    )
+
+
+@pytest.mark.parametrize("address", ["hf:owner/name", "https://example.org/own.gguf"])
+def test_an_address_is_answered_with_what_fetches_it(address: str, tmp_path: Path) -> None:
+    assert message_for(address, tmp_path).endswith(f"fetch this one with: edgeinfer pull {address}")
+
+
+def test_a_quantization_that_a_model_does_not_have_is_answered_with_those_that_it_has(
+    tmp_path: Path,
+) -> None:
+    assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantization; there is tiny"
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "line\nline", "~nobody-at-all/x"])
+def test_a_text_that_cannot_be_a_path_is_a_plain_error(text: str, tmp_path: Path) -> None:
+    assert len(message_for(text, tmp_path)) < 300
+
+
+def test_links_to_nowhere_and_folders_are_no_models(tmp_path: Path) -> None:
+    make_models(tmp_path, "sound.gguf")
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "unplugged" / "gone.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert [model.name for model in list_models(models_folder=tmp_path)] == ["tiny", "sound"]
+    assert find_model(tmp_path).name == "sound"
+
+
+def test_a_models_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    assert [model.name for model in list_models(models_folder=tmp_path / "none")] == ["tiny"]
+
+
+def pulled(folder: Path, file: str, seconds: int = 0) -> Path:
+    """A file of a catalogue model as `edgeinfer pull` leaves it, `seconds` after the others."""
+    path = make_models(folder, file) / file
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def test_a_catalogue_model_that_is_not_here_names_the_command_that_fetches_it(tmp_path: Path) -> None:
+    with pytest.raises(NotPulledError) as caught:
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
+    assert str(caught.value) == (
+        "qwen3-8b:Q6_K: not on this disk yet; fetch it with: edgeinfer pull qwen3-8b:Q6_K"
+    )
+    assert caught.value.name == "qwen3-8b:Q6_K"
+
+
+def test_of_several_quantizations_the_one_that_came_last_is_meant(tmp_path: Path) -> None:
+    pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", 100)
+    last = pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 200)
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).path == last
+    found = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NOWHERE)
+    assert (found.name, found.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
+    assert found.licence == "Apache-2.0"
+    with pytest.raises(NotPulledError):
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
+    listed = list_models(models_folder=tmp_path, others=NOWHERE)
+    assert [model.name for model in listed] == ["tiny", "qwen3-8b:Q8_0", "qwen3-8b:Q4_K_M"]
+
+
+def test_a_draft_of_the_catalogue_is_taken_once_it_is_here(tmp_path: Path) -> None:
+    pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf")
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path is None
+    draft = pulled(tmp_path, "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf")
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path == draft
+
+
+def test_a_catalogue_model_in_parts_is_found_by_its_first(tmp_path: Path) -> None:
+    folder = "ggml-org/gpt-oss-120b-GGUF/gpt-oss-120b-MXFP4"
+    make_models(tmp_path, f"{folder}-00001-of-00002.gguf", f"{folder}-00002-of-00002.gguf")
+    found = find_model("gpt-oss-120b", models_folder=tmp_path, others=NOWHERE)
+    assert (found.path.name, found.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
+
+
+def test_every_draft_is_an_entry_or_a_file_of_the_package() -> None:
+    entries = read_catalogue()
+    drafts = {entry.draft for entry in entries.values() if entry.draft} - {None}
+    assert {draft for draft in drafts if draft not in entries} == {"edgeinfer-tiny-draft-5m-Q8_0.gguf"}
+    assert len(entries) >= 30
+
+
+def test_every_entry_says_what_it_is_and_where_it_lies() -> None:
+    for entry in read_catalogue().values():
+        assert entry.notes, entry.name
+        assert entry.licence, entry.name
+        assert entry.parameters, entry.name
+        assert entry.context, entry.name
+        files = [entry.file_of(quant) for quant in entry.quants]
+        assert len(set(files)) == len(files), entry.name
+        assert all(quant_of(file) == quant for file, quant in zip(files, entry.quants, strict=True) if quant)
+        assert entry.repository or entry.name == "tiny"
+
+
+def write_own(folder: Path, text: str) -> Path:
+    path = folder / "own.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_entries_of_the_users_own_come_on_top(tmp_path: Path) -> None:
+    own = write_own(
+        tmp_path,
+        """
+        [mine]
+        file = "mine.gguf"
+        url = "https://example.org/mine.gguf"
+        size_bytes = 5
+        [qwen3-8b]
+        repository = "me/better-GGUF"
+        file = "better-{lower_quant}.gguf"
+        quants = ["Q4_0"]
+        """,
+    )
+    entries = read_catalogue(own)
+    assert entries["mine"].url_of("") == "https://example.org/mine.gguf"
+    assert entries["mine"].size_bytes == {"": 5}
+    assert entries["qwen3-8b"].file_of("Q4_0") == "better-q4_0.gguf"
+    assert "tiny" in entries
+
+
+WRONG = {
+    "no toml": "no TOML: ",
+    '"a b" = {}': "[a b]: wanted a name of letters, digits and",
+    "x = 1": "[x]: saw 1, wanted a table with a file",
+    "[x]": "[x]: file is missing",
+    "[x]\nfile = 3": "[x]: file: saw 3, wanted a text",
+    "[x]\nfile = 'a'\nfil = 'b'": "[x]: fil: no such key; there are context, draft,",
+    "[x]\nfile = 'a'\nrepository = 'b'": "[x]: repository: saw 'b', wanted owner/name",
+    "[x]\nfile = 'a-{quant}'": "[x]: quants: saw [], wanted a list as",
+    "[x]\nfile = 'a'\nsha256 = 'b'": "[x]: sha256: saw 'b', wanted 64 hexadecimal digits",
+    "[x]\nfile = 'a'\nsize_bytes = 0": "[x]: size_bytes: saw 0, wanted a number of bytes",
+    "[x]\nfile = 'a'\nsize_bytes.Q4_0 = 1": "[x]: size_bytes.Q4_0: not among the quants",
+    "[x]\nfile = 'a'\ncontext = 'big'": "[x]: context: saw 'big', wanted a number of tokens",
+    "[x]\nfile = 'a'\nprompt_style = 'b'": "[x]: prompt_style: saw 'b', wanted raw or chat",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=list(WRONG.values()))
+def test_an_entry_that_cannot_be_read_is_named(text: str, message: str, tmp_path: Path) -> None:
+    own = write_own(tmp_path, text)
+    with pytest.raises(RegistryError) as caught:
+        read_catalogue(own)
+    assert str(caught.value).startswith(f"{own}: {message}")

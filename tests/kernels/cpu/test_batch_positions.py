@@ -1,0 +1,146 @@
+"""Tokens of several texts in one step: each sees its own text, to the last bit as if it were alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from tests.kernels.conftest import BEST, ISAS
+from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
+from tests.random_models import VOCABULARY, ZOO
+
+CONTEXT = 1024
+RANDOM = np.random.default_rng(3)
+PROMPT = RANDOM.integers(3, VOCABULARY, 290).tolist()
+TAILS = [RANDOM.integers(3, VOCABULARY, count).tolist() for count in (1, 5, 20, 40)]
+Logits = npt.NDArray[np.float32]
+
+
+def page_tables(prompt: int) -> npt.NDArray[np.int64]:
+    """Of each text: the prompt's whole pages, then own ones, in an order that leaves no two neighbours."""
+    shared = prompt // PAGE
+    own = RANDOM.permutation(np.arange(shared + 1, CONTEXT // PAGE))
+    tables = np.zeros((len(TAILS), CONTEXT // PAGE), np.int64)
+    tables[:, :shared] = np.arange(shared)
+    tables[:, shared : shared + 4] = own[: 4 * len(TAILS)].reshape(len(TAILS), 4)
+    return tables
+
+
+def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
+    begun = prompt // PAGE * PAGE
+    for table in tables:
+        engine.backend.copy_positions(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
+
+
+def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
+    """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
+    backend = engine.backend
+    found: list[list[Logits]] = [[] for _ in TAILS]
+    for index in range(max(map(len, TAILS))):
+        texts = [text for text, tail in enumerate(TAILS) if index < len(tail)]
+        x = backend.embed([TAILS[text][index] for text in texts])
+        backend.forward_batch(x, BatchPositions(np.full(len(texts), prompt + index), tables[texts]))
+        for text, row in zip(texts, backend.logits(x), strict=True):
+            found[text].append(row)
+    return found
+
+
+def alone(engine: NativeEngine, prompt: Sequence[int], tail: Sequence[int]) -> Logits:
+    engine.rewind(0)
+    engine.append(prompt)
+    return np.stack([engine.append([token]) for token in tail])
+
+
+def build_for(name: str, threads: int) -> Build:
+    return exact if name == "reference" else cpu(name, threads)
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("llama", "f16"), ("llama", "q4_0"), ("gemma3", "f16"), ("qwen2moe", "f16"), ("starcoder2", "f16")],
+)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("prompt", [17, 256, 290])
+def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
+    tmp_path: Path, model: str, kind: CacheType, threads: int, prompt: int
+) -> None:
+    path = ZOO[model].write(tmp_path / "model.gguf")
+    engine = engine_for(path, cpu(threads=threads), kind, context=CONTEXT)
+    want = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
+    engine.rewind(0)
+    engine.append(PROMPT[:prompt])
+    tables = page_tables(prompt)
+    copy_begun_page(engine, prompt, tables)
+    for own, rows in zip(want, together(engine, prompt, tables), strict=True):
+        np.testing.assert_array_equal(np.stack(rows), own)
+    engine.close()
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("isa", ["reference", *ISAS])
+@pytest.mark.parametrize("model", ["llama", "olmo2-windows"])
+def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, isa: str, model: str) -> None:
+    path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
+    engine = engine_for(path, build_for(isa, 2), context=CONTEXT)
+    engine.append(PROMPT[:prompt])
+    tables = page_tables(prompt)
+    copy_begun_page(engine, prompt, tables)
+    got = together(engine, prompt, tables)
+    truth = engine_for(path, exact, context=CONTEXT)
+    for rows, tail in zip(got, TAILS, strict=True):
+        assert relative(np.stack(rows), alone(truth, PROMPT[:prompt], tail)) < 5e-6
+    engine.close()
+
+
+@pytest.mark.parametrize("build", ["reference", BEST])
+def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: Path, build: str) -> None:
+    """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
+    path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21
+    engine = engine_for(path, build_for(build, 2), context=CONTEXT)
+    stem, guesses = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]
+    want = [alone(engine, PROMPT[:prompt], [stem, guess])[-1] for guess in guesses]
+    engine.rewind(prompt)
+    tables = np.zeros((2, 4), np.int64)
+    tables[0, :2], tables[1, :2] = (0, 1), (0, 9)
+    engine.backend.copy_positions(PAGE, 9 * PAGE, prompt - PAGE)
+    backend = engine.backend
+    x = backend.embed([stem, *guesses])
+    copies = ((9 * PAGE + prompt - PAGE,), (), ())
+    backend.forward_batch(
+        x, BatchPositions(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies)
+    )
+    got = backend.logits(x)[1:]
+    assert relative(got, np.stack(want)) < 1e-12
+    assert build == "reference" or np.array_equal(got, np.stack(want))
+    engine.close()
+
+
+def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
+    backend = engine.backend
+    count = backend.capabilities.max_batch_tokens + 1
+    x = backend.embed([3] * count)
+    with pytest.raises(ValueError, match="saw a batch of 17 tokens, wanted 16 at most"):
+        backend.forward_batch(x, BatchPositions(np.arange(count), np.zeros((count, 4), np.int64)))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "count"), [(16, 48, 16), (32, 96, 37), (21, 60, 3), (14, 35, 20)]
+)
+def test_positions_are_copied_whatever_page_they_begin_in(source: int, target: int, count: int) -> None:
+    cache = LayerCache(
+        RANDOM.standard_normal((2, 12, 32, PAGE)).astype(np.float16),
+        RANDOM.standard_normal((2, 12 * PAGE, 32)).astype(np.float16),
+    )
+    keys, values = (np.array(read) for read in cache.read(12 * PAGE, 32))
+    cache.copy(source, target, count)
+    for before, after in zip((keys, values), cache.read(12 * PAGE, 32), strict=True):
+        before[:, target : target + count] = before[:, source : source + count].copy()
+        np.testing.assert_array_equal(after, before)

@@ -1,0 +1,356 @@
+"""A sparse feed-forward gives what the dense one gives, whatever the format, and reads no neuron at rest."""
+
+from ctypes import addressof
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, sparse_units
+from edgeinfer_kernels.cpu.layout.neuron_layout import (
+    NEURON_FORMATS,
+    ColumnLayout,
+    lay_out_columns,
+    lay_out_rows,
+    neuron_row_bytes,
+    row_groups,
+)
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
+from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATION_BYTES,
+    ACTIVE_BYTES,
+    ACTIVE_LISTS,
+    ROWS_AHEAD,
+    SPARSE_TOKENS,
+    lane_activations_bytes,
+)
+from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
+from edgeinfer_kernels.decoder import (
+    BlockIndex,
+    DecoderSpec,
+    DecoderWeights,
+    LayerSpec,
+    LayerWeights,
+    ResidualBlock,
+    ResidualWeights,
+)
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.reference import ReferenceBackend
+from tests.kernels.conftest import BEST, ISA_NAMES, PORTABLE, best_formats, built_kernels, isas_and_formats
+from tests.kernels.row_matrices import quantized_rows, random_matrix
+
+WIDTH, NEURONS = 512, 768
+Rows = npt.NDArray[np.float32]
+
+
+@cache
+def sparse_kernels(isa: str, name: str) -> Kernels:
+    return built_kernels(isa, sparse_units([name]))
+
+
+def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
+    """A token's blocks of activations, sixteen interleaved by words; zeros behind the last."""
+    words = np.zeros((-(-blocks // 16) * 16, ACTIVATION_BYTES // 4), np.uint32)
+    words[:blocks] = quantized.view(np.uint32).reshape(blocks, -1)
+    return np.ascontiguousarray(words.reshape(-1, 16, ACTIVATION_BYTES // 4).swapaxes(1, 2))
+
+
+def neuron_rows(
+    kernels: Kernels, matrix: Matrix, quantized: npt.NDArray[np.uint8], wanted: list[int]
+) -> Rows:
+    """The products of the wanted rows, NaN elsewhere."""
+    laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantized, matrix.columns // 32)
+    assert lanes.nbytes == lane_activations_bytes(matrix.columns)
+    assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
+    neurons, out = np.array([*wanted, *[0] * ROWS_AHEAD], np.int32), np.full(matrix.rows, np.nan, np.float32)
+    kernels.function(f"neuron_rows_{matrix.format}", 6)(
+        address(laid_out),
+        row_groups(matrix.columns),
+        address(neurons),
+        len(wanted),
+        address(lanes),
+        address(out),
+    )
+    return out
+
+
+def neuron_sums(
+    kernels: Kernels,
+    matrix: Matrix,
+    quantized: npt.NDArray[np.uint8],
+    first: int = 0,
+    laid_out: npt.NDArray[np.uint8] | None = None,
+) -> Rows:
+    """matrix · x by neurons, (tokens, outputs); what lies before `first` stays NaN."""
+    layout = ColumnLayout.of(matrix)
+    laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
+    assert laid_out.nbytes - 4096 == layout.nbytes
+    names = [name for name, *_ in NeuronColumnsArgs._fields_ if name not in ("kernel", "weights")]
+    columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
+    out, scratch = (
+        np.full((len(quantized), layout.outputs), np.nan, np.float32),
+        allocate(ACTIVE_LISTS * ACTIVE_BYTES),
+    )
+    kernels.function(f"neuron_sums_{matrix.format}", 10)(
+        addressof(columns),
+        first,
+        layout.outputs,
+        address(quantized),
+        quantized.strides[0],
+        len(quantized),
+        address(out),
+        out.strides[0],
+        address(scratch),
+        0,
+    )
+    return out[:, : matrix.rows]
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
+@pytest.mark.parametrize("columns", [256, 512, 1280])
+def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
+    matrix = random_matrix(name, 63, columns)
+    x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
+    quantized, exact = quantized_rows(x)
+    wanted = [62, 0, 17, 33, 34]
+    got = neuron_rows(sparse_kernels(isa, name), matrix, quantized[0], wanted)
+    want = (exact @ matrix.decoded().astype(np.float64).T)[0]
+    np.testing.assert_allclose(got[wanted], want[wanted], rtol=0, atol=2e-5 * np.abs(want).max())
+    assert np.isnan(np.delete(got, wanted)).all()
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
+@pytest.mark.parametrize(("outputs", "tokens", "active"), [(111, 1, 0.2), (256, 3, 0.5), (128, 2, 1.0)])
+def test_sums_of_active_neurons_equal_the_exact_product(
+    isa: str, name: str, outputs: int, tokens: int, active: float
+) -> None:
+    random = np.random.default_rng(3)
+    matrix = random_matrix(name, outputs, 512)
+    x = random.standard_normal((tokens, 512)).astype(np.float32)
+    x[random.random(x.shape) >= active] = 0
+    x[:, 64:128] = 0  # blocks without any active neuron
+    quantized, exact = quantized_rows(x)
+    want = exact @ matrix.decoded().astype(np.float64).T
+    got = neuron_sums(sparse_kernels(isa, name), matrix, quantized)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
+    matrix, x = random_matrix("Q4_0", 256, 64), np.ones((1, 64), np.float32)
+    got = neuron_sums(sparse_kernels(BEST, "Q4_0"), matrix, quantized_rows(x)[0], first=128)
+    assert np.isnan(got[:, :128]).all()
+    assert np.isfinite(got[:, 128:]).all()
+
+
+@pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
+def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
+    """One neuron with the activation 1 gives back its column; one column with it, that of all rows."""
+    random = np.random.default_rng(7)
+    kernels = sparse_kernels(BEST, name)
+    matrix = random_matrix(name, 128, 512)
+    weights = matrix.decoded()
+    one = np.zeros((1, 512 // 32, ACTIVATION_BYTES), np.uint8)
+    exact = name != "Q6_K"  # 25 bits of a product are rounded before the offset goes off
+    for column in random.choice(512, 12, replace=False):
+        block, place = divmod(int(column), 32)
+        one[:] = 0
+        one[0, block, place] = 1
+        one[0, block, 32:].view(np.float32)[:] = (1, 1, place < 16, place >= 16)
+        for got in (
+            neuron_sums(kernels, matrix, one.reshape(1, -1))[0],
+            neuron_rows(kernels, matrix, one.reshape(-1), list(range(128))),
+        ):
+            if exact:
+                assert np.array_equal(got, weights[:, column])
+            else:
+                np.testing.assert_allclose(got, weights[:, column], rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
+def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
+    kernels, matrix = sparse_kernels(BEST, name), random_matrix(name, 128, 256)
+    x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
+    x[:, ::2] = 0
+    quantized, layout = quantized_rows(x)[0], ColumnLayout.of(matrix)
+    laid_out = lay_out_columns(matrix)
+    want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
+    super_blocks = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
+    shape = (-1, layout.blocks_per_super, layout.block_bytes)
+    blocks = super_blocks.reshape(shape)[:, :, layout.factor_bytes :]
+    neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
+    neurons[:, :, ::2] ^= 255
+    assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
+    neurons[:, :, 1] ^= 255
+    assert not np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
+
+
+def with_feed_forward(weights: DecoderWeights, block: FeedForwardWeights) -> DecoderWeights:
+    """The same decoder of one layer with another feed-forward."""
+    attention, second = weights.layers[0].blocks
+    return replace(weights, layers=(LayerWeights((attention, second.with_block(block))),))
+
+
+def decoder(
+    activation: Activation, gated: bool, formats: tuple[str, str, str], biases: bool = False, layers: int = 2
+) -> tuple[DecoderSpec, DecoderWeights]:
+    """A decoder whose feed-forward is of these formats (gate, up, down); a third of the neurons is active."""
+    norm = NormSpec("rms", 1e-5)
+    attention = AttentionSpec(4, 2, 32, 0.2, norm, None)
+    blocks = (attention, FeedForwardSpec(activation, NEURONS, gated))
+    one = LayerSpec(tuple(ResidualBlock(block, norm, "norm") for block in blocks))
+    facts = DecoderSpec(WIDTH, 32, (one,) * layers, norm)
+    random = np.random.default_rng(1)
+
+    def matrix(name: str, rows: int, columns: int, seed: int) -> Matrix:
+        return random_matrix(name, rows, columns, columns**-0.5, seed)
+
+    def vector(count: int, mean: float, spread: float) -> Rows:
+        return (mean + spread * random.standard_normal(count)).astype(np.float32)
+
+    def layer(seed: int) -> LayerWeights:
+        first = {"ffn_gate_bias" if gated else "ffn_up_bias": vector(NEURONS, -0.4, 0.1)}
+        others = {"ffn_up_bias": vector(NEURONS, 0, 0.1), "ffn_down_bias": vector(WIDTH, 0, 0.1)}
+        attention = AttentionWeights(
+            matrix("Q8_0", 128, WIDTH, seed),
+            matrix("Q8_0", 64, WIDTH, seed + 1),
+            matrix("Q8_0", 64, WIDTH, seed + 2),
+            matrix("Q8_0", WIDTH, 128, seed + 3),
+        )
+        norms = [vector(WIDTH, 1, 0.1) for _ in range(2)]
+        second = FeedForwardWeights(
+            ffn_up=matrix(formats[1], NEURONS, WIDTH, seed + 4),
+            ffn_down=matrix(formats[2], WIDTH, NEURONS, seed + 5),
+            ffn_gate=matrix(formats[0], NEURONS, WIDTH, seed + 6) if gated else None,
+            **{**(others if biases else {}), **first},
+        )
+        return LayerWeights((ResidualWeights(attention, norms[0]), ResidualWeights(second, norms[1])))
+
+    embedding = matrix("Q8_0", 32, WIDTH, 99)
+    weights = DecoderWeights(
+        embedding, embedding, vector(WIDTH, 1, 0.1), None, tuple(layer(10 * i) for i in range(layers))
+    )
+    return facts, weights
+
+
+def everybody(weights: DecoderWeights) -> NeuronPredictor:
+    """A predictor that names every neuron."""
+    neurons = dense_layer(weights, 0).ffn_up.rows
+    return NeuronPredictor(
+        random_matrix("Q8_0", 32, WIDTH),
+        random_matrix("Q8_0", neurons, 32),
+        np.full(neurons, 1e6, np.float32),
+    )
+
+
+def feed_forward(
+    facts: DecoderSpec,
+    weights: DecoderWeights,
+    x: Rows,
+    sparse: SparseLayers | None,
+    threads: int = 2,
+    isa: str = BEST,
+) -> Rows:
+    state = DecoderState.allocate(facts, 16, "f32")
+    units = kernel_units(weights, sparse=sparse)
+    kernels = built_kernels(isa, units)
+    backend = CpuBackend(facts, weights, state, kernels, batch=32, threads=threads, sparse=sparse)
+    rows = backend.embed([0] * len(x))
+    rows[:] = x
+    for index in range(len(facts.layers)):
+        backend.run_block(BlockIndex(index, 1), rows, 0)
+    found = rows.copy()
+    backend.close()
+    return found
+
+
+def relative(got: Rows, want: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def inputs(tokens: int) -> Rows:
+    return np.random.default_rng(5).standard_normal((tokens, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize(
+    ("isa", "formats"),
+    isas_and_formats(
+        [BEST, PORTABLE], [("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")]
+    ),
+)
+@pytest.mark.parametrize("predicted", [False, True])
+@pytest.mark.parametrize(("activation", "gated"), [("relu", True), ("relu_squared", False)])
+def test_a_sparse_block_equals_the_dense_one(
+    isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
+) -> None:
+    facts, weights = decoder(activation, gated, formats, biases=True)
+    sparse = {index: everybody(weights) if predicted else None for index in range(2)}
+    for tokens in (1, SPARSE_TOKENS):
+        x = inputs(tokens)
+        dense = feed_forward(facts, weights, x, None, isa=isa)
+        got = feed_forward(facts, weights, x, sparse, isa=isa)
+        assert relative(got, dense) < 1e-6
+        exact = x.astype(np.float64)
+        reference = ReferenceBackend(facts, weights, DecoderState(), np.float64)
+        for index in range(2):
+            reference.run_block(BlockIndex(index, 1), exact, 0)
+        assert relative(got, exact) < 1.1 * relative(dense, exact) < 0.02
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_any_number_of_threads_gives_the_same_sparse_block(threads: int) -> None:
+    facts, weights = decoder("relu", True, ("Q8_0", "Q8_0", "Q4_0"))
+    found = [feed_forward(facts, weights, inputs(1), {0: None, 1: None}, threads=t) for t in (1, threads)]
+    assert np.array_equal(found[0], found[1])
+
+
+def test_steps_of_many_tokens_take_the_dense_block_and_layers_may_differ() -> None:
+    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
+    x = inputs(SPARSE_TOKENS + 1)
+    assert np.array_equal(feed_forward(facts, weights, x, {1: None}), feed_forward(facts, weights, x, None))
+    assert (
+        relative(feed_forward(facts, weights, x[:1], {1: None}), feed_forward(facts, weights, x[:1], None))
+        < 1e-6
+    )
+
+
+def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_misses_them_only() -> None:
+    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+    every, x = everybody(weights), inputs(1)
+    nobody = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
+    assert np.array_equal(feed_forward(facts, weights, x, {0: nobody}), x)
+    half = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
+    w = dense_layer(weights, 0)
+    assert w.ffn_gate_bias is not None
+    off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
+    others = with_feed_forward(weights, replace(w, ffn_gate_bias=off))
+    want = feed_forward(facts, others, x, None)
+    assert relative(feed_forward(facts, weights, x, {0: half}), want) < 1e-6
+
+
+def test_layers_that_cannot_be_sparse_say_why() -> None:
+    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+    w = dense_layer(weights, 0)
+    assert why_dense(facts, weights, 0) is None
+    silu = decoder("silu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+    reason = why_dense(*silu, 0)
+    assert reason == "its activation is silu, which is never exactly zero"
+    reason = why_dense(
+        facts, with_feed_forward(weights, replace(w, ffn_down=random_matrix("F16", WIDTH, NEURONS))), 0
+    )
+    assert reason == "F16.weight is F16; sparse are Q4_0, Q8_0, Q4_K, Q5_K, Q6_K"
+    narrow = FeedForwardWeights(random_matrix("Q4_0", 33, 64), random_matrix("Q4_0", 64, 64))
+    reason = why_dense(facts, with_feed_forward(weights, narrow), 0)
+    assert reason == "Q4_0.weight isn't a multiple of 32 in both its sizes"

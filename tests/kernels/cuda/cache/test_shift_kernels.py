@@ -1,0 +1,71 @@
+"""A device's cache that slid holds what it would, had all behind the gap been written where it lies."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cuda.cache.shift_kernels import slide
+from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache as LayerCache
+from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
+from edgeinfer_kernels.layer_cache import CacheType
+from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts
+
+END, POSITIONS = 52, 56
+NEAR = {"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
+"""Relative to the keys: each is rounded once more."""
+ROPES = {
+    "all": RopeSpec(tuple(0.8**i for i in range(20)), neox=True, magnitude=1.3),
+    "some, scaled": RopeSpec((1.0, 0.31, 0.3 / 8), neox=False),
+    "none": None,
+}
+
+
+def filled(device: str, facts: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
+    """The cache with these of some random tokens."""
+    random = np.random.default_rng(1)
+    rows = random.standard_normal((END, 4 * facts.head_dim)).astype(np.float32)[kept]
+    cache = DeviceCache.poisoned(device, facts, POSITIONS, kind)
+    rope_append(
+        torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * facts.head_dim].copy()).to(device),
+        torch.ones(len(kept), device=device), None, None, None, table_of(device, facts), facts, 0,
+        torch.empty(len(kept), 2, facts.head_dim, dtype=torch.float16, device=device),
+        cache.keys, cache.values, cache.key_scales, cache.value_scales,
+    )  # fmt: skip
+    return cache
+
+
+def table_of(device: str, facts: AttentionSpec) -> torch.Tensor:
+    return torch.from_numpy(rope_table(facts.rope, facts.head_dim, POSITIONS)).to(device)
+
+
+def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropped: int) -> None:
+    nothing = torch.empty(0, device=device)
+    scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
+    tensors: Any = cache.keys, scales[0], cache.values, scales[1]
+    slide(LayerCache(*tensors), table_of(device, facts), facts, keep, dropped, END)
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("rope", "keep", "dropped"),
+    [("all", 5, 16), ("some, scaled", 0, 32), ("none", 3, 16)],
+)
+def test_keys_turn_back_and_values_move(
+    device: str, kind: CacheType, rope: str, keep: int, dropped: int
+) -> None:
+    facts = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
+    rest = [*range(keep), *range(keep + dropped, END)]
+    cache, wanted = (filled(device, facts, kind, tokens) for tokens in ([*range(END)], rest))
+    slid(device, cache, facts, keep, dropped)
+    (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, wanted))
+    np.testing.assert_array_equal(values, want_values)
+    np.testing.assert_array_equal(keys[:, :keep], want_keys[:, :keep])
+    error = np.linalg.norm(keys - want_keys) / np.linalg.norm(want_keys)
+    assert error < NEAR[kind] if facts.rope else error == 0

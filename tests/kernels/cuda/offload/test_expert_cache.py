@@ -1,0 +1,252 @@
+"""Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload import expert_loading
+from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
+from edgeinfer_quant_formats import block_format
+from tests.kernels.cuda.conftest import HAS_GPU
+from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
+from tests.kernels.cuda.device_matrices import random_bits
+from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
+from tests.kernels.cuda.split_decoders import divided
+from tests.random_models import ZOO
+
+LAYERS = () if HAS_GPU else (0, 1)
+"""Of a mixture, where kernels are interpreted: two change their experts in turn as three to five do."""
+
+
+class Restless(ExpertCachePolicy):
+    """Always wants the expert with the lowest number that has no slot, in each layer in turn."""
+
+    turn = 0
+    noted: npt.NDArray[np.int64]
+
+    def __init__(self, count: int, used: int, residents: Sequence[Sequence[int]]) -> None:
+        super().__init__(count, used, residents)
+        self.look_after = 1
+
+    def note(self, chosen: npt.NDArray[np.int64]) -> None:
+        before = getattr(self, "noted", np.zeros_like(chosen))
+        self.noted = before + chosen
+        super().note(chosen)
+
+    def proposals(self) -> list[Swap]:
+        self.turn += 1
+        self.look_after = 1
+        row = self.turn % len(self.slots)
+        leaves = int(np.argmax(self.slots[row]))
+        expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > leaves, self.slots[row], 9)))
+        if self.slots[row, expert] >= 0:
+            expert = int(np.argmin(self.slots[row]))
+        return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
+
+
+def changing(decoder: Decoder) -> list[LayerSplit]:
+    """A third of the experts of every layer on the device, all of them on the host."""
+    found = []
+    for index, layer in enumerate(decoder.weights.layers):
+        count = layer.block_of(MoeWeights).ffn_up_exps.experts
+        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), changing=True))
+    return found
+
+
+def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
+    return [division.experts for division in divisions]
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize(
+    ("name", "stream_min_tokens"),
+    [("qwen2moe", 10), ("gpt-oss", 10), on_a_gpu("gpt-oss", None), ("smallthinker", None)],
+)
+def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, stream_min_tokens: int | None
+) -> None:
+    steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
+    with opened(ZOO[name], tmp_path, LAYERS) as decoder:
+        divisions, ids = changing(decoder), decoder.ids(sum(steps))
+        count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
+        with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
+            used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
+            policy, device_half = Restless(count, used, experts_of(divisions)), backend.gpu_shard
+            assert isinstance(device_half, CudaBackend)
+            device_half.refill_experts(policy)
+            found = read_split(backend, ids, steps)
+            assert device_half.changed_experts or device == "cuda"
+        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArray[np.int64]:
+    """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
+    facts = decoder.specification
+    routing = Routing.allocate(facts, len(ids))
+    state = DecoderState.allocate(facts, CONTEXT, "f32")
+    backend = CpuBackend(facts, decoder.weights, state, kernels, batch=len(ids), threads=1, routing=routing)
+    try:
+        backend.forward(backend.embed(ids), 0)
+    finally:
+        backend.close()
+    return routing.ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granitemoe", "smallthinker"])
+def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
+    device: str, kernels: Kernels, tmp_path: Path, name: str
+) -> None:
+    with opened(ZOO[name], tmp_path, LAYERS) as decoder:
+        divisions, steps = changing(decoder), (4, 12, 3, 1, 1)
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, divisions, kernels) as backend:
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            policy.look_after = 1 << 20
+            backend.gpu_shard.refill_experts(policy)
+            read_split(backend, decoder.ids(sum(steps)), steps)
+            asked = np.array(list(backend.cpu_shard.requests.values()))
+        ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
+        counts = [np.bincount(each.ravel(), minlength=facts.experts) for each in ids]
+        assert asked[0].tolist() == counts[0].tolist()
+        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.experts_per_token] * len(counts)
+        assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
+
+
+def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
+        divisions = changing(decoder)
+        with divided(decoder, device, divisions, kernels) as backend:
+            facts = decoder.specification.layers[0].block_of(MoeSpec)
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            policy.look_after = 4
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            backend.gpu_shard.refill_experts(policy)
+            read_split(backend, decoder.ids(5), (2, 2, 1))
+            seen, _ = backend.expert_counts
+        # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
+        heard = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
+        assert policy.noted.sum() in heard
+
+
+class Garbling(expert_loading.Packer):
+    """Turns the groups round."""
+
+    def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+        raise AssertionError("nobody comes")
+
+    def gives(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        return super().gives(groups.flip(1), target, first_row)
+
+
+def exhausted(*arguments: object) -> None:
+    raise torch.OutOfMemoryError("nothing left")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
+def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
+    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
+) -> None:
+    monkeypatch.setattr(expert_loading, "Packer", packer)
+    with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
+        divisions, ids = changing(decoder), decoder.ids(6)
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, divisions, kernels) as backend:
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            told = backend.gpu_shard.refill_experts(policy)
+            assert told is not None
+            assert why in told
+            found = read_split(backend, ids, (4, 1, 1))
+            assert backend.gpu_shard.changed_experts == 0
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_experts_come_in_pieces(
+    device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    monkeypatch.setattr(expert_loading, "REFILL_BYTES", 1)
+    monkeypatch.setattr(expert_loading, "PIECES_PER_STEP", pieces)
+    model = replace(ZOO["granitemoe"], expert_length=32)
+    groups = (2 * model.expert_length + model.width) // 16
+    steps = (1,) * (groups // pieces + 6)
+    with opened(model, tmp_path, LAYERS) as decoder:
+        divisions, ids = changing(decoder), decoder.ids(len(steps))
+        facts = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, divisions, kernels) as backend:
+            assert isinstance(backend.gpu_shard, CudaBackend)
+            backend.gpu_shard.refill_experts(
+                Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+            )
+            found = read_split(backend, ids, steps)
+            assert backend.gpu_shard.changed_experts
+        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
+def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernels, name: str) -> None:
+    columns = 512
+    raw = random_bits(name, 48, columns)
+    layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
+    groups = torch.from_numpy(layout[: raw.size].reshape(3, -1).copy())
+    assert torch.equal(rows_of_groups(groups, name), torch.from_numpy(raw))
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
+def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name: str) -> None:
+    experts, rows, columns = 3, 64, 512
+    raw = np.random.default_rng(7).integers(
+        0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
+    )
+    stack, where = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
+    sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
+    loaded, target = (Arena(where, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2))
+    order = (2, 0, 1)
+    for slot, expert in enumerate(order):
+        loaded.fill(slot * rows, sources[expert].to(where))
+    pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
+    packers = {count: expert_loading.Packer(stack, count, where, pool) for count in (3, 1)}
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with torch.cuda.stream(stream) if stream else nullcontext():
+        for slot, expert in enumerate(order):
+            groups = groups_of_rows(sources[expert], name)
+            packers[3].bring(groups[:3], target, slot * rows)
+            packers[1].bring(groups[3:], target, slot * rows + 48)
+    if stream:
+        stream.synchronize()
+    for got, want in zip(target.parts, loaded.parts, strict=True):
+        assert torch.equal(got, want)
+
+
+def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
+    """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
+    group = 16 * rows.shape[1]
+    places = torch.arange(group).view(1, group)
+    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (places & 255, places >> 8))
+    found = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
+    found[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
+    return found

@@ -1,0 +1,403 @@
+"""Loading a model that a made-up GPU is too small for: its kernels run where the other tests' do."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgeinfer
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.loading import engine_loading
+from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+from edgeinfer.speculation.speculator import Speculator
+from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.cuda import device_parts
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
+from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner import placement_problem
+from edgeinfer_offload.planner import planner as planning
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.runtime.split_backend import SplitBackend
+from tests.random_models import ZOO
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
+    """A GPU of so many bytes, which libraries leave alone, beside a CPU that reads a megabyte a second."""
+    from edgeinfer.loading import gpu_loading, split_loading
+
+    def slow(machine: Machine, *_: object) -> Machine:
+        return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
+
+    monkeypatch.setattr(engine_loading, "with_cpu_speeds", slow)
+    monkeypatch.setattr(engine_loading, "measure_gpu", lambda *_: None)
+
+    def set_bytes(nbytes: int) -> None:
+        gpu = Gpu(0, "a small GPU", 90, nbytes)
+        monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
+        monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
+        for module in (gpu_loading, split_loading, device_parts):
+            monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
+        for module in (planning, placement_problem):
+            monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
+
+    return set_bytes
+
+
+def model_file(folder: Path) -> Path:
+    return ZOO["llama"].write(folder / "llama.gguf")
+
+
+def gpu_bytes(path: Path) -> int:
+    """What all of the model takes on the made-up GPU."""
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert model.plan is not None
+        return model.plan.bytes_on("gpu")
+
+
+def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - 1)
+    with (
+        edgeinfer.load(path, context=64, threads=2) as model,
+        edgeinfer.load(path, context=64, threads=2, device="cpu") as reference,
+    ):
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        above: Any = engine.backend.gpu_shard
+        assert any(note.startswith("on the GPU: attention of ") for note in model.notes)
+        assert model.plan is not None
+        assert 0 < model.plan.bytes_on("gpu") < whole
+        assert above.nbytes <= model.plan.bytes_on("gpu")
+        ids = [5, 9, 30, 7, 11]
+        got, want = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
+        answer = model.generate(ids, max_tokens=3, temperature=0.0)
+        assert len(answer.ids) == 3
+
+
+def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(MIB // 4)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert any(note.startswith("running on the CPU: ") for note in model.notes)
+    with pytest.raises(GpuUnavailableError):
+        edgeinfer.load(path, context=64, threads=2, device="cuda")
+
+
+def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer.loading import split_loading
+
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    made: list[int] = []
+
+    def filled_at_first(*arguments: Any, **keywords: Any) -> Any:
+        made.append(1)
+        if len(made) == 1:
+            raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
+        return CudaBackend(*arguments, **keywords)
+
+    monkeypatch.setattr(split_loading, "CudaBackend", filled_at_first)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert "other programs took memory of the GPU" in model.notes[0]
+    assert len(made) == 2
+
+
+def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DeviceMemoryError("asked for 256 MiB and has 1 MiB free")
+
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    monkeypatch.setattr(engine_loading, "measure_gpu", full)
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert "the GPU has no room to be measured: planned without its speeds" in model.notes
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("name", ["llama", "granitemoe"])
+def test_what_neither_side_has_room_for_stays_in_the_file(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # What would be more than these models are: staging, and more room for prompts where none are sent.
+    monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
+    monkeypatch.setattr(placement_problem.PlacementProblem, "sends", False)
+    path = ZOO[name].write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (800 << 10))
+    found, answers, ram = [], [], None
+    for _ in range(2):
+        with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
+            engine: Any = model.engine
+            assert isinstance(engine.backend, SplitBackend), model.notes
+            assert model.plan is not None
+            found.append(model.plan)
+            stays = " of the weights stay in the file, as "
+            assert any(stays in note for note in model.notes) == (ram is not None), model.notes
+            answers.append(model.logits([5 + index for index in range(10)]))
+            ram = model.plan.bytes_on("cpu") - 1
+    first, second = found
+    assert second.bytes_on("cpu") < first.bytes_on("cpu")
+    assert first.bytes_on("disk") < second.bytes_on("disk")
+    # What is where may differ, and with it the rounding.
+    assert np.linalg.norm(answers[1] - answers[0]) < 0.05 * np.linalg.norm(answers[0])
+
+
+def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = replace(ZOO["arcee"], layers=1, formats=("Q8_0",), feed_forward=1024).write(
+        tmp_path / "arcee.gguf"
+    )
+    small_gpu(1 << 40)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    with edgeinfer.load(path, sparse="exact", **loading) as model:
+        assert "all of the model is on the GPU, which computes every neuron: none is sparse" in model.notes
+    small_gpu(gpu_bytes(path) - (100 << 10))
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, sparse=sparse, **loading) as model:
+            engine: Any = model.engine
+            assert isinstance(engine.backend, SplitBackend), model.notes
+            assert any(note.startswith("sparse feed-forward in 1 of 1 layers") for note in model.notes) == (
+                sparse == "exact"
+            )
+            assert model.plan is not None
+            cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
+            assert bool(cold) == (sparse == "exact")
+            assert all(item.device == "cpu" and item.weights_read < item.bytes for item in cold)
+            logits.append(engine.append([7]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
+
+
+def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - 1)
+    with edgeinfer.load(path, context=64, threads=2, device="cpu", repack=False) as model:
+        assert model.plan is not None
+        ram = model.plan.nbytes
+    with pytest.raises(GpuUnavailableError) as caught:
+        edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram)
+    assert "\n" not in str(caught.value)
+    with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
+        assert model.plan is not None
+        assert model.plan.bytes_on("cpu") <= ram
+        assert any(note.startswith("running on the CPU: ") for note in model.notes)
+        assert any(" of the weights stay in the file, as " in note for note in model.notes)
+    with pytest.raises(OutOfMemoryError) as refused:
+        edgeinfer.load(path, context=64, threads=2, ram=1000)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("failure", "seen"),
+    [
+        (KernelsUnavailableError("no C compiler"), GpuUnavailableError),
+        (BackendError("the GPU failed"), GpuUnavailableError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
+    small_gpu: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    seen: type[BaseException],
+) -> None:
+    small_gpu(1 << 40)
+    failed: list[CudaBackend] = []
+
+    def fail(backend: CudaBackend, *_: object) -> None:
+        failed.append(backend)
+        raise failure
+
+    monkeypatch.setattr(CudaBackend, "warm_up", fail)
+    with pytest.raises(seen):
+        edgeinfer.load(model_file(tmp_path), context=64, device="cuda")
+    with pytest.raises(BackendError, match="the model has been closed"):
+        failed[0].embed([5])
+
+
+@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
+def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
+    small_gpu: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    draft: str | None,
+    widths: tuple[int, ...],
+) -> None:
+    small_gpu(1 << 40)
+    asked: list[Any] = []
+
+    def told(done: int, total: int) -> None:
+        pass
+
+    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: asked.append(given))
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    settings: dict[str, Any] = {"build_progress": told, "draft": draft}
+    edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
+    assert asked == [(widths, told)]
+
+
+@pytest.mark.slow
+def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - (800 << 10))
+    counts = np.full((2, 8), 20, np.uint32)
+    counts[:, 7] = 100
+    named = {f"experts.{layer}": counts for layer in range(3)}
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        assert model.plan is not None
+        divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
+        assert divided
+        assert all(7 in experts for experts in divided)
+        answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
+        assert answer.speed.gpu_experts is not None
+        assert 0 < answer.speed.gpu_experts < 1
+
+
+@pytest.mark.slow
+def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of one layer, and of quants, which are read in a third of the time where kernels are interpreted.
+    path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
+    small_gpu(1 << 40)
+    # Measuring takes minutes where kernels are interpreted.
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    ids = [5, 9, 30, 7, 11, 5, 9]
+    with edgeinfer.load(path, draft=None, **loading) as plain:
+        want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+        drawn = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
+    with edgeinfer.load(path, draft=str(path), **loading) as model:
+        speculator: Any = model.speculator
+        assert isinstance(speculator.drafter.engine.backend, CudaBackend)
+        controller = speculator.controllers["greedy"]
+        controller.length = lambda most: max(0, min(most, 3))
+        controller.min_probs = lambda length: (0.0, 0.0)
+        got = model.generate(ids, max_tokens=6, temperature=0.0)
+        assert got.ids == want
+        assert got.speed.accepted_share == 1.0  # it is the model itself
+        assert got.speed.tokens_per_pass == pytest.approx(2.5)
+        # The device draws what isn't drafted, with the numbers that the host would draw with.
+        controller = speculator.controllers["seeded"]
+        lengths = iter((0, 2, 0, 0, 0))
+        controller.length = lambda most: min(most, next(lengths))
+        controller.min_probs = lambda length: (0.0, 0.0)
+        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == drawn
+        answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
+        assert [answer.ids for answer in answers] == [want[:3]] * 2
+
+
+def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_file(tmp_path)
+    small_gpu(1 << 40)
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    whole = gpu_bytes(path)
+    with edgeinfer.load(
+        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
+    ) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, CudaBackend)
+        speculator: Any = model.speculator
+        assert speculator.drafter.engine.backend.name == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["gpu", "cpu"])
+def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
+    small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
+    small_gpu(1 << 40)
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
+    whole = gpu_bytes(path)
+    small_gpu(whole - 1)
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    with edgeinfer.load(path, draft=str(small), **loading) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert model.plan is not None
+        assert model.plan.draft == place
+        assert model.plan.bytes_on("gpu") < whole
+        drafts = [item for item in model.plan.items if item.item == "draft model"]
+        assert [item.device for item in drafts] == [place]
+        speculator: Any = model.speculator
+        backend = speculator.drafter.engine.backend
+        if place == "cpu":
+            assert backend.name == "cpu"
+            return
+        assert isinstance(backend, CudaBackend)
+        assert backend.nbytes <= drafts[0].bytes
+        assert " and the draft model; " in model.notes[0]
+        controller = speculator.controllers["greedy"]
+        controller.length = lambda most: max(0, min(most, 2))
+        controller.min_probs = lambda length: (0.0, 0.0)
+        drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
+        assert drafted.speed.accepted_share is not None
+        model.speculator = None
+        assert model.generate([5, 9], max_tokens=3, temperature=0.0).ids == drafted.ids
+
+
+@pytest.mark.slow
+def test_experts_change_places_where_main_memory_holds_all_of_them(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeinfer_offload.planner import planner
+
+    monkeypatch.setattr(planner, "CHANGING_WORTH", 100.0)
+    monkeypatch.setattr(
+        placement_problem.PlacementProblem, "sends", False
+    )  # or the CPU's buffers depend on it
+    path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (800 << 10))
+    with edgeinfer.load(path, context=64, threads=2) as model:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.notes
+        assert any(note.endswith("experts change places as they are asked for") for note in model.notes)
+        assert model.plan is not None
+        changing = [layer for layer in model.plan.layers if layer.changing]
+        assert changing
+        assert all(0 < len(layer.gpu_experts) < layer.experts for layer in changing)
+        needed = model.plan.bytes_on("cpu")
+        assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
+        device_half: Any = engine.backend.gpu_shard
+        assert device_half.changed_experts == 0
+    with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
+        assert model.plan is not None
+        assert not any(layer.changing for layer in model.plan.layers)
+        assert model.plan.steps[0].startswith("experts stay where they are")

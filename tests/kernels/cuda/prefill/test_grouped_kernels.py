@@ -1,0 +1,143 @@
+"""Products of rows grouped by expert, and their weighted sum, against numpy."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda.prefill.expert_matmul import (
+    ExpertRows,
+    add_experts,
+    grouped_product,
+    grouped_tile,
+)
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
+from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
+from tests.kernels.cuda.weights.test_packing import columns_for, decoded
+
+NAN = float("nan")
+
+
+def tensor(device: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(np.asarray(values), dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize(("outputs", "columns"), [(48, 96), (130, 192)])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_each_row_is_multiplied_with_its_experts_weights(
+    device: str, capability: int, outputs: int, columns: int, indexed: bool
+) -> None:
+    random, tile, counts = np.random.default_rng(columns), grouped_tile(capability), (3, 70, 1)
+    count = sum(counts)
+    rows = random.standard_normal((90, columns)).astype(np.float16)
+    weights = random.standard_normal((3, outputs, columns)).astype(np.float16)
+    index = random.integers(0, len(rows), count) if indexed else np.arange(count)
+    expert = np.repeat(range(3), counts)
+    tiles, end = [], 0
+    for number, each in enumerate(counts):
+        tiles += [(number, row, end + each) for row in range(end, end + each, tile.rows)]
+        end += each
+    out = torch.full((count + 1, outputs + 9), NAN, device=device)
+    grouped_product(
+        tensor(device, rows, torch.float16),
+        tensor(device, index, torch.int32) if indexed else None,
+        tensor(device, weights, torch.float16),
+        tensor(device, tiles, torch.int32),
+        out,
+        5,
+        tile,
+    )
+    found = out.cpu().numpy()
+    wanted = np.einsum("rc,roc->ro", rows[index].astype(np.float64), weights[expert].astype(np.float64))
+    np.testing.assert_allclose(found[:count, 5 : 5 + outputs], wanted, rtol=1e-3, atol=1e-2)
+    assert np.isnan(found[:, :5]).all()
+    assert np.isnan(found[:, 5 + outputs :]).all()
+    assert np.isnan(found[count]).all()
+
+
+@pytest.mark.parametrize(("tokens", "count", "used"), [(1, 3, 1), (50, 9, 4), (7, 5, 5)])
+def test_pairs_are_sorted_by_the_place_of_their_expert(
+    device: str, tokens: int, count: int, used: int
+) -> None:
+    random = np.random.default_rng([tokens, count])
+    ids = np.stack([random.permutation(count)[:used] for _ in range(tokens)]).reshape(-1)
+    here = list(random.permutation(count)[: count // 2])
+    there = [expert for expert in range(count) if expert not in here]
+    both = np.full((2, count), -1)
+    both[0, here], both[1, there] = range(len(here)), range(len(there))
+    of_expert = np.argsort([*here, *there])
+    wanted = of_expert[ids]
+    order = np.argsort(wanted, kind="stable")
+    found = torch.full((4, len(ids) + 1), -7, dtype=torch.int32, device=device)
+    counts = torch.full((count + 1,), -7, dtype=torch.int32, device=device)
+    group_pairs_kernel[(count,)](
+        tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
+        len(here), EXPERTS=count, USED=used, STEP=16,
+    )  # fmt: skip
+    places, positions, sorted_tokens, row_places = found[:, :-1].cpu().numpy()
+    np.testing.assert_array_equal(places, wanted)
+    np.testing.assert_array_equal(positions[order], np.arange(len(ids)))
+    np.testing.assert_array_equal(sorted_tokens, order // used)
+    np.testing.assert_array_equal(row_places, wanted[order])
+    np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(wanted, minlength=count))
+    assert (found[:, -1] == -7).all()
+    assert counts[-1] == -7
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bool) -> None:
+    random, tokens, used, width, first, count = np.random.default_rng(3), 7, 3, 63, 4, 11
+    places = np.stack([random.permutation(5)[:used] for _ in range(tokens)]).reshape(-1)
+    order = np.argsort(places, kind="stable")
+    positions = np.empty_like(order)
+    positions[order] = np.arange(len(order))
+    weights = random.uniform(0.1, 1, len(order))
+    y, scales = random.standard_normal((count, width)), random.choice([1.0, 2.0], count)
+    bias = random.standard_normal((6, width)) if biased else np.zeros((6, width))
+    before = random.standard_normal((tokens, width))
+    wanted = before.copy()
+    for pair, place in enumerate(places):
+        row = positions[pair] - first
+        if 0 <= row < count:
+            wanted[pair // used] += weights[pair] * (scales[row] * y[row] + bias[place + 1])
+    total = tensor(device, before, torch.float32)
+    poisoned = np.vstack([y, np.full((1, width), NAN)])
+    choice = ExpertRows(
+        places=tensor(device, places, torch.int32),
+        weights=tensor(device, weights, torch.float32),
+        tokens=tensor(device, order // used, torch.int32),
+        positions=tensor(device, positions, torch.int32),
+        row_places=tensor(device, places[order], torch.int32),
+    )
+    given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
+    add_experts(
+        tensor(device, poisoned, torch.float32),
+        tensor(device, scales, torch.float32),
+        given,
+        choice,
+        total,
+        first,
+        count,
+        -1,
+    )
+    np.testing.assert_allclose(total.cpu().numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
+def test_some_rows_of_some_experts_are_dequantized_one_behind_the_other(device: str, name: str) -> None:
+    columns, of_each, chosen = columns_for(name), 48, (3, 0)
+    raw = normal_rows(name, 4 * of_each, columns)
+    matrix = device_matrix(device, name, raw, columns)
+    blocks = matrix.shapes.blocks
+    out = torch.full((2 * 16 + 1, columns), NAN, dtype=torch.float16, device=device)
+    dequantize_experts_kernel[(-(-blocks // 32), 1, 2)](
+        matrix.parts, tensor(device, chosen, torch.int32), out, of_each, 32, 16,
+        COLUMNS=columns, BLOCKS=blocks, STEP=32, TILE=matrix.shapes.tile,
+    )  # fmt: skip
+    assert torch.isnan(out[-1]).all()
+    rows = [raw[expert * of_each + 32 : expert * of_each + 48] for expert in chosen]
+    np.testing.assert_allclose(
+        out[:-1].cpu().numpy(), decoded(name, np.concatenate(rows)), rtol=1.1e-3, atol=6e-8
+    )

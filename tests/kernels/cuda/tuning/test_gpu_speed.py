@@ -1,0 +1,61 @@
+"""Measuring a GPU, gone through on what there is: figures that are numbers, memory given back."""
+
+from dataclasses import astuple
+
+import pytest
+import torch
+
+from edgeinfer_kernels.cuda.tuning import exchange_speed, gpu_speed
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+
+
+def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speed, "HAND_OVERS", 5)
+    found = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
+    assert all(0 < figure < float("inf") for figure in astuple(found))
+    assert found.hand_over_seconds < 1
+    assert found.meets_in_graph == 1
+    assert found.pins_in_place == 1
+
+
+def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange_speed, "PATIENCE", 0.01)
+    exchange = exchange_speed.Exchange(torch.device(device))
+    exchange.mailbox.begin(answered=0)
+    assert not exchange.answer()
+    exchange.launch()  # on a GPU this would hang if it weren't let go
+    assert exchange.answer()
+    exchange.arena.close()
+
+
+def test_a_format_is_measured_on_a_large_and_a_small_head(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = {
+        64: gpu_speed.Head(2e-6, 100_000),
+        6400: gpu_speed.Head(12e-6, 10_100_000),
+    }
+    asked = []
+
+    def head(device: torch.device, format_name: str, rows: int) -> gpu_speed.Head:
+        asked.append((format_name, rows))
+        return heads[rows]
+
+    monkeypatch.setattr(gpu_speed, "timed_head", head)
+    monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
+    found = gpu_speed.format_speed(
+        torch.device(device), "Q4_K", head_bytes=10_000_000, small_rows=64, sent_bytes=1
+    )
+    assert asked == [("Q4_K", 64), ("Q4_K", 6400)]
+    assert found.bytes_per_second == pytest.approx(1e12)
+    assert found.launch_seconds == pytest.approx((2e-6 - 1e-7) / 2)
+    assert 0 < found.unpacked_per_second < 1e13
+
+
+def test_a_head_is_launched_as_a_step_does(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
+    found = gpu_speed.timed_head(torch.device(device), "Q8_0", 32)
+    assert found.seconds > 0
+    assert found.nbytes == 32 * 64 * 8 * 4 + 16 * 64 * 4
+    with pytest.raises(UnsupportedOnDeviceError):
+        gpu_speed.timed_head(torch.device(device), "TQ1_0", 32)

@@ -1,0 +1,36 @@
+"""Rows in the host's layout, unpacked on the device, are those that the file's decoder reads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
+from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.weights.plane_formats import TILES
+from edgeinfer_kernels.matrix import Matrix
+from tests.kernels.cuda.device_matrices import SOURCES, Raw, rows_from
+from tests.kernels.cuda.weights.test_packing import columns_for, decoded
+
+
+def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -> Any:
+    """(rows, columns) float16 by way of the host's layout; asserts that nothing else was written."""
+    matrix = Matrix("test", name, len(raw), columns, raw)
+    memory = torch.from_numpy(interleave(matrix, kernels)).to(device)
+    groups = -(-len(raw) // 16)
+    out = torch.full((16 * groups + 1, columns), float("nan"), dtype=torch.float16, device=device)
+    unpack(memory, name, columns, out[:-1])
+    assert torch.isnan(out[-1]).all()
+    assert not out[len(raw) : -1].any()
+    return out[: len(raw)].cpu().numpy()
+
+
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_weight_comes_back(device: str, kernels: Kernels, name: str, source: str) -> None:
+    rows, columns = 21, columns_for(name)
+    raw = rows_from(source, name, rows, columns)
+    got = unpacked(device, kernels, name, raw, columns)
+    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)

@@ -1,0 +1,263 @@
+"""What lies where, by what a machine has and what is wished for, and why nothing more is on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from edgeinfer_kernels.matrix import MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.hardware import CPU_BLOCK_SECONDS
+from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
+from edgeinfer_offload.planner.planner import CHANGING_WORTH, STAYING, plan_memory
+from tests.offload.model_shapes import (
+    GIB,
+    MIB,
+    WISHES,
+    cpu_only,
+    dense_model,
+    feed_forward,
+    laptop,
+    layer,
+    mixture_model,
+    planned,
+    server,
+)
+
+
+def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
+    plan = planned(dense_model(), 8)
+    assert plan.device == plan.head == plan.embedding == "gpu"
+    assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
+    assert plan.limit_reason is None
+    assert plan.next_gibibyte is None
+    assert plan.prediction.stream_min_tokens is None
+    assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
+
+
+def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() -> None:
+    plan = plan_memory(dense_model(), cpu_only(), WISHES)
+    assert (plan.device, plan.head, plan.embedding) == ("cpu", "cpu", "disk")
+    assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
+    assert plan.bytes_on("gpu") == 0
+    assert plan.file_bytes == dense_model().table.nbytes
+    assert plan.limit_reason == "nothing is on a GPU: there is no GPU"
+    head = next(item for item in plan.items if item.item == "head")
+    assert head.bound == "CPU memory"
+    assert head.ms_per_token == pytest.approx(1000 * (head.bytes / (0.9 * 50e9) + CPU_BLOCK_SECONDS))
+
+
+def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so() -> None:
+    for vram in (0, 0.5):
+        plan = planned(dense_model(), vram)
+        assert plan.device == "cpu"
+        assert plan.limit_reason is not None
+        assert plan.limit_reason.startswith("nothing is on the GPU: its buffers and libraries alone take ")
+        assert plan.limit_reason.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
+
+
+def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
+    plan = planned(dense_model(), 3)
+    split = [item for item in plan.layers if 0 < item.hot_neurons < item.neurons]
+    assert split
+    assert all(item.hot_neurons % 512 == 0 for item in split)
+    halves = [item for item in plan.items if item.overlapped]
+    assert len(halves) == len(split)
+    awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
+    assert awaited == pytest.approx(plan.ms_per_token)
+
+
+def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() -> None:
+    machine = server()
+    assert machine.link is not None
+    slow = replace(machine, link=replace(machine.link, hand_over_seconds=2e-3))
+    plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
+    assert any(layer.whole_on == "gpu" for layer in plan.layers)
+    # At most two changes of side: none of the layers is divided but for one at the limit.
+    assert sum(layer.whole_on is None for layer in plan.layers) <= 1
+    crossings = sum(a.attention != b.attention for a, b in zip(plan.layers, plan.layers[1:], strict=False))
+    assert crossings <= 2
+
+
+def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
+    small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
+    assert [layer.attention for layer in small.layers] == ["gpu"] * 48
+    assert 0 < sum(len(layer.gpu_experts) for layer in small.layers) < 48 * 64
+    assert sum(len(layer.gpu_experts) for layer in large.layers) > 2 * sum(
+        len(layer.gpu_experts) for layer in small.layers
+    )
+    assert all(layer.experts == 128 and layer.neurons == 0 for layer in small.layers)
+    assert large.prediction.decode_tokens_per_second > small.prediction.decode_tokens_per_second
+
+
+def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
+    chances = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
+    routing = (chances,) * 48
+    uniform, known = planned(mixture_model(), 3), planned(mixture_model(), 3, routing=routing)
+    holding = [layer for layer in known.layers if layer.gpu_experts]
+    assert holding
+    assert all(77 in layer.gpu_experts for layer in holding)
+    assert known.ms_per_token < uniform.ms_per_token
+
+
+def test_a_shared_expert_lies_with_its_attention() -> None:
+    plan = planned(mixture_model(shared=True), 3)
+    items = {(item.layer, item.device) for item in plan.items if "router and shared expert" in item.item}
+    assert items == {(index, layer.attention) for index, layer in enumerate(plan.layers)}
+
+
+def test_a_draft_model_goes_first() -> None:
+    draft = dense_model(4, 1024, 4096, vocabulary=32000)
+    plan = planned(dense_model(), 1.8, draft=draft)
+    assert plan.draft == "gpu"
+    without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
+    assert without.draft == "cpu"
+    assert without.prediction.seconds == pytest.approx(
+        plan_memory(dense_model(), cpu_only(), WISHES).prediction.seconds
+    )
+
+
+def test_token_embeddings_go_last() -> None:
+    plan = planned(dense_model(), 4)
+    assert plan.embedding == "disk"
+    assert plan.head == "gpu"
+
+
+def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
+    with pytest.raises(
+        PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
+    ):
+        planned(dense_model(), 0, ram=2 * GIB)
+    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(WISHES, vram=0, disk=True))
+    assert plan.bytes_on("cpu") <= 2 * GIB
+    spilled = [item for item in plan.items if item.device == "disk" and item.layer is not None]
+    assert spilled
+    assert {item.bound for item in spilled} == {"disk"}
+    assert {layer.rest for layer in plan.layers} == {"disk"}
+    assert {layer.attention for layer in plan.layers} == {"cpu", "disk"}
+    assert plan.head == "cpu"
+    assert sum(item.ms_per_token for item in spilled) > sum(item.bytes for item in spilled) / 2e9 * 1000
+    assert "the rest is read again from the disk for every token" in plan.explain()
+
+
+def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
+    for ram in (16, 5):
+        wishes = replace(WISHES, vram=3 * GIB, ram=ram * GIB)
+        plan = plan_memory(dense_model(), laptop(), wishes)
+        assert plan_memory(dense_model(), laptop(), replace(wishes, disk=True)) == plan
+
+
+def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_nothing() -> None:
+    for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
+        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, changing_experts=True)
+        plan = plan_memory(model, laptop(), wishes)
+        assert (plan.head, plan.wishes.disk) == ("gpu", True)
+        assert plan.prediction.stream_min_tokens is None
+        assert plan.bytes_on("cpu") <= GIB
+        assert any(layer.rest == "disk" and layer.attention == "gpu" for layer in plan.layers)
+        assert not any(layer.changing for layer in plan.layers)
+        assert (STAYING in plan.steps) == any(layer.has_some_experts for layer in plan.layers)
+
+
+def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_every_token() -> None:
+    wishes = replace(WISHES, device="cpu", ram=2 * GIB, disk=True)
+    small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
+    assert small.layers == large.layers
+    assert small.bytes_on("disk") == large.bytes_on("disk")
+    assert "read again from the disk" in small.explain()
+    assert "read again from the disk" not in large.explain()
+    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(wishes, ram=None))
+    assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
+
+
+def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
+    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
+    assert plan.bytes_on("cpu") < 2 * GIB
+    assert plan.file_bytes == dense_model().nbytes
+    assert {layer.rest for layer in plan.layers} == {"disk"}
+    assert plan.head == "disk"
+    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(WISHES, repack=False))
+    read = sum(item.weights_read for item in plan.items)
+    assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
+
+
+def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
+    plan = planned(dense_model(), 8, kv="f32")
+    assert plan.device == "cpu"
+    assert plan.limit_reason == "nothing is on a GPU: keys and values in f32 run on the CPU only"
+
+
+def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
+    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8)
+    assert plan.device == "cpu"
+    assert plan.limit_reason is not None
+    assert "output.weight: TQ1_0 has no kernel on the GPU" in plan.limit_reason
+    with pytest.raises(PlanError, match="TQ1_0 has no kernel"):
+        planned(
+            replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8, device="gpu"
+        )
+
+
+def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
+    tiny = layer(256, 4, 2, "Q8_0", feed_forward(256, 448, "Q8_0"))
+    model = ModelSizes(256, 1024, (tiny,) * 4, MatrixSize("output", "Q8_0", 1024, 256))
+    for vram in range(720, 800, 8):
+        plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
+        assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
+
+
+def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
+    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    changing = plan_memory(mixture_model(), laptop(), wishes)
+    slots = [len(layer.gpu_experts) for layer in changing.layers]
+    assert len(set(slots)) == 1
+    assert all(layer.changing and layer.has_some_experts for layer in changing.layers)
+    before = sum(len(layer.gpu_experts) for layer in fixed.layers)
+    on_their_way = next(item.bytes for item in changing.items if item.item == "experts on their way")
+    one = next(item.bytes for item in changing.items if item.device == "gpu" and "experts, " in item.item)
+    spare = len(slots) + on_their_way / (one / slots[0])
+    assert before - spare - len(slots) < sum(slots) <= before
+    assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
+    assert changing.limit_reason is not None
+    assert changing.limit_reason.startswith("experts change places as they are asked for")
+    # What is promised is even routing, for which whole layers are a little better.
+    assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= CHANGING_WORTH
+    there = sum(
+        i.bytes for i in changing.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
+    )
+    more = changing.bytes_on("cpu") - fixed.bytes_on("cpu")
+    assert 0.8 * there < more <= 1.05 * there
+
+
+def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routing_were_slower() -> None:
+    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
+    assert not any(layer.changing for layer in short.layers)
+    assert short.prediction == fixed.prediction
+    assert short.steps == (STAYING,)
+    slow = replace(laptop(), link=replace(laptop().link, hand_over_seconds=1e-3))  # type: ignore[type-var]
+    plan = plan_memory(mixture_model(), slow, wishes)
+    assert not any(layer.changing for layer in plan.layers)
+    assert plan.steps == ()
+
+
+def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
+    plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, changing_experts=True))
+    assert plan == replace(
+        plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), wishes=plan.wishes
+    )
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
+    least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))
+    beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
+    places = set()
+    for more in range(-30, 60, 3):
+        plan = plan_memory(model, laptop(), replace(WISHES, vram=beside + more * MIB))
+        places.add(plan.head)
+        assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
+    assert places == {"cpu", "gpu"}

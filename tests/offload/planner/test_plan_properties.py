@@ -1,0 +1,145 @@
+"""What holds of every plan, whatever the model, the machine and the budgets."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
+from edgeinfer_kernels.sizes import cuda_matrices
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine.hardware import Link, Machine
+from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
+from edgeinfer_offload.planner.placement_problem import PROMPT_WORTH
+from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
+from edgeinfer_offload.planner.planner import plan_memory
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
+
+MODELS = {
+    "dense": dense_model(),
+    "mixed formats": mixed_model(),
+    "small": dense_model(16, 2048, 8192, "Q8_0"),
+    "mixture": mixture_model(12),
+    "mixture, shared": mixture_model(12, shared=True),
+}
+MACHINES = {
+    "laptop": laptop(),
+    "server": server(),
+    "slow link": replace(laptop(), link=Link(3e9, 3e9, 1e9, 1e9, hand_over_seconds=5e-4)),
+}
+BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
+
+
+def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
+    """Bytes of a layer's weights on the CPU and on the GPU, counted anew."""
+    sides = [0, 0]
+    block = layer.divisible
+    assert block is not None
+    undivided = [matrix for each in layer.blocks for matrix in each.undivided()]
+    if placed.attention == "gpu":
+        sides[1] += sum(each.undivided_device_bytes() for each in layer.blocks)
+        sides[1] += cuda_matrices.vector_bytes(block.undivided_vectors())
+    else:
+        sides[0] += sum(map(interleaved_bytes, undivided))
+    if block.is_routed:
+        hot = len(placed.gpu_experts)
+        sides[1] += hot * block.units_device_bytes()
+        sides[0] += (block.units - hot) * sum(map(interleaved_bytes, block.unit_matrices()))
+        return sides[0], sides[1]
+    if placed.hot_neurons:
+        sides[1] += block.part(placed.hot_neurons).units_device_bytes()
+    if placed.hot_neurons < block.units:
+        cold = block.part(block.units - placed.hot_neurons)
+        sides[0] += sum(map(interleaved_bytes, cold.unit_matrices()))
+    return sides[0], sides[1]
+
+
+def check(plan: MemoryPlan, model: ModelSizes) -> None:
+    assert plan.bytes_on("gpu") <= plan.vram_bytes
+    assert plan.bytes_on("cpu") <= plan.ram_bytes
+    for index, (layer, placed) in enumerate(zip(model.layers, plan.layers, strict=True)):
+        own = [item for item in plan.items if item.layer == index and "keys and values" not in item.item]
+        sides = tuple(sum(i.bytes for i in own if (i.device == "gpu") == gpu) for gpu in (False, True))
+        assert sides == weights_of(layer, placed)
+        (cache,) = [i for i in plan.items if i.item == f"layer {index} keys and values"]
+        assert cache.device == placed.kv_cache
+    awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
+    assert awaited == pytest.approx(plan.ms_per_token)
+    assert min(item.ms_per_token for item in plan.items) >= 0
+
+
+@pytest.mark.default_cases(3)
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
+    sizes, before = MODELS[model], float("inf")
+    for gibibytes in BUDGETS:
+        wishes = PlanOptions(4096, vram=int(gibibytes * GIB))
+        plan = plan_memory(sizes, MACHINES[machine], wishes)
+        check(plan, sizes)
+        assert plan.ms_per_token <= before * PROMPT_WORTH
+        before = min(before, plan.ms_per_token)
+
+
+@pytest.mark.default_cases(4)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> None:
+    random = np.random.default_rng(seed)
+
+    def between(low: float, high: float) -> float:
+        return float(np.exp(random.uniform(np.log(low), np.log(high))))
+
+    base = laptop()
+    assert base.graphics is not None
+    machine = Machine(
+        replace(
+            base.processor, bytes_per_second=between(5e9, 3e11), operations_per_second=between(1e11, 1e13)
+        ),
+        replace(
+            base.graphics, bytes_per_second=between(5e10, 4e12), operations_per_second=between(1e12, 1e15)
+        ),
+        Link(between(1e9, 6e10), 2e10, 4e9, 4e9, between(1e-6, 1e-3)),
+    )
+    for name, model in MODELS.items():
+        wishes = PlanOptions(
+            int(between(64, 65536)),
+            kv="q8_0" if seed % 3 == 0 else "f16",
+            vram=int(between(1, 9 * GIB)),
+            ram=int(between(GIB // 4, 30 * GIB)),
+            disk=bool(seed % 2),
+        )
+        plan, told = plan_or_line(model, machine, wishes)
+        assert "\n" not in told, name
+        if plan:
+            assert plan.bytes_on("gpu") <= plan.vram_bytes
+            assert plan.bytes_on("cpu") <= plan.ram_bytes
+
+
+def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanOptions) -> tuple[MemoryPlan | None, str]:
+    """The plan, or what is told in its stead."""
+    try:
+        return plan_memory(model, machine, wishes), ""
+    except PlanError as error:
+        return None, str(error)
+
+
+def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
+    model = dense_model()
+    from edgeinfer_offload.planner.placement_problem import PlacementProblem
+    from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice
+
+    for gibibytes in (2, 3, 4, 5):
+        placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
+        ends = placing._ends(GPU, CPU, None)
+        room = placing.vram - placing.least_gpu_bytes
+        fitting = []
+        for whole in range(33):
+            choices = [
+                Choice(GPU, GPU, cost.units) if index >= 32 - whole else Choice(CPU, CPU, 0)
+                for index, cost in enumerate(placing.costs)
+            ]
+            found = placing.search.placement(choices, ends)
+            if found.gpu_bytes <= room:
+                fitting.append(found.seconds)
+        plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
+        assert plan.prediction.seconds <= PROMPT_WORTH * min(fitting) + 1e-5
