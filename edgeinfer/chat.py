@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from edgeinfer.chat_templates.reasoning import without_thought
 from edgeinfer.chat_templates.template_options import TemplateOptions
-from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.generation.context_shift import SINKS
 from edgeinfer.generation.token_stream import TokenStream

@@ -12,7 +12,7 @@ from edgeinfer.chat import Chat, ChatEngine
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
-from edgeinfer.engine.model_lock import ModelLock
+from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.generation.context_shift import SINKS, ContextShift

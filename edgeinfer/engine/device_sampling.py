@@ -1,27 +1,29 @@
 """Sampling on the GPU: the part of the sampler chain that runs where the logits are."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from edgeinfer.engine.device_failures import DEVICE_FAILURES
-from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
 from edgeinfer_kernels.backend import Backend
 
+if TYPE_CHECKING:
+    from edgeinfer.engine.native_engine import KVCache
+
 
 class DeviceSampler:
     """Samples the tokens of one stream on the backend, with the same results and uniforms as `sampler`."""
 
-    def __init__(self, backend: Backend[Any], cache: KVCache, sampler: Sampler) -> None:
+    def __init__(self, backend: Backend[Any], cache: "KVCache", sampler: Sampler) -> None:
         self._backend = backend
         self._cache = cache
         self._sampler = sampler
         self._params = sampler.settings
 
     @classmethod
-    def offered(cls, backend: Backend[Any], cache: KVCache, sampler: Sampler) -> Self | None:
+    def offered(cls, backend: Backend[Any], cache: "KVCache", sampler: Sampler) -> Self | None:
         """The device sampler; None if the backend can't sample, or not with these params."""
         most_recent = backend.capabilities.sampling_history
         if most_recent is None or not _is_supported(sampler.settings, most_recent):

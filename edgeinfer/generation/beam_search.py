@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.detokenizer import Detokenizer
+from edgeinfer.generation.loop import GenerationTimer
 from edgeinfer.generation.prefill import read_prompt
 from edgeinfer.generation.request import Request
 from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, cached_sequences
-from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler
+from edgeinfer.tokenizer.detokenizer import Detokenizer
 
 Logits = npt.NDArray[np.float32]
 
@@ -135,7 +135,7 @@ class BeamSearch:
         return extended, list(rows)
 
     def _generation(self, beam: _Beam) -> Generation:
-        text = Detokenizer(self._tokenizer, ())
+        text = Detokenizer(self._tokenizer.stream_decoder(), ())
         tokens: list[Token] = []
         for token_id, logprob in zip(beam.ids, beam.logprobs, strict=False):
             tokens += text.push(Token(token_id, "", logprob=logprob))

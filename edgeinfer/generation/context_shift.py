@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
 from edgeinfer.shown import shown

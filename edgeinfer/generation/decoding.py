@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.context_shift import ContextShift, shared_with
-from edgeinfer.generation.loop import Decode
-from edgeinfer.generation.sampled_token import SampledToken
-from edgeinfer.generation.sequence import GenerationSequence
+from edgeinfer.generation.loop import Decode, GenerationSequence, SampledToken
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 

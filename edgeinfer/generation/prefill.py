@@ -8,8 +8,8 @@ import numpy.typing as npt
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import ContextOverflowError, SettingError
 from edgeinfer.generation.context_shift import shared_with
+from edgeinfer.generation.loop import GenerationTimer
 from edgeinfer.generation.request import Recall, Request
-from edgeinfer.generation.timer import GenerationTimer
 
 
 def rewind_to_shared(

@@ -8,13 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.loop import GenerationLoop
+from edgeinfer.generation.loop import GenerationLoop, GenerationSequence, GenerationTimer, SampledToken
 from edgeinfer.generation.prefill import read_prompt
 from edgeinfer.generation.request import Request
-from edgeinfer.generation.sampled_token import SampledToken
-from edgeinfer.generation.sequence import GenerationSequence
 from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, cached_sequences
-from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.results import Generation, Token
 from edgeinfer.structured.constraint import Constraint
 

@@ -7,8 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.kv_cache import shared_prefix
-from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 

@@ -7,14 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.expert_use import ExpertUse
-from edgeinfer.engine.model_lock import ModelLock
+from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
-from edgeinfer.generation.loop import GenerationLoop
+from edgeinfer.generation.loop import GenerationLoop, GenerationSequence, GenerationTimer
 from edgeinfer.generation.prefill import read_prompt
 from edgeinfer.generation.request import Request
-from edgeinfer.generation.sequence import GenerationSequence
-from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.speculation.speculator import DraftCount, Speculator
 from edgeinfer_kernels.system.fork_locks import fork_safe_lock

@@ -18,9 +18,9 @@ from edgeinfer.options import LoadOptions
 from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, THOUGHT_MARKS
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
-from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import DraftingEngine, Engine
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.sampling.chain import active_steps

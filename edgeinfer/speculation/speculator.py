@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.sampled_token import SampledToken
+from edgeinfer.generation.loop import SampledToken
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts

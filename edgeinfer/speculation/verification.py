@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.generation.sampled_token import SampledToken
+from edgeinfer.generation.loop import SampledToken
 from edgeinfer.sampling import Sampler
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafter import Draft

@@ -1,7 +1,7 @@
 """Tokenizers from the metadata of a GGUF file."""
 
+from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.pre_tokenizers import known_pre_tokenizers
-from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer.tokenizer.tokenizer import Tokenizer
 from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.tokenizer import special_texts
 from edgeinfer.tokenizer.byte_pair import BytePairEncoder
+from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, special_tokens
-from edgeinfer.tokenizer.stream_decoder import StreamDecoder
 from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
@@ -69,6 +69,8 @@ class Tokenizer:
         """The texts of control tokens, and of those that mark roles and reasoning."""
         self._shown_special = SpecialSplitter(shown)
         self._bytes: dict[int, bytes] = {}
+        self._visible: dict[int, bytes] = {}
+        """As `_bytes`, without control tokens."""
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str], unknown_pre: str | None = None) -> Self:
@@ -215,7 +217,9 @@ class Tokenizer:
         """Return a decoder for streamed tokens; control tokens give no text unless `special`, except those
         that mark reasoning.
         """
-        return StreamDecoder(self.token_bytes if special else self._visible_bytes)
+        if special:
+            return StreamDecoder(self.token_bytes, self._bytes)
+        return StreamDecoder(self._visible_bytes, self._visible)
 
     def _visible_bytes(self, token_id: int) -> bytes:
         found = self.token_bytes(token_id)

@@ -13,6 +13,7 @@ from pathlib import Path
 import edgeinfer
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_tui.output.file_report import file_report, print_report
 from tests.faults.outcomes import Case, report
 from tests.quant_formats import raw_gguf as raw
@@ -131,6 +132,7 @@ def source_file(folder: Path, name: str) -> Path:
 def with_value(file: GGUFFile, key: str, value: Value) -> bytes:
     """The file's bytes with one metadata value replaced, or added."""
     metadata = file.metadata
+    assert isinstance(metadata, Metadata)
     keys = [*metadata, *([] if key in metadata else [key])]
     out = bytearray(b"GGUF" + raw.uint32(3) + raw.uint64(len(file.tensors)) + raw.uint64(len(keys)))
     for each in keys:

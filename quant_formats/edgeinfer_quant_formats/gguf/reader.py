@@ -1,9 +1,9 @@
 """Reads GGUF files, with sets of parts as one: metadata, tensor table and the mapped bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,15 @@ class GGUFFile:
         self.parts = tuple(part.path for part in parts)
         self.version = first.version
         self.alignment = first.alignment
-        self.metadata = first.metadata.without(SPLIT_KEYS if len(parts) > 1 else ())
+        self.metadata: Mapping[str, Any] = first.metadata.without(SPLIT_KEYS if len(parts) > 1 else ())
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {name: info for part in parts for name, info in part.tensors.items()}
         )
         self.nbytes = sum(info.nbytes for info in self.tensors.values())
+        self.check_size: Callable[[], None] = first.check_size if len(parts) == 1 else self._check_parts
+        """Raises `FormatError` if the file has been truncated since it was opened; a closed file isn't
+        checked. It is called for each step.
+        """
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -78,10 +82,7 @@ class GGUFFile:
         info = self._info(name)
         return self._parts[info.part].read_in_order(info)
 
-    def check_size(self) -> None:
-        """Raise `FormatError` if a part has been truncated since it was opened; a closed file isn't
-        checked.
-        """
+    def _check_parts(self) -> None:
         for part in self._parts:
             part.check_size()
 

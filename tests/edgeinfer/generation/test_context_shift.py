@@ -11,8 +11,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.kv_cache import KVCache
-from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.native_engine import KVCache, NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer_kernels.cpu.backend import CpuBackend

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from edgeinfer.generation.detokenizer import StopStrings
+from edgeinfer.tokenizer.detokenizer import StopStrings
 
 
 def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:

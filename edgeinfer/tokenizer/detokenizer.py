@@ -1,17 +1,66 @@
 """Incremental detokenizer: never emits part of a character or the start of a possible stop string."""
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.results import Token
+
+if TYPE_CHECKING:
+    from edgeinfer.engine.protocols import TextDecoder
+
+
+class StreamDecoder:
+    """Holds back the bytes of a character until it is complete.
+
+    Invalid bytes become U+FFFD as soon as they are known to be invalid. Leading spaces are kept: the tokens
+    continue a text before them. `known`: the bytes that `token_bytes` has returned, by id.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], known: dict[int, bytes] | None = None) -> None:
+        self._token_bytes = token_bytes
+        self._known = {} if known is None else known
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that this token completes; may be empty."""
+        piece = self._known.get(token_id)
+        if piece is None:
+            piece = self._known[token_id] = self._token_bytes(token_id)
+        if not self._held and piece.isascii():
+            return piece.decode("ascii")
+        text = self._decoder.decode(piece)
+        held = self._held = self._decoder.getstate()[0]
+        if len(held) == 2 and held[0] == 0xED and held[1] >= 0xA0:
+            # The first two bytes of a surrogate: Python waits for the third, which is always invalid in
+            # UTF-8.
+            self._reset()
+            text += "\ufffd\ufffd"
+        return text
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an incomplete character are held back."""
+        return bool(self._held)
+
+    def finish(self) -> str:
+        """Return the rest at the end of the tokens: U+FFFD for an incomplete character, else ""."""
+        text = self._decoder.decode(b"", final=True)
+        self._reset()
+        return text
+
+    def _reset(self) -> None:
+        self._decoder.reset()
+        self._held = b""
 
 
 class Detokenizer:
     """Adds text to tokens; buffers those whose text is incomplete (part of a character or stop string)."""
 
-    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str]) -> None:
-        self._decoder = tokenizer.stream_decoder()
+    def __init__(self, decoder: "TextDecoder", stop: Sequence[str]) -> None:
+        self._decoder = decoder
         self._stops = StopStrings(stop)
         self._pending: list[Token] = []
 

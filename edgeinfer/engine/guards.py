@@ -1,9 +1,10 @@
-"""The lock of a model: one computation at a time, and an error where a callback would deadlock."""
+"""What an engine runs under: one computation at a time; device failures become user-facing errors."""
 
 import threading
 from types import TracebackType
 
-from edgeinfer.errors import EdgeInferError
+from edgeinfer.errors import DeviceError, EdgeInferError
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 
 
@@ -31,3 +32,19 @@ class ModelLock:
     ) -> None:
         self._owner = None
         self._lock.release()
+
+
+class DeviceFailures:
+    """Raises a `BackendError` as a `DeviceError`. A context manager with negligible cost per step."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, BackendError):
+            raise DeviceError(str(error)) from error
+
+
+DEVICE_FAILURES = DeviceFailures()
