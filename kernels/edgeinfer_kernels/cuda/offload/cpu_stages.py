@@ -13,7 +13,6 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, send_kernel
-from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.stages import CpuStages
 
 
@@ -90,7 +89,7 @@ class DecodeExchange:
         """x = the host's hidden states + scale·y; then its norm into `out`."""
         if self.between is not None:
             self.between(stage)
-        space, box, width = launches.workspace, self.mailbox, launches.model.spec.hidden_size
+        space, box = launches.workspace, self.mailbox
         launches.launch(
             receive_kernel,
             (tokens,),
@@ -103,19 +102,11 @@ class DecodeExchange:
             space.y.stride(0),
             scale,
             space.x,
-            launches.or_nothing(norm.weight),
-            launches.or_nothing(norm.bias),
-            norm.facts.epsilon,
+            launches.norm_args(norm),
             out.words,
-            WIDTH=width,
             STRIDE=box.rows.shape[1],
-            GROUPS=next_power_of_two(-(-width // 16)),
-            BLOCKS=out.blocks,
-            PLANES=out.planes,
-            ADDS=y is not None,
-            NORM=norm.weight is not None,
-            LAYER=norm.facts.kind == "layer",
-            BIAS=norm.bias is not None,
+            NORM=launches.norm_config(norm, adds=y is not None),
+            OUT=out.config,
             warps=8,
         )
 
