@@ -124,7 +124,7 @@ def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanOptions) -> tu
 def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
     model = dense_model()
     from edgeinfer_offload.planner.placement_problem import PlacementProblem
-    from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice
+    from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices
 
     for gibibytes in (2, 3, 4, 5):
         placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
@@ -133,7 +133,7 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
         fitting = []
         for whole in range(33):
             choices = [
-                Choice(GPU, GPU, cost.units) if index >= 32 - whole else Choice(CPU, CPU, 0)
+                LayerDevices(GPU, cost.units) if index >= 32 - whole else LayerDevices(CPU)
                 for index, cost in enumerate(placing.costs)
             ]
             found = placing.search.placement(choices, ends)

@@ -14,7 +14,7 @@ from edgeinfer_offload.planner.placement_search import (
     CPU,
     GPU,
     Budget,
-    Choice,
+    LayerDevices,
     NonLayerPlacement,
     Placement,
     Search,
@@ -175,17 +175,14 @@ class PlacementProblem:
     def search(self) -> Search:
         return Search(self.costs, self._all_ends(), self.pricing.hand_over)
 
-    @cached_property
-    def _attending(self) -> Search:
-        """Placements with all attention on the GPU; prefill can stream the feed-forwards to it."""
-        return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
-
     def _best_split(self, vram: float) -> Placement | None:
-        """The fastest placement on both devices, or an about equally fast one with faster prefill."""
+        """The fastest placement on both devices, or an about equally fast one with all attention on the GPU,
+        to which prefill can stream the feed-forwards.
+        """
         best = self.search.best(self._budget(vram))
         if best is None or not self.sends or not self.can_be_whole:
             return best
-        attending = self._attending.best(self._budget(vram, host_attends=False))
+        attending = self.search.best(self._budget(vram, host_attends=False), attend=True)
         return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
 
     def _all_ends(self) -> list[NonLayerPlacement]:
@@ -203,7 +200,7 @@ class PlacementProblem:
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
-        choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
+        choices = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
         found = self.search.placement(choices, self._ends(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
@@ -211,11 +208,11 @@ class PlacementProblem:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
         if not self.draft or not self.draft[GPU]:
             return None
-        budget, here = self._budget(self.vram), [Choice(CPU, CPU, 0) for _ in self.costs]
+        budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
         found = self.search.placement(here, self._ends(CPU, CPU, GPU))
         if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
-        return replace(found, seconds=found.seconds + float(budget.penalty(found.cpu_bytes)))
+        return replace(found, seconds=found.seconds + budget.penalty(found.cpu_bytes))
 
     @property
     def sends(self) -> bool:
@@ -227,7 +224,7 @@ class PlacementProblem:
 
     def sent_bytes(self, chosen: Placement) -> int:
         """GPU bytes used for streaming weights."""
-        attends = any(choice.attention == CPU for choice in chosen.choices)
+        attends = any(layer.attention == CPU for layer in chosen.layers)
         return self._sent_bytes(attends) if self.works_on_cpu(chosen) else 0
 
     def _sent_bytes(self, host_attends: bool) -> int:
@@ -274,13 +271,13 @@ class PlacementProblem:
         candidates, whole = [], None
         if self.wishes.device != "gpu":
             here = self.whole(CPU)
-            candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
+            candidates.append(replace(here, seconds=here.seconds + cpu_only.penalty(here.cpu_bytes)))
         if self.pricing.graphics and self.can_be_whole:
             alone = self._budget(vram, shared=False)
             wholes = [self.whole(GPU), *([self.whole(GPU, draft=CPU)] if self.draft else [])]
             there = next((each for each in wholes if each.gpu_bytes + alone.gpu_fixed <= vram), None)
             if there:
-                whole = replace(there, seconds=there.seconds + float(alone.penalty(there.cpu_bytes)))
+                whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))
                 candidates.append(whole)
         if self.pricing.graphics and self.wishes.device == "any":
             split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
@@ -296,25 +293,25 @@ class PlacementProblem:
         """
         layers = [
             i
-            for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))
+            for i, (choice, cost) in enumerate(zip(chosen.layers, self.costs, strict=True))
             if choice.attention == GPU and cost.is_mixture and cost.units
         ]
-        each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
+        each = sum(chosen.layers[i].units for i in layers) // max(len(layers), 1)
         if not each or any(each >= self.costs[i].units for i in layers):
             return None
-        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
+        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.layers))
         room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
         for slots in range(each, 0, -1):
             choices = [
                 choice._replace(units=slots) if i in layers else choice
-                for i, choice in enumerate(chosen.choices)
+                for i, choice in enumerate(chosen.layers)
             ]
             found = self.search.placement(choices, chosen.ends)
             if found.gpu_bytes <= room:
                 break
         else:
             return None
-        waiting = float(budget.penalty(found.cpu_bytes))
+        waiting = budget.penalty(found.cpu_bytes)
         return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
 
     @property
@@ -342,8 +339,8 @@ class PlacementProblem:
     def works_on_cpu(self, chosen: Placement) -> bool:
         """Whether the CPU computes any part of a token."""
         return chosen.ends.head == CPU or any(
-            CPU in (choice.attention, choice.cache) or choice.units < cost.units
-            for choice, cost in zip(chosen.choices, self.costs, strict=True)
+            choice.attention == CPU or choice.units < cost.units
+            for choice, cost in zip(chosen.layers, self.costs, strict=True)
         )
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
 from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
-from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, Choice, Placement
+from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, LayerDevices, Placement
 from edgeinfer_offload.planner.plan_types import LayerPlacement, Place, PlannedItem, SparseLayer
 
 PLACES: tuple[Place, Place] = ("cpu", "gpu")
@@ -23,7 +23,7 @@ def placed_layer(
     index: int,
     layer: LayerSizes,
     costs: LayerCosts,
-    choice: Choice,
+    choice: LayerDevices,
     routing: tuple[float, ...] | None,
     by_neuron: SparseLayer | None,
     weights_place: Place,
@@ -45,13 +45,13 @@ def placed_layer(
         items.append(PlannedItem(name, place, cost.nbytes, ms, bound, index, overlapped, weights))
 
     attention = costs.attention[choice.attention]
-    cache = costs.cache[choice.cache]
+    cache = costs.cache[choice.attention]
     assert attention is not None
     assert cache is not None
     block = layer.divisible
     add(layer.undivided_label, places[choice.attention], choice.attention, attention)
     if cache.nbytes:
-        add(layer.state_label, PLACES[choice.cache], choice.cache, cache, read=0.0)
+        add(layer.state_label, PLACES[choice.attention], choice.attention, cache, read=0.0)
     if costs.always and block is not None:
         always = costs.always[choice.attention]
         assert always is not None
@@ -87,7 +87,7 @@ def _half(costs: LayerCosts, units: int, side: int) -> Cost:
     return Cost(int(nbytes), seconds, reading)
 
 
-def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
+def _hidden(costs: LayerCosts, choice: LayerDevices) -> int | None:
     """The device whose feed-forward shard finishes first; None: there is only one shard."""
     halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
     if min(halves) == 0:
@@ -104,10 +104,10 @@ def bound_by(side: int, cost: Cost) -> str:
 
 
 def _placement(
-    layer: LayerSizes, choice: Choice, own: int, routing: tuple[float, ...] | None, weights_place: Place
+    layer: LayerSizes, choice: LayerDevices, own: int, routing: tuple[float, ...] | None, weights_place: Place
 ) -> LayerPlacement:
     places: tuple[Place, Place] = (weights_place, "gpu")
-    attention, cache = places[choice.attention], PLACES[choice.cache]
+    attention, cache = places[choice.attention], PLACES[choice.attention]
     block = layer.divisible
     if block is None or not block.is_routed:
         neurons = 0 if block is None else block.units
@@ -122,9 +122,8 @@ def _placement(
 def hand_over_seconds(costs: Sequence[LayerCosts], chosen: Placement, each: float) -> float:
     """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
     halves, side = 0, chosen.ends.start
-    for layer, choice in zip(costs, chosen.choices, strict=True):
+    for layer, choice in zip(costs, chosen.layers, strict=True):
         halves += choice.attention != side
-        halves += 2 * (choice.cache != choice.attention)
         side = choice.attention
         wholly_on = CPU if choice.units == 0 else GPU if choice.units == layer.units else None
         if wholly_on == side:

@@ -195,7 +195,7 @@ def _items(
     routing = placing.wishes.routing
     sparse = placing.wishes.sparse.layers if placing.wishes.sparse else {}
     for index, (layer, costs, choice) in enumerate(
-        zip(placing.sizes.layers, placing.costs, chosen.choices, strict=True)
+        zip(placing.sizes.layers, placing.costs, chosen.layers, strict=True)
     ):
         chances = routing[index] if routing and layer.routed else None
         by_neuron = sparse.get(index)
@@ -275,8 +275,8 @@ def _prediction(
 
     def at(depth: int) -> float:
         change = 0.0
-        for layer, choice in zip(placing.sizes.layers, chosen.choices, strict=True):
-            cost = placing.pricing.state_on_gpu if choice.cache == GPU else placing.pricing.state_on_cpu
+        for layer, choice in zip(placing.sizes.layers, chosen.layers, strict=True):
+            cost = placing.pricing.state_on_gpu if choice.attention == GPU else placing.pricing.state_on_cpu
             now, then = cost(layer), cost(layer, depth)
             if now and then:
                 change += then.seconds - now.seconds
@@ -307,7 +307,7 @@ def _why_not(placing: PlacementProblem, chosen: Placement, items: Sequence[Plann
             "nothing is on the GPU: its buffers and libraries alone take "
             f"{mebibytes(placing.least_gpu_bytes)}, {mebibytes(placing.vram)} may be used"
         )
-    if any(choice.units for choice in chosen.choices) and placing.wishes.changing_experts:
+    if any(choice.units for choice in chosen.layers) and placing.wishes.changing_experts:
         return f"{_slots_told(placing, chosen)}; {mebibytes(free)} are left of {mebibytes(placing.vram)}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
@@ -324,7 +324,7 @@ def _slots_told(placing: PlacementProblem, chosen: Placement) -> str:
     """The sentence about the expert cache: what one more expert in each layer takes."""
     taken = [
         float(cost.gpu_bytes[choice.units]) / choice.units
-        for cost, choice in zip(placing.costs, chosen.choices, strict=True)
+        for cost, choice in zip(placing.costs, chosen.layers, strict=True)
         if choice.units
     ]
     return (

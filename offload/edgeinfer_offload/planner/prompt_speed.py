@@ -10,7 +10,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
 from edgeinfer_offload.planner.layer_costs import LayerCosts
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placement
+from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices, Placement
 from edgeinfer_offload.planner.roofline import Roof, Work
 
 MAX_TOKENS = 1 << 16
@@ -105,7 +105,7 @@ class PromptSpeed:
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
             _layer(placing, index, costs, choice, unpacked)
-            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.choices, strict=True))
+            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.layers, strict=True))
         ]
         head = _Part(placing.sizes.head.nbytes, 2 * placing.sizes.head.weights)
         roof = self._gpu if chosen.ends.head == GPU else self._cpu
@@ -226,7 +226,11 @@ def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) 
 
 
 def _layer(
-    placing: PlacementProblem, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+    placing: PlacementProblem,
+    index: int,
+    costs: LayerCosts,
+    choice: LayerDevices,
+    unpacked: UnpackedRate | None,
 ) -> _Layer:
     """The parts of layer `index` on the CPU and on the GPU."""
     layer = placing.sizes.layers[index]
@@ -251,7 +255,7 @@ def _add_units(
     placing: PlacementProblem,
     index: int,
     costs: LayerCosts,
-    choice: Choice,
+    choice: LayerDevices,
     unpacked: UnpackedRate | None,
     block: DivisibleSizes,
     sides: tuple[list[_Part], list[_Part]],
