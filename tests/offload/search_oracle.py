@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_offload.machine.hardware import OVERLAP_LOSS
+from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
 from edgeinfer_offload.planner.placement_search import (
     CPU,
@@ -135,7 +135,7 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
         (costs.gpu_seconds, costs.cpu_seconds) if side == GPU else (costs.cpu_seconds, costs.gpu_seconds)
     )
     elsewhere = units < costs.units if side == GPU else units > 0
-    if costs.is_mixture:
+    if costs.is_moe:
         always = costs.always[side] if costs.always else None
         begin = always.seconds if always else 0.0
         if costs.units == 0 and side == GPU:  # no expert can be on the GPU
@@ -172,7 +172,7 @@ def penalty(budget: Budget, cpu_bytes: Array) -> Array:
     """Seconds per token of waiting for the disk."""
     missing = budget.missing(cpu_bytes)
     with np.errstate(invalid="ignore"):
-        return np.where(missing > 0, missing * budget.spill_seconds, 0.0)
+        return np.where(missing > 0, missing * budget.disk_seconds_per_byte, 0.0)
 
 
 class OracleSearch:

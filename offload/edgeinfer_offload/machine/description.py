@@ -146,10 +146,10 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
     if len(found) > 1:
         raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in found)}")
     if found:
-        graphics, link = found[0].graphics(), found[0].link()
+        graphics = found[0].graphics()
     elif described.vram and described.vram_rate:
-        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
         link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
+        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, link, context_bytes=CONTEXT_BYTES)
     else:
         raise DescriptionError(_what_is_missing(name, described))
     if described.vram:
@@ -160,7 +160,9 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
         graphics = replace(graphics, bytes_per_second=rate, operations_per_second=assumed)
     if described.operations:
         graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)
-    return replace(machine, graphics=graphics, link=link_of(described.link) if described.link else link)
+    if described.link:
+        graphics = replace(graphics, link=link_of(described.link))
+    return replace(machine, gpus=(graphics,))
 
 
 def _what_is_missing(name: str, described: _Described) -> str:

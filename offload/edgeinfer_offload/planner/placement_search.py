@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_offload.machine.hardware import OVERLAP_LOSS
+from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
 
 CPU, GPU = 0, 1
@@ -83,7 +83,7 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
     out = np.full(len(seconds), GPU)
     split = np.arange(len(seconds)) < max(costs.units, 1)
     seconds = seconds + sync_seconds * split
-    if not costs.is_mixture:
+    if not costs.is_moe:
         seconds[0], out[0] = there[0] + sync_seconds / 2, CPU
     return seconds, out
 
@@ -123,14 +123,15 @@ class Budget:
     """Memory limits. `gpu_fixed`: bytes that any use of the GPU takes besides the items; `cpu_fixed`
     likewise.
 
-    `spill_seconds`: seconds per token for a byte that main memory can't hold; infinite: it must hold all.
+    `disk_seconds_per_byte`: seconds per token for a byte that main memory can't hold; infinite: it must hold
+    all.
     """
 
     gpu_bytes: float
     cpu_bytes: float
     gpu_fixed: float
     cpu_fixed: float
-    spill_seconds: float
+    disk_seconds_per_byte: float
 
     @property
     def gpu_room(self) -> float:
@@ -144,7 +145,7 @@ class Budget:
     def penalty(self, cpu_bytes: float) -> float:
         """Seconds per token of waiting for the disk."""
         missing = float(self.missing(cpu_bytes))
-        return missing * self.spill_seconds if missing else 0.0
+        return missing * self.disk_seconds_per_byte if missing else 0.0
 
 
 class _Moves:
@@ -173,7 +174,7 @@ class _Moves:
         seconds = tables.seconds[before, layers] + following[tables.out, layers[:, None]]
         cpu_bytes = tables.cpu_bytes - tables.cpu_bytes[layers, options][:, None]
         cpu_bytes += self._ends.cpu_bytes + tables.cpu_bytes[layers, options].sum()
-        seconds += min(budget.spill_seconds, UNFIT_SECONDS_PER_BYTE) * budget.missing(cpu_bytes)
+        seconds += min(budget.disk_seconds_per_byte, UNFIT_SECONDS_PER_BYTE) * budget.missing(cpu_bytes)
         self.gains = seconds[layers, options][:, None] - seconds
         self.bytes = tables.gpu_bytes - tables.gpu_bytes[layers, options][:, None]
         self.room = budget.gpu_room - self._ends.gpu_bytes - tables.gpu_bytes[layers, options].sum()
