@@ -90,6 +90,7 @@ def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
     draft, draft_notes = open_draft(options.draft, found.draft_path, file)
+    notes = [*tokenizer.notes, *_notes(config, source.context), *draft_notes]
     loaded = None
     try:
         loaded = load_engine(source, draft.sizes if draft else None)
@@ -109,13 +110,7 @@ def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
         chat_format=chat_format,
         plan=loaded.plan,
         prompt_style=found.prompt_style,
-        notes=[
-            *tokenizer.notes,
-            *_notes(config, source.context),
-            *draft_notes,
-            *loaded.notes,
-            *drafting.notes,
-        ],
+        notes=[*notes, *loaded.notes, *drafting.notes],
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.options.snapshots else None,

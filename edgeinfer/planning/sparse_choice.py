@@ -49,7 +49,7 @@ def choose_sparse(source: ModelSource) -> SparseChoice:
     if wanted == "off" or (wanted == "auto" and not source.options.repack):
         return SparseChoice()
     if not source.options.repack:
-        raise SettingError(f"sparse: {wanted!r} keeps layouts of its own; leave it out, or --no-repack")
+        raise SettingError(f"sparse: {wanted!r} needs repacked weights; leave it out, or --no-repack")
     reasons = {
         layer: why_dense(source.specification, source.weights, layer)
         for layer in range(len(source.specification.layers))
@@ -174,10 +174,10 @@ def _note(
     source: ModelSource, found: Mapping[int, Trained | None], shares: list[float], profiled: bool
 ) -> str:
     layers = len(source.weights.layers)
-    told = "by its profile" if profiled else "not profiled, taken for that"
+    source_of_share = "by its profile" if profiled else "not profiled, assumed"
     line = (
         f"sparse feed-forward in {len(found)} of {layers} layers: short steps read active neurons only "
-        f"({sum(shares) / len(shares):.0%}, {told})"
+        f"({sum(shares) / len(shares):.0%}, {source_of_share})"
     )
     trained = [each for each in found.values() if each]
     if trained:

@@ -8,10 +8,10 @@ import pytest
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine.cost_constants import MAX_PREFILL_SLOWDOWN
 from edgeinfer_offload.machine.hardware import Link, Machine
 from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.machine.cost_constants import MAX_PREFILL_SLOWDOWN
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server, with_link

@@ -53,6 +53,8 @@ EXPERT_BATCH_SECONDS = 0.43e-3
 """Host seconds to launch each further batch of experts; planner.md."""
 COPY_OVERLAP_LOSS = 0.25
 """Share of the second longest of copies, GPU work and launches that overlap doesn't save; split-models.md."""
+EXPERT_COPY_OVERLAP_LOSS = 0.35
+"""Share of the shorter of expert copies and expert launches that overlap doesn't save; split-models.md."""
 CPU_EXPERT_PREFILL_SHARE = 0.4
 """Speed of expert matmuls, with few tokens each, relative to large ones on the CPU; planner.md."""
 EXPERT_SELECTION_SECONDS = 0.5e-3

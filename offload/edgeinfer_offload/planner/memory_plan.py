@@ -61,10 +61,10 @@ def _finite(value: Any) -> Any:
     return None if value == float("inf") else value
 
 
-def refuse(device: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
+def refuse(device: str, needed: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
     """The error for items that don't fit a device."""
     largest = max(items, key=lambda item: item.bytes)
     return PlanError(
-        f"the model needs {mebibytes(wanted)} on the {device}, {mebibytes(allowed)} may be used; "
+        f"the model needs {mebibytes(needed)} on the {device}, {mebibytes(allowed)} may be used; "
         f"the largest part is {largest.item} with {mebibytes(largest.bytes)}"
     )

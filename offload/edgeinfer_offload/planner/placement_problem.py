@@ -265,7 +265,7 @@ class PlacementProblem:
         cached = self.machine.processor.free_bytes - held >= nbytes
         return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
-    def choose(self, vram: float) -> Placement | None:
+    def best(self, vram: float) -> Placement | None:
         """The fastest placement within `vram` bytes of GPU memory; None: main memory is too small for all of
         them.
 

@@ -145,7 +145,7 @@ def _placement(problem: PlacementProblem) -> Placement:
     side = GPU if problem.options.device == "gpu" else CPU
     if side == GPU and not problem.can_be_whole:
         raise PlanError(problem.refusal or "the GPU has no kernels for one of the layers")
-    placement = problem.choose(problem.vram)
+    placement = problem.best(problem.vram)
     if placement is None:
         raise _refusal(problem, side)
     return placement

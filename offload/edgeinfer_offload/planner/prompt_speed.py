@@ -13,6 +13,7 @@ from edgeinfer_offload.machine.cost_constants import (
     COPY_OVERLAP_LOSS,
     CPU_EXPERT_PREFILL_SHARE,
     EXPERT_BATCH_SECONDS,
+    EXPERT_COPY_OVERLAP_LOSS,
     EXPERT_SELECTION_SECONDS,
     LAYER_LAUNCH_SECONDS,
     MOE_LAUNCH_SECONDS,
@@ -52,7 +53,7 @@ class _Part:
 
     def share(self, tokens: int) -> float:
         """Share of the bytes that at least one of `tokens` tokens needs."""
-        return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.probs) / len(self.probs)
+        return sum(1 - (1 - min(prob, 1.0)) ** tokens for prob in self.probs) / len(self.probs)
 
     def work(self, tokens: int, slowness: float = 1.0) -> Work:
         """Work with each needed weight read once."""
@@ -141,7 +142,8 @@ class PromptSpeed:
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.routed:
                 launched = _moe_launches(tokens, (*layer.here, *layer.there))
-                busy = _at_once(copied, unpacked + parts, launched)
+                busy = max(copied, unpacked + parts, launched)
+                busy += EXPERT_COPY_OVERLAP_LOSS * min(copied, launched)
                 routed += busy + scores + (EXPERT_SELECTION_SECONDS if copied else 0.0)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link

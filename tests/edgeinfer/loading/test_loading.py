@@ -36,8 +36,8 @@ from tests.random_models import ZOO, RandomModel
     [
         ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
         ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f32', 'f16', 'q8_0', 'q4_0'"),
-        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, or None"),
-        ({"draft": "none"}, "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, or None"),
+        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
+        ({"draft": "none"}, "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
@@ -284,7 +284,7 @@ def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(z
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
             found.add(model.plan.repacking.bytes)
-            assert any(" of the weights stay in the file, as " in note for note in model.notes)
+            assert any(" of the weights are memory-mapped, as " in note for note in model.notes)
             assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
             assert np.array_equal(model.logits([5, 9, 30]), logits)
     assert len(found) > 2  # more of them with less memory

@@ -92,7 +92,7 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         SettingError, match="has no predictors; train them with edgeinfer profile --predictor"
     ):
         edgeinfer.load(path, device="cpu", sparse="predicted")
-    with pytest.raises(SettingError, match="sparse: 'exact' keeps layouts of its own"):
+    with pytest.raises(SettingError, match="sparse: 'exact' needs repacked weights"):
         edgeinfer.load(path, device="cpu", sparse="exact", repack=False)
     with pytest.raises(SettingError, match=r"sparse: llama\.cpp doesn't support 'exact'; leave out sparse"):
         edgeinfer.load(path, engine="llama.cpp", sparse="exact")

@@ -152,7 +152,7 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
             assert isinstance(engine.backend, SplitBackend), model.notes
             assert model.plan is not None
             found.append(model.plan)
-            stays = " of the weights stay in the file, as "
+            stays = " of the weights are memory-mapped, as "
             assert any(stays in note for note in model.notes) == (ram is not None), model.notes
             answers.append(model.logits([5 + index for index in range(10)]))
             ram = model.plan.bytes_on("cpu") - 1
@@ -206,7 +206,7 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
         assert any(note.startswith("running on the CPU: ") for note in model.notes)
-        assert any(" of the weights stay in the file, as " in note for note in model.notes)
+        assert any(" of the weights are memory-mapped, as " in note for note in model.notes)
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
