@@ -58,6 +58,8 @@ def _finite(value: Any) -> Any:
     """The value with infinite (unknown) speeds replaced by null."""
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, tuple):
+        return [_finite(member) for member in value]
     return None if value == float("inf") else value
 
 
