@@ -32,6 +32,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     lane_activations_bytes,
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
+from edgeinfer_kernels.cpu.runtime.structure import field_types
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.decoder import (
     BlockIndex,
@@ -95,7 +96,7 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    names = [name for name, *_ in NeuronColumnsArgs._fields_ if name not in ("kernel", "weights")]
+    names = [name for name in field_types(NeuronColumnsArgs) if name not in ("kernel", "weights")]
     columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
     out, scratch = (
         np.full((len(quantized), layout.outputs), np.nan, np.float32),

@@ -94,12 +94,13 @@ class Arena:
     """Keeps the arrays and structures alive that kernels point to."""
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.arrays: list[npt.NDArray[Any]] = []
+        self._args: list[Structure | ctypes.Array[Any]] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
         """Keep a reference to the array; return its address, 0 for None."""
         if array is not None:
-            self.kept.append(array)
+            self.arrays.append(array)
         return address(array)
 
     def fill(self, kind: type[Structure], /, **values: float) -> int:
@@ -112,11 +113,12 @@ class Arena:
 
     def keep_args(self, args: "Structure | ctypes.Array[Any]") -> int:
         """Keep a reference to a structure, or to several; return the address of the first."""
-        self.kept.append(args)
+        self._args.append(args)
         return addressof(args)
 
     def clear(self) -> None:
-        self.kept.clear()
+        self.arrays.clear()
+        self._args.clear()
 
 
 @dataclass(frozen=True)
