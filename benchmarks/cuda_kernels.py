@@ -24,6 +24,7 @@ from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import choose_best_kernel
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
@@ -38,8 +39,8 @@ from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash
 from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_experts import GROUPED_PAIRS
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS
-from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
-from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, add_norm_rows, norm_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
@@ -72,7 +73,8 @@ def prompt_rows(width: int, hidden: int) -> None:
     """The kernels between the matrix products."""
     x, half, scales = empty(TOKENS, width), empty(TOKENS, width, dtype=HALF), empty(TOKENS)
     norm_rows(x, NORM, empty(width), None, half, scales)
-    join_rows(x, x, scales, None, NORM, None, 1.0, NORM, empty(width), None, half, scales)
+    no_norm, norm = NextNorm(NORM, None, None), NextNorm(NORM, empty(width), None)
+    add_norm_rows(x, ScaledRows(x, scales), None, no_norm, 1.0, norm, ScaledRows(half, scales))
     both = empty(TOKENS, 2 * hidden)
     out = empty(TOKENS, hidden, dtype=HALF)
     activation_rows(both[:, :hidden], both[:, hidden:], None, None, scales, "silu", out, scales)
@@ -86,15 +88,11 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
     table, scales = empty(POSITIONS, head_dim), empty(TOKENS)
-    rope_append(
-        qkv, scales, None, None, None, table, facts, 7, queries, cache.keys, cache.values, *cache.scales
-    )
+    rope_append(ProjectedHeads(qkv, scales), table, facts, 7, queries, cache.args)
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
-    flash_attention(
-        queries, cache.keys, cache.values, 7, facts, out, tile, cache.scales[0], cache.scales[1], sinks
-    )
+    flash_attention(queries, cache.args, 7, facts, out, tile, sinks)
     slide(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
 
 

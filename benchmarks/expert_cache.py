@@ -27,7 +27,7 @@ from harness.split_runs import overhead, placed
 
 HEAD = ("model", "budget", "placement", "routing", "tokens", "ms per token", "on the GPU")
 WITHOUT_CACHE, WITH_CACHE = 0.0, float("inf")
-"""`CHANGING_WORTH` with which the expert cache is never and always used."""
+"""`MAX_EXPERT_CACHE_SLOWDOWN` with which the expert cache is never and always used."""
 TOKENS, SHOWN = 600, 100
 """Tokens of each kind of routing, and tokens per row."""
 FEW = 6
@@ -44,22 +44,23 @@ def cache_rows(path: Path, share: float, context: int, threads: int | None) -> I
         "few": [few[0][i % FEW] for i in range(TOKENS)],
         "others": [few[1][i % FEW] for i in range(TOKENS)],
     }
-    usual = planner.CHANGING_WORTH
+    constants, name_of = vars(planner), "MAX_EXPERT_CACHE_SLOWDOWN"
+    usual = constants[name_of]
     try:
-        for planner.CHANGING_WORTH in (WITHOUT_CACHE, WITH_CACHE):
+        for constants[name_of] in (WITHOUT_CACHE, WITH_CACHE):
             with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
                 assert isinstance(model.engine, NativeEngine)
                 backend = model.engine.backend
                 if not isinstance(backend, SplitBackend) or model.plan is None:
                     return
-                has_cache = any(layer.changing for layer in model.plan.layers)
+                has_cache = any(layer.expert_cache for layer in model.plan.layers)
                 name = f"{placed(model.plan)}, {'expert cache' if has_cache else 'fixed'}"
                 for routing, ids in texts.items():
                     for first in range(0, TOKENS, SHOWN):
                         cells = _cells(backend, ids[first : first + SHOWN], first)
                         yield [path.stem, f"{share:.0%}", name, routing, f"{first}-{first + SHOWN}", *cells]
     finally:
-        planner.CHANGING_WORTH = usual
+        constants[name_of] = usual
 
 
 def _cells(backend: SplitBackend, ids: Sequence[int], start: int) -> tuple[str, str]:

@@ -173,7 +173,7 @@ def _hottest(trace: Ints, experts: int, count: int) -> list[list[int]]:
 
 def _cells(done: Replayed, trace: Ints) -> list[str]:
     tokens = trace.shape[0] * trace.shape[1]
-    reads = (done.asked - done.hits) / tokens
+    reads = (done.requested - done.hits) / tokens
     return [f"{done.hit_rate:.1%}", f"{1000 * done.copies / tokens:.1f}", f"{reads:.3f}"]
 
 

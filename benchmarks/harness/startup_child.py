@@ -28,13 +28,13 @@ class _Timed:
 def main(model: str, spawned: float) -> None:
     """Print the phases as JSON; `spawned`: when the parent started this process, by its clock."""
     import edgeinfer
-    from edgeinfer.loading import cpu_loading
+    from edgeinfer.loading import engine_building
     from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
     from edgeinfer_offload.machine.peak_memory import peak_resident_bytes
 
     imported = time.time()
     kernels = _Timed(load_kernels)
-    vars(cpu_loading)["load_kernels"] = kernels
+    vars(engine_building)["load_kernels"] = kernels
     loaded = edgeinfer.load(model, device="cpu", draft=None)
     ready = time.time()
     loaded.engine.append([1])

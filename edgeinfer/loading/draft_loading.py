@@ -5,10 +5,9 @@ from pathlib import Path
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.loading.cpu_loading import load_draft_on_cpu
 from edgeinfer.loading.draft_file import DraftFile
+from edgeinfer.loading.engine_loading import load_draft_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, Drafter
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
@@ -25,31 +24,31 @@ class LoadedDrafter:
 
 
 def load_drafter(
-    draft: DraftFile | None, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+    draft: DraftFile | None, source: ModelSource, target: Tokenizer, loaded_target: LoadedEngine
 ) -> LoadedDrafter:
     """Load the requested drafter: the model in `draft` if the plan has memory for it, else prompt lookup.
 
-    `source`, `target`: the target model and its tokenizer; `beside`: the loaded target engine.
+    `source`, `target`: the target model and its tokenizer; `loaded_target`: the loaded target engine.
 
     Raises:
         SettingError: the requested drafter can't run with this model.
         OSError: a lookup file can't be read.
     """
-    wishes = source.wishes
-    if wishes.draft is None or isinstance(wishes.draft, Drafter):
-        return LoadedDrafter(wishes.draft)
-    lookup = PromptLookup([_read_lookup_file(path, target) for path in wishes.lookup_files])
+    options = source.options
+    if options.draft is None or isinstance(options.draft, Drafter):
+        return LoadedDrafter(options.draft)
+    lookup = PromptLookup([_read_lookup_file(path, target) for path in options.lookup_files])
     model: Drafter
     notes: tuple[str, ...] = ()
-    if wishes.draft == "self":
-        model = _layer_skipping(beside.engine)
-    elif draft is None or beside.draft is None:
+    if options.draft == "self":
+        model = _layer_skipping(loaded_target.engine)
+    elif draft is None or loaded_target.placed.draft is None:
         return LoadedDrafter(lookup)
     else:
-        model = _draft_model(draft, source, target, beside)
+        model = _draft_model(draft, source, target, loaded_target)
         if not draft.required:
             notes = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(ChainedDrafter([lookup, model]) if wishes.lookup_files else model, notes)
+    return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, notes)
 
 
 def _cost(nbytes: int) -> str:
@@ -80,13 +79,13 @@ def _read_lookup_file(path: Path, tokenizer: Tokenizer) -> list[int]:
 
 
 def _draft_model(
-    draft: DraftFile, source: ModelSource, target: Tokenizer, beside: LoadedEngine
+    draft: DraftFile, source: ModelSource, target: Tokenizer, loaded_target: LoadedEngine
 ) -> DraftModel:
     """The model in `draft` as a drafter, if the plan has memory for it."""
-    wishes = replace(source.wishes, context=source.context, device="cpu", progress=None)
-    own = ModelSource(draft.name, draft.file, draft.config, wishes)
+    options = replace(source.options, context=source.context, device="cpu", progress=None)
+    own = ModelSource(draft.name, draft.file, draft.config, options, draft.sizes)
     try:
-        loaded = _load_beside(own, beside)
+        loaded = load_draft_engine(own, loaded_target)
     except EdgeInferError as error:
         raise SettingError(f"draft: {draft.name}: {error}") from error
     return DraftModel(
@@ -94,18 +93,6 @@ def _draft_model(
         target.vocabulary_size,
         loaded.plan().own_gpu_bytes if loaded.gpu else loaded.plan().bytes_on("cpu"),
         draft.file.close,
-        siblings=wishes.draft_tree_width,
+        siblings=options.draft_tree_width,
         name=draft.name,
     )
-
-
-def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
-    """Load on the target's GPU if planned so; else on the CPU."""
-    if beside.draft == "gpu" and beside.gpu is not None:
-        from edgeinfer.loading.gpu_loading import load_draft_on_gpu
-
-        try:
-            return load_draft_on_gpu(draft, beside.gpu, beside.draft_gpu_bytes)
-        except GpuUnavailableError:
-            pass
-    return load_draft_on_cpu(draft, beside.team, beside.threads)

@@ -11,7 +11,7 @@ from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, Speculator
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
-LEARNT = tuple(field.name for field in fields(DraftStats))
+STATISTICS = tuple(field.name for field in fields(DraftStats))
 
 
 def begin_drafting(speculator: Speculator, figures: MeasuredFigures, of: str) -> None:
@@ -21,17 +21,17 @@ def begin_drafting(speculator: Speculator, figures: MeasuredFigures, of: str) ->
     When the speculator is closed, its statistics are stored.
     """
     known = figures.known()
-    costs = _remembered(known, of)
+    costs = _stored_costs(known, of)
     if costs is None:
         costs = speculator.measure()
         if not costs.disturbed:
-            _remember(figures, of, costs)
-    begun = {kind: learnt for kind in KINDS if (learnt := _learnt(known, of, kind)) is not None}
-    speculator.begin(costs, begun)
-    speculator.on_close = lambda: _keep_learnt(figures, of, speculator, begun)
+            _store_costs(figures, of, costs)
+    stored = {kind: stats for kind in KINDS if (stats := _stats(known, of, kind)) is not None}
+    speculator.begin(costs, stored)
+    speculator.on_close = lambda: _store_stats(figures, of, speculator, stored)
 
 
-def _pass(of: str, rows: int) -> str:
+def _forward(of: str, rows: int) -> str:
     return f"{of}: pass of {rows}"
 
 
@@ -39,7 +39,7 @@ def _draft(of: str) -> str:
     return f"{of}: drafted token"
 
 
-def _begun_draft(of: str) -> str:
+def _draft_start(of: str) -> str:
     return f"{of}: draft"
 
 
@@ -47,35 +47,35 @@ def _of_kind(of: str, kind: str, name: str) -> str:
     return f"{of}: {kind}: {name}"
 
 
-def _remembered(known: dict[str, float], of: str) -> MeasuredCosts | None:
-    passes = {rows: known[_pass(of, rows)] for rows in MEASURED_ROWS if _pass(of, rows) in known}
+def _stored_costs(known: dict[str, float], of: str) -> MeasuredCosts | None:
+    passes = {rows: known[_forward(of, rows)] for rows in MEASURED_ROWS if _forward(of, rows) in known}
     if 1 not in passes:
         return None
-    costs = MeasuredCosts(passes, known.get(_draft(of)), known.get(_begun_draft(of), 0.0))
+    costs = MeasuredCosts(passes, known.get(_draft(of)), known.get(_draft_start(of), 0.0))
     return None if costs.disturbed else costs
 
 
-def _remember(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> None:
-    found = {_pass(of, rows): seconds for rows, seconds in costs.passes.items()}
+def _store_costs(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> None:
+    found = {_forward(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
-        found[_draft(of)], found[_begun_draft(of)] = costs.drafted_token, costs.draft
+        found[_draft(of)], found[_draft_start(of)] = costs.drafted_token, costs.draft
     figures.keep(found)
 
 
-def _learnt(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
+def _stats(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
     """The stored draft statistics of one kind of completion; None: incomplete."""
-    found = [known.get(_of_kind(of, kind, name)) for name in LEARNT]
+    found = [known.get(_of_kind(of, kind, name)) for name in STATISTICS]
     numbers = [number for number in found if number is not None]
-    return DraftStats(*numbers) if len(numbers) == len(LEARNT) else None
+    return DraftStats(*numbers) if len(numbers) == len(STATISTICS) else None
 
 
-def _keep_learnt(
-    figures: MeasuredFigures, of: str, speculator: Speculator, begun: dict[str, DraftStats]
+def _store_stats(
+    figures: MeasuredFigures, of: str, speculator: Speculator, stored: dict[str, DraftStats]
 ) -> None:
     """Store the statistics of the kinds of completions that occurred."""
     found = dict[str, float]()
     for kind, controller in speculator.controllers.items():
-        if controller.stats not in (DraftController().stats, begun.get(kind)):
+        if controller.stats not in (DraftController().stats, stored.get(kind)):
             found |= {_of_kind(of, kind, name): value for name, value in asdict(controller.stats).items()}
     # On a full disk the next process starts with the same values as this one.
     with suppress(OSError):

@@ -1,22 +1,23 @@
-"""Loads an engine from a model file, on the devices of the plan."""
+"""Plans a model once and loads it: on the requested device, or on the GPU that the plan can use."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from edgeinfer.loading.cpu_loading import load_on_cpu
+from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.planning.device_plan import plan_devices
+from edgeinfer.planning.device_plan import PlanRequest, plan_devices
 from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_choice import SparseChoice, choose_sparse
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.compiler.features import choose
-from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import remembered_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
 
 MAX_ATTEMPTS = 3
 """Number of plans tried while other programs take GPU memory, each with less of it."""
@@ -32,47 +33,42 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
         GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
     """
-    sparse = choose_sparse(source)
-    wanted = source.wishes.device
-    if wanted == "cpu":
-        return load_on_cpu(source, sparse, draft)
+    device, sparse = source.options.device, choose_sparse(source)
+    loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
-        gpu = usable_gpu(wanted)
-        if gpu is not None:
-            return _GpuLoading(source, gpu, sparse, draft).load()
-        return load_on_cpu(source, sparse, draft)
+        gpu = None if device == "cpu" else usable_gpu(device)
+        return loading.on_cpu() if gpu is None else loading.on_gpu(gpu)
     except GpuUnavailableError as error:
-        if wanted != "auto":
+        if device != "auto":
             raise
-        loaded = load_on_cpu(source, sparse, draft)
+        loaded = loading.on_cpu()
         loaded.notes.append(f"running on the CPU: {error}")
         return loaded
 
 
 @dataclass
-class _GpuLoading:
-    """Loads a model whose plan uses a GPU. Imports torch."""
+class _Loading:
+    """Plans and loads one model."""
 
     source: ModelSource
-    gpu: Gpu
     sparse: SparseChoice
-    draft: ModelSizes | None
+    request: PlanRequest
     notes: list[str] = field(default_factory=list)
 
-    def load(self) -> LoadedEngine:
-        """Load all on the GPU, or split as planned; with less GPU memory if other programs take some."""
-        from edgeinfer.loading.gpu_loading import load_on_gpu
-        from edgeinfer.loading.split_loading import load_split
+    def on_cpu(self) -> LoadedEngine:
+        """All on the CPU."""
+        planned = plan_devices(replace(self.request, device="cpu"), unmeasured_machine(self._threads()))
+        return EngineBuilder(self.source, planned, sparse=self.sparse).build()
+
+    def on_gpu(self, gpu: Gpu) -> LoadedEngine:
+        """All on the GPU, or split as planned; with less GPU memory if other programs take some."""
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
-        request = replace(request_for(self.source, self.sparse, self.draft), device="cuda")
+        request = replace(self.request, device="cuda")
         for attempt in range(MAX_ATTEMPTS):
-            planned = plan_devices(request, self._unmeasured(), self._measured)
+            planned = plan_devices(request, self._unmeasured(gpu), partial(self._measured, gpu=gpu))
             try:
-                if planned.kind == "gpu":
-                    loaded = load_on_gpu(self.source, self.gpu, planned)
-                else:
-                    loaded = load_split(self.source, self.gpu, planned, self.sparse)
+                loaded = EngineBuilder(self.source, planned, gpu, self.sparse).build()
             except DeviceMemoryError as error:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise GpuUnavailableError(f"{self.source.name}: {error}") from error
@@ -83,34 +79,60 @@ class _GpuLoading:
             return loaded
         raise AssertionError("unreachable")
 
-    def _unmeasured(self) -> Machine:
+    def _unmeasured(self, gpu: Gpu) -> Machine:
         """Memory sizes only, which suffices to decide whether all fits the GPU."""
         from edgeinfer_kernels.cuda.device_parts import free_bytes
 
-        machine = unmeasured_machine(1 if self.draft is None else self._threads())
-        return with_gpu(machine, self.gpu, free_bytes(self.gpu.index), user_folder("cache"))
+        machine = unmeasured_machine(1 if self.request.draft is None else self._threads())
+        return with_gpu(machine, gpu, free_bytes(gpu.index), user_folder("cache"))
 
-    def _measured(self, machine: Machine) -> Machine:
+    def _measured(self, machine: Machine, gpu: Gpu) -> Machine:
         """The machine with the speeds of CPU, GPU and link, measured on first use."""
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
         cache, sizes, graphics = user_folder("cache"), self.source.sizes, machine.graphics
         assert graphics is not None
         try:
-            measure_gpu(self.gpu, cache, sorted({matrix.format for matrix in sizes.matrices()}))
+            measure_gpu(gpu, cache, sorted({matrix.format for matrix in sizes.matrices()}))
         except DeviceMemoryError:
             note = "the GPU has no room to be measured: planned without its speeds"
             self.notes += [note] if note not in self.notes else []
         threads = replace(machine.processor, threads=self._threads())
         formats = kernel_formats(self.source.weights)
-        here = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
-        return with_gpu(here, self.gpu, graphics.free_bytes, cache)
+        with_cpu = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
+        return with_gpu(with_cpu, gpu, graphics.free_bytes, cache)
 
     def _threads(self) -> int:
-        wishes = self.source.wishes
-        if wishes.threads:
-            return wishes.threads
-        units = [SERVICE, *kernel_units(self.source.weights, head=False, sparse=self.sparse.layers)]
-        isa = choose(wishes.instruction_set)
-        kernels = load_kernels(user_folder("cache"), isa, units, wishes.build_progress)
-        return remembered_threads(user_folder("cache"), kernels)
+        options = self.source.options
+        return options.threads or remembered_threads(user_folder("cache"), options.build_progress)
+
+
+def load_draft_engine(draft: ModelSource, target: LoadedEngine) -> LoadedEngine:
+    """An engine of a draft model in the memory that the target's plan reserves for it: on the target's GPU
+    if planned so, else on the CPU.
+    """
+    request = replace(request_for(draft, SparseChoice(), None), vram=None, ram=None)
+    if target.gpu is not None and target.placed.draft == "gpu":
+        try:
+            return _draft_on_gpu(draft, request, target, target.gpu)
+        except (GpuUnavailableError, OutOfMemoryError):
+            pass
+    machine = unmeasured_machine(target.threads)
+    processor = replace(machine.processor, free_bytes=machine.processor.total_bytes)
+    planned = plan_devices(replace(request, device="cpu"), replace(machine, processor=processor))
+    return EngineBuilder(draft, planned, thread_pool=target.thread_pool).build()
+
+
+def _draft_on_gpu(draft: ModelSource, request: PlanRequest, target: LoadedEngine, gpu: Gpu) -> LoadedEngine:
+    from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+
+    items = [item for item in target.placed.items if item.item in (DRAFT, *SHARED_ITEMS)]
+    nbytes = sum(item.bytes for item in items if item.device == "gpu")
+    machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
+    planned = plan_devices(replace(request, device="cuda"), machine)
+    if planned.memory.device != "gpu":
+        raise GpuUnavailableError(f"{draft.name}: the GPU has no room for the draft model")
+    try:
+        return EngineBuilder(draft, planned, gpu).build()
+    except DeviceMemoryError as error:
+        raise GpuUnavailableError(f"{draft.name}: {error}") from error

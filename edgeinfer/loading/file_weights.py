@@ -34,11 +34,11 @@ def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan
     """
     if plan.rereads_file:
         _read_in_order(file, matrices)
-        so = "each token waits for the disk"
+        effect = "each token waits for the disk"
     else:
-        so = "tokens take longer"
+        effect = "tokens take longer"
     left, room = mebibytes(plan.file_weight_bytes), mebibytes(plan.ram_bytes)
-    return f"{left} of the weights stay in the file, as {room} of main memory may be used: {so}"
+    return f"{left} of the weights are memory-mapped, as {room} of main memory may be used: {effect}"
 
 
 def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:

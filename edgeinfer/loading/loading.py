@@ -52,17 +52,17 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
     """
     if not isinstance(model, str | Path | None):
         raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
-    wishes = LoadOptions.from_keywords(options)
+    load_options = LoadOptions.from_keywords(options)
     explain_bus_errors()
     found = find_model(model)
     found.record_use()
-    if wishes.engine == "llama.cpp":
+    if load_options.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
-        return load_llama_cpp(found, wishes)
+        return load_llama_cpp(found, load_options)
     file = open_model(found.path, found.name)
     try:
-        return _load_own(found, file, wishes)
+        return _load_own(found, file, load_options)
     except BaseException as error:
         file.close()
         for_people = _explained(error, found.name)
@@ -84,12 +84,13 @@ def _explained(error: BaseException, name: str) -> EdgeInferError | None:
     return None
 
 
-def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
+def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-    source = ModelSource(found.name, file, config, wishes)
-    tokenizer = _tokenizer(file, config, wishes.assume_pre_tokenizer)
-    chat_format = _chat_format(file, tokenizer, wishes.chat_template)
-    draft, draft_notes = open_draft(wishes.draft, found.draft_path, file)
+    source = ModelSource(found.name, file, config, options)
+    tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
+    chat_format = _chat_format(file, tokenizer, options.chat_template)
+    draft, draft_notes = open_draft(options.draft, found.draft_path, file)
+    notes = [*tokenizer.warnings, *_notes(config, source.context), *draft_notes]
     loaded = None
     try:
         loaded = load_engine(source, draft.sizes if draft else None)
@@ -100,7 +101,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
         if draft is not None:
             draft.file.close()
         raise
-    if draft is not None and loaded.draft is None:
+    if draft is not None and loaded.placed.draft is None:
         draft.file.close()
     model = Model(
         name=found.name,
@@ -109,19 +110,13 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
         chat_format=chat_format,
         plan=loaded.plan,
         prompt_style=found.prompt_style,
-        warnings=[
-            *tokenizer.warnings,
-            *_notes(config, source.context),
-            *draft_notes,
-            *loaded.notes,
-            *drafting.notes,
-        ],
+        warnings=[*notes, *loaded.notes, *drafting.notes],
         on_close=file.close,
         drafter=drafting.drafter,
-        snapshots=_snapshots(source) if source.wishes.snapshots else None,
+        snapshots=_snapshots(source) if source.options.snapshots else None,
         spare_core=_leaves_a_core(loaded),
-        batch_invariant=loaded.team is not None,
-        template_options=source.wishes.template_options.over(found.template_options),
+        batch_invariant=loaded.thread_pool is not None,
+        template_options=source.options.template_options.over(found.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)
@@ -130,22 +125,22 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
 
 def _leaves_a_core(loaded: LoadedEngine) -> bool:
     """Whether a core is idle while the engine computes."""
-    if loaded.team is None:
-        return loaded.whole_on_gpu
-    return loaded.team.threads < usable_cpus()
+    if loaded.thread_pool is None:
+        return loaded.placed.device == "gpu"
+    return loaded.thread_pool.threads < usable_cpus()
 
 
 def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> None:
     """Drafting costs are stored where they are the same at each start: on the CPU, with any budget."""
     if model.speculator is None:
         return
-    if loaded.team is None:
+    if loaded.thread_pool is None:
         model.speculator.begin(model.speculator.measure(), {})
         return
-    wishes, drafter = source.wishes, model.speculator.drafter
-    of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_tree_width)
-    how = (loaded.team.threads, wishes.kv, wishes.repack, wishes.sparse)
-    kernels = source_digest(choose(wishes.instruction_set))
+    options, drafter = source.options, model.speculator.drafter
+    of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, options.draft_tree_width)
+    how = (loaded.thread_pool.threads, options.kv, options.repack, options.sparse)
+    kernels = source_digest(choose(options.instruction_set))
     figures = remembered_figures(user_folder("cache"))
     begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))
 
@@ -154,15 +149,15 @@ def _drafting(
     draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
     """The drafter for the engine."""
-    if loaded.gpu is not None and not source.wishes.drafts_on_gpu:
+    if loaded.gpu is not None and not source.options.drafts_on_gpu:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)
 
 
 def _snapshots(source: ModelSource) -> SnapshotStore:
     """The store for prompt caches of this file with these settings."""
-    wishes = source.wishes
-    fingerprint = file_fingerprint(source.file.path, wishes.kv, wishes.sparse)
+    options = source.options
+    fingerprint = file_fingerprint(source.file.path, options.kv, options.sparse)
     return SnapshotStore(snapshots_folder(), fingerprint)
 
 

@@ -14,7 +14,6 @@ from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_types import Place
 from edgeinfer_quant_formats import GGUFFile
 
 DEFAULT_CONTEXT = 4096
@@ -27,12 +26,14 @@ class ModelSource:
     name: str
     file: GGUFFile
     config: ModelConfig
-    wishes: LoadOptions
+    options: LoadOptions
+    known_sizes: ModelSizes | None = None
+    """Its sizes if they are counted already."""
 
     @property
     def context(self) -> int:
         """Context in tokens: as requested, else the trained context, 4096 at most."""
-        return self.wishes.context or min(self.config.trained_context, DEFAULT_CONTEXT)
+        return self.options.context or min(self.config.trained_context, DEFAULT_CONTEXT)
 
     @cached_property
     def specification(self) -> DecoderSpec:
@@ -40,7 +41,7 @@ class ModelSource:
 
     @cached_property
     def sizes(self) -> ModelSizes:
-        return ModelSizes.of(self.specification, self.weights)
+        return self.known_sizes or ModelSizes.of(self.specification, self.weights)
 
     @cached_property
     def weights(self) -> DecoderWeights:
@@ -49,24 +50,22 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class LoadedEngine:
-    """An engine with its plan, and warnings for the user."""
+    """An engine with the plan that it executes, and warnings for the user."""
 
     engine: NativeEngine
+    placed: MemoryPlan
     plan: Callable[[], MemoryPlan]
     """Returns the plan with all speeds, which are measured on first use."""
-    draft: Place | None = None
-    """The device on which the plan has memory for the draft model; None: none."""
-    whole_on_gpu: bool = False
-    """Whether all of it is on a GPU."""
-    threads: int = 1
-    """CPU threads for it or its draft model."""
     gpu: Gpu | None = None
     """The GPU that it uses, if any."""
-    draft_gpu_bytes: int = 0
-    """GPU bytes reserved for the draft model, including those shared by all models."""
-    notes: list[str] = field(default_factory=list)
-    team: ThreadPool | None = None
+    thread_pool: ThreadPool | None = None
     """The thread pool of an engine that is wholly on the CPU; a draft model shares it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def threads(self) -> int:
+        """CPU threads for it or its draft model."""
+        return self.placed.machine.processor.threads
 
 
 class LoadProgress:
@@ -77,7 +76,7 @@ class LoadProgress:
 
     def __init__(self, source: ModelSource, left: int = 0) -> None:
         self._file = source.file
-        self._progress = source.wishes.progress
+        self._progress = source.options.progress
         self._total = sum(matrix.nbytes for matrix in source.weights.matrices()) - left
         self._done = 0
         self.released = False

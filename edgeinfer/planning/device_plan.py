@@ -4,7 +4,6 @@ bytes are.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
@@ -16,7 +15,7 @@ from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
-GIBIBYTE = 1 << 30
+GIB = 1 << 30
 NO_DRAFT = "not enough memory for the draft model; using prompt lookup instead"
 
 
@@ -43,6 +42,8 @@ class PlanRequest:
     routing: tuple[tuple[float, ...], ...] | None = None
     draft: ModelSizes | None = None
     draft_required: bool = False
+    notes: tuple[str, ...] = ()
+    """Warnings for the user of a model that is split."""
 
     @property
     def required_draft(self) -> ModelSizes | None:
@@ -52,19 +53,18 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The result. `kind`: all on the CPU, all on the GPU, or split between them.
+    """The result; its `memory.stages` name the devices.
 
     `fitting`: the largest context with which the model fits. `notes`: warnings for the user, one line each.
     """
 
-    kind: Literal["cpu", "gpu", "split"]
     memory: MemoryPlan
     fitting: int
     notes: tuple[str, ...] = ()
 
     def on(self, sizes: ModelSizes, machine: Machine) -> MemoryPlan:
         """The same placement on a machine with other speeds."""
-        return plan_memory(sizes, machine, self.memory.wishes)
+        return plan_memory(sizes, machine, self.memory.options)
 
 
 def plan_devices(
@@ -90,25 +90,25 @@ def plan_devices(
         return replace(planned, memory=replace(planned.memory, limit_reason=str(error)))
 
 
-def faster_with_a_gibibyte(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
+def with_one_gib_more(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
     """The plan, with the predicted decode speed at one GiB more of GPU memory, from a second plan."""
     graphics = machine.graphics
-    if graphics is None or request.device == "cpu" or planned.kind == "gpu":
+    if graphics is None or request.device == "cpu" or planned.memory.device == "gpu":
         return planned.memory
     more = replace(
         graphics,
-        total_bytes=graphics.total_bytes + GIBIBYTE,
-        free_bytes=graphics.free_bytes + GIBIBYTE,
+        total_bytes=graphics.total_bytes + GIB,
+        free_bytes=graphics.free_bytes + GIB,
     )
-    vram = None if request.vram is None else request.vram + GIBIBYTE
+    vram = None if request.vram is None else request.vram + GIB
     try:
-        found = plan_devices(replace(request, vram=vram), replace(machine, graphics=more))
+        found = plan_devices(replace(request, vram=vram), machine.with_gpu(more))
     except (OutOfMemoryError, GpuUnavailableError):
         return planned.memory
-    return replace(planned.memory, next_gibibyte=found.memory.prediction.decode_tokens_per_second)
+    return replace(planned.memory, rate_with_one_gib_more=found.memory.prediction.decode_tokens_per_second)
 
 
-def _wishes(request: PlanRequest) -> PlanOptions:
+def _options(request: PlanRequest) -> PlanOptions:
     return PlanOptions(
         context=request.context,
         kv=request.kv,
@@ -125,66 +125,66 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
         )
-    whole = replace(_wishes(request), device="gpu", repack=True)
+    whole = replace(_options(request), device="gpu", repack=True)
     try:
         plan = plan_memory(request.sizes, machine, whole)
     except PlanError:
         return _split(request, measured(machine))
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
-    return DevicePlan("gpu", plan, fitting, (dense,) if request.sparse_required else ())
+    return DevicePlan(plan, fitting, (dense,) if request.sparse_required else ())
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
-    wishes = replace(_wishes(request), batch=CHUNK, sparse=sparse, changing_experts=True)
+    options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
     try:
-        plan = plan_memory(request.sizes, machine, wishes)
+        plan = plan_memory(request.sizes, machine, options)
     except PlanError as error:
-        plan = _split_with_disk(request, machine, wishes, error)
+        plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    return DevicePlan("split", plan, request.context)
+    return DevicePlan(plan, request.context, request.notes)
 
 
 def _split_with_disk(
-    request: PlanRequest, machine: Machine, wishes: PlanOptions, refusal: PlanError
+    request: PlanRequest, machine: Machine, options: PlanOptions, refusal: PlanError
 ) -> MemoryPlan:
     """The plan of a model that main memory and the GPU can't hold at any context."""
-    fitting = largest_context(request.sizes, machine, wishes, request.trained_context)
-    if fitting or wishes.draft is not None:
+    fitting = largest_context(request.sizes, machine, options, request.trained_context)
+    if fitting or options.draft is not None:
         raise _out_of_memory(request, refusal, fitting) from refusal
     try:
-        return plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))
+        return plan_memory(request.sizes, machine, replace(options, disk=True, sparse=None))
     except PlanError as error:
         raise GpuUnavailableError(f"{request.name}: {error}") from error
 
 
 def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
-    wishes = replace(_wishes(request), device="cpu", sparse=request.sparse)
-    fitting = largest_context(request.sizes, machine, wishes, request.trained_context)
+    options = replace(_options(request), device="cpu", sparse=request.sparse)
+    fitting = largest_context(request.sizes, machine, options, request.trained_context)
     try:
-        plan = plan_memory(request.sizes, machine, wishes)
+        plan = plan_memory(request.sizes, machine, options)
     except PlanError as error:
         if fitting or request.sparse_required or request.draft_required or not request.repack:
             raise _out_of_memory(request, error, fitting) from error
-        return _on_cpu_with_disk(request, machine, wishes)
+        return _on_cpu_with_disk(request, machine, options)
     if request.draft is None or request.draft_required:
-        return DevicePlan("cpu", plan, fitting)
+        return DevicePlan(plan, fitting)
     try:
-        drafting = replace(wishes, draft=request.draft)
-        return DevicePlan("cpu", plan_memory(request.sizes, machine, drafting), fitting)
+        drafting = replace(options, draft=request.draft)
+        return DevicePlan(plan_memory(request.sizes, machine, drafting), fitting)
     except PlanError:
-        return DevicePlan("cpu", plan, fitting, (NO_DRAFT,))
+        return DevicePlan(plan, fitting, (NO_DRAFT,))
 
 
-def _on_cpu_with_disk(request: PlanRequest, machine: Machine, wishes: PlanOptions) -> DevicePlan:
+def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:
     """The CPU plan with disk offload, for weights that main memory can't hold at any context."""
     try:
-        plan = plan_memory(request.sizes, machine, replace(wishes, disk=True, sparse=None))
+        plan = plan_memory(request.sizes, machine, replace(options, disk=True, sparse=None))
     except PlanError as error:
         raise _out_of_memory(request, error, 0) from error
-    return DevicePlan("cpu", plan, 0, (NO_DRAFT,) if request.draft else ())
+    return DevicePlan(plan, 0, (NO_DRAFT,) if request.draft else ())
 
 
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:

@@ -12,24 +12,24 @@ class GpuUnavailableError(EdgeInferError):
     """
 
 
-def usable_gpu(wished: str) -> Gpu | None:
-    """The GPU for `wished` ("auto", "cuda", "cuda:N"); None: "auto", and there is no GPU.
+def usable_gpu(device: str) -> Gpu | None:
+    """The GPU for `device` ("auto", "cuda", "cuda:N"); None: "auto", and there is no GPU.
 
     Raises:
         GpuUnavailableError: the GPU can't be used, or the requested one doesn't exist.
     """
     gpus = list_gpus()
     if not gpus:
-        if wished == "auto":
+        if device == "auto":
             return None
         raise GpuUnavailableError(
-            f"device: saw {wished!r}, but no NVIDIA driver shows a GPU here (nvidia-smi tells more); "
+            f"device: saw {device!r}, but no NVIDIA driver shows a GPU here (nvidia-smi tells more); "
             "take --device cpu"
         )
-    index = int(wished.partition(":")[2] or 0)
+    index = int(device.partition(":")[2] or 0)
     if index >= len(gpus):
         raise GpuUnavailableError(
-            f"device: saw {wished!r}, wanted cuda:0 to cuda:{len(gpus) - 1} ({len(gpus)} here)"
+            f"device: saw {device!r}, wanted cuda:0 to cuda:{len(gpus) - 1} ({len(gpus)} here)"
         )
     gpu = gpus[index]
     if gpu.capability < OLDEST_CAPABILITY:

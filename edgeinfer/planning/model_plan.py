@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
@@ -12,19 +11,16 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
 from edgeinfer.model_config.weights import embedding_rows
-from edgeinfer.options.load_options import LoadOptions, Sparse, is_device
-from edgeinfer.planning.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.options import LoadKeywords, LoadOptions
+from edgeinfer.options.load_options import is_device
+from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
-from edgeinfer.planning.known_routing import known_routing
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_choice import choose_sparse
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.compiler.features import choose
-from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.hardware import Machine
@@ -44,26 +40,13 @@ class ModelPlan:
     notes: tuple[str, ...] = ()
 
 
-def plan_model(
-    model: str | Path | None = None,
-    *,
-    context: int | None = None,
-    device: str = "auto",
-    vram: int | str | None = None,
-    ram: int | str | None = None,
-    threads: int | None = None,
-    kv: CacheType = "f16",
-    repack: bool = True,
-    draft: str | Path | None = "auto",
-    sparse: Sparse = "auto",
-    build_progress: Progress | None = None,
-) -> ModelPlan:
+def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> ModelPlan:
     """Plan the placement of a model's bytes and predict its speed; no weights are loaded.
 
-    `device`: as for `edgeinfer.load`, or a machine's description (see `machine_description.py`). The speeds
-    of this machine are measured on first use, which takes a few seconds. Other settings as for `load`. A
-    `draft` model is placed too; that of "auto" only if the model leaves memory for it. Weights that main
-    memory can't hold at any context stay on disk. `load` with the same settings uses the same placement.
+    `options`: as for `edgeinfer.load`, which uses the same placement. `device` may also be a machine's
+    description (see `machine/description.py`). The speeds of this machine are measured on first use, which
+    takes a few seconds. A `draft` model is placed too; that of "auto" only if the model leaves memory for it.
+    Weights that main memory can't hold at any context stay on disk.
 
     Raises:
         UnknownModelError, FormatError, OSError: no such model, or one that can't be read.
@@ -71,64 +54,59 @@ def plan_model(
         SettingError: a setting out of its range, or an invalid description.
         OutOfMemoryError: no placement fits the budgets; the text has the missing bytes.
     """
-    wishes = LoadOptions.from_keywords(
-        {
-            "context": context,
-            "device": device if is_device(device) else "auto",
-            "vram": vram,
-            "ram": ram,
-            "threads": threads,
-            "repack": repack,
-            "sparse": sparse,
-            "draft": draft,
-            "kv": kv,
-        }
-    )
+    device = options.get("device", "auto")
+    if not is_device(device):
+        options["device"] = "auto"
+    load_options = LoadOptions.from_keywords(options)
     found = find_model(model)
     with open_model(found.path, found.name) as file:
-        request, notes = _request(found, file, wishes)
-        formats = {matrix.format for matrix in request.sizes.matrices()}
-        machine, note = _machine(device, threads, formats, request.sizes.nbytes, build_progress)
+        request, notes = _request(found, file, load_options)
+    machine, more = _machine(device, load_options, request.sizes)
     try:
         planned = plan_devices(request, machine)
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
-    plan = faster_with_a_gibibyte(request, machine, planned)
-    return ModelPlan(found.name, plan, (*notes, *note, *planned.notes))
+    plan = with_one_gib_more(request, machine, planned)
+    return ModelPlan(found.name, plan, (*notes, *more, *planned.notes))
 
 
-def _request(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> tuple[PlanRequest, list[str]]:
+def _request(found: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
     """The planner request that `load` would make, as far as the file's model is supported; and warnings."""
-    draft, notes = open_draft(wishes.draft, found.draft_path, file)
+    draft, notes = open_draft(options.draft, found.draft_path, file)
     sizes = draft.sizes if draft else None
     if draft is not None:
         draft.file.close()
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     except UnsupportedModelError:
-        support, trained = model_support(file), _trained_context(file)
-        try:
-            shape = file_sizes(file, None)
-        except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{found.name}: {support}; no plan: {error}") from error
-        request = PlanRequest(
-            name=found.name,
-            sizes=shape,
-            context=wishes.context or min(trained, DEFAULT_CONTEXT),
-            trained_context=trained,
-            device=wishes.device.partition(":")[0],
-            vram=wishes.vram,
-            ram=wishes.ram,
-            kv=wishes.kv,
-            repack=wishes.repack,
-            draft=sizes,
-            draft_required=sizes is not None and wishes.draft != "auto",
-        )
-        return request, [str(support), *notes]
-    source = ModelSource(found.name, file, config, wishes)
+        return _unsupported_request(found, file, options, sizes), [str(model_support(file)), *notes]
+    source = ModelSource(found.name, file, config, options)
     sparse = choose_sparse(source)
-    remarks = [*notes, *([sparse.note] if sparse.note else []), *known_routing(found.path, source.sizes)[1]]
-    return request_for(source, sparse, sizes), remarks
+    return request_for(source, sparse, sizes), [*notes, *([sparse.note] if sparse.note else [])]
+
+
+def _unsupported_request(
+    found: ModelFile, file: GGUFFile, options: LoadOptions, draft: ModelSizes | None
+) -> PlanRequest:
+    """The request of a model that only another engine can run. Raises `UnsupportedModelError`."""
+    trained = _trained_context(file)
+    try:
+        sizes = file_sizes(file, None)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{found.name}: {model_support(file)}; no plan: {error}") from error
+    return PlanRequest(
+        name=found.name,
+        sizes=sizes,
+        context=options.context or min(trained, DEFAULT_CONTEXT),
+        trained_context=trained,
+        device=options.device.partition(":")[0],
+        vram=options.vram,
+        ram=options.ram,
+        kv=options.kv,
+        repack=options.repack,
+        draft=draft,
+        draft_required=draft is not None and options.draft != "auto",
+    )
 
 
 def model_sizes(path: Path) -> ModelSizes:
@@ -167,19 +145,17 @@ def _trained_context(file: GGUFFile) -> int:
     return value
 
 
-def _machine(
-    device: str, threads: int | None, formats: set[str], model_bytes: int, build_progress: Progress | None
-) -> tuple[Machine, list[str]]:
+def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Machine, list[str]]:
     """The machine to plan for, and a warning if its GPU can't be used."""
     if not is_device(device):
         try:
             return describe_machine(device), []
         except DescriptionError as error:
             raise SettingError(f"device: {error}") from error
-    cache = user_folder("cache")
-    if threads is None:
-        threads = remembered_threads(cache, load_kernels(cache, choose()))
-    machine = with_cpu_speeds(unmeasured_machine(threads), cache, formats, model_bytes, build_progress)
+    cache, formats = user_folder("cache"), {matrix.format for matrix in sizes.matrices()}
+    threads = options.threads or remembered_threads(cache, options.build_progress)
+    machine = unmeasured_machine(threads)
+    machine = with_cpu_speeds(machine, cache, formats, sizes.nbytes, options.build_progress)
     if device == "cpu":
         return machine, []
     try:

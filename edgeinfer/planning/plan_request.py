@@ -1,28 +1,50 @@
-"""Builds the planner request for a model that is about to be loaded."""
+"""The planner request for a model, with the hot experts from its activity profile (`edgeinfer profile`)."""
+
+from pathlib import Path
 
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest
-from edgeinfer.planning.known_routing import known_routing
 from edgeinfer.planning.sparse_choice import SparseChoice
+from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.planner.concentration import expert_probs
+from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
 
 
 def request_for(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | None) -> PlanRequest:
     """The request for a model with its sparse layers and the sizes of its draft model."""
-    wishes = source.wishes
+    options = source.options
+    routing, notes = known_routing(source.file.path, source.sizes)
     return PlanRequest(
         name=source.name,
         sizes=source.sizes,
         context=source.context,
         trained_context=source.config.trained_context,
-        device=wishes.device.partition(":")[0],
-        vram=wishes.vram,
-        ram=wishes.ram,
-        kv=wishes.kv,
-        repack=wishes.repack,
-        sparse=sparse.wish,
-        sparse_required=wishes.asks_sparse,
-        routing=known_routing(source.file.path, source.sizes)[0],
+        device=options.device.partition(":")[0],
+        vram=options.vram,
+        ram=options.ram,
+        kv=options.kv,
+        repack=options.repack,
+        sparse=sparse.options,
+        sparse_required=options.asks_sparse,
+        routing=routing,
         draft=draft,
-        draft_required=draft is not None and wishes.draft != "auto",
+        draft_required=draft is not None and options.draft != "auto",
+        notes=notes,
     )
+
+
+def known_routing(
+    path: Path, sizes: ModelSizes
+) -> tuple[tuple[tuple[float, ...], ...] | None, tuple[str, ...]]:
+    """The usage probability of each expert, None if unknown; and warnings on an unusable profile.
+
+    Raises OSError: the model or its profile can't be read.
+    """
+    if not any(layer.routed for layer in sizes.layers):
+        return None, ()
+    try:
+        profile = find_profile(path, user_folder("data"))
+    except ProfileError as error:
+        return None, (f"all experts count as equally likely: {error}",)
+    return (expert_probs(profile, sizes) if profile else None), ()

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.sparse import (
     sparse_workspace_bytes,
     why_dense,
 )
-from edgeinfer_offload.planner.layer_costs import SCATTERED
+from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
 from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
 
@@ -34,7 +34,7 @@ class SparseChoice:
     """The sparse layers, their bytes in memory and read per token, and a message with the reason."""
 
     layers: SparseLayers = field(default_factory=dict)
-    wish: SparseOptions | None = None
+    options: SparseOptions | None = None
     note: str | None = None
 
 
@@ -45,31 +45,31 @@ def choose_sparse(source: ModelSource) -> SparseChoice:
     Raises:
         SettingError: "exact" or "predicted" if no layer can be sparse, or if there is no predictor.
     """
-    wish = source.wishes.sparse
-    if wish == "off" or (wish == "auto" and not source.wishes.repack):
+    wanted = source.options.sparse
+    if wanted == "off" or (wanted == "auto" and not source.options.repack):
         return SparseChoice()
-    if not source.wishes.repack:
-        raise SettingError(f"sparse: {wish!r} keeps layouts of its own; leave it out, or --no-repack")
+    if not source.options.repack:
+        raise SettingError(f"sparse: {wanted!r} needs repacked weights; leave it out, or --no-repack")
     reasons = {
         layer: why_dense(source.specification, source.weights, layer)
         for layer in range(len(source.specification.layers))
     }
     able = [index for index, reason in reasons.items() if reason is None]
     if not able:
-        if wish == "auto":
+        if wanted == "auto":
             return SparseChoice()
-        raise SettingError(f"sparse: saw {wish!r}, but no layer of {source.name} can be: {reasons[0]}")
+        raise SettingError(f"sparse: saw {wanted!r}, but no layer of {source.name} can be: {reasons[0]}")
     try:
         profile = find_profile(source.file.path, user_folder("data"))
     except ProfileError as error:
-        if wish == "predicted":
+        if wanted == "predicted":
             raise SettingError(f"sparse: {error}") from error
-        if wish == "auto":
+        if wanted == "auto":
             return SparseChoice(note=f"the feed-forward is dense: {error}")
         return _exact(source, able, None)
-    if wish == "predicted":
+    if wanted == "predicted":
         return _predicted(source, able, profile)
-    if wish == "exact":
+    if wanted == "exact":
         return _exact(source, able, profile)
     if profile is None:
         return SparseChoice()
@@ -135,7 +135,7 @@ def _ratio(weights: FeedForwardWeights, active: float) -> float:
     matrices = [weights.ffn_up, weights.ffn_down, *([weights.ffn_gate] if weights.ffn_gate else [])]
     dense = sum(map(interleaved_bytes, matrices))
     scattered = bytes_of_a_token(weights, None, active, active)
-    return (read_whole(weights, predicted=False) + SCATTERED * scattered) / dense
+    return (read_whole(weights, predicted=False) + SCATTERED_SLOWDOWN * scattered) / dense
 
 
 def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
@@ -153,8 +153,8 @@ def _choice(
         sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
     shared, a_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
-    wish = SparseOptions(sizes, shared, a_thread)
-    return SparseChoice(predictors, wish, _note(source, found, shares, profile is not None))
+    options = SparseOptions(sizes, shared, a_thread)
+    return SparseChoice(predictors, options, _note(source, found, shares, profile is not None))
 
 
 def _sizes(
@@ -174,10 +174,10 @@ def _note(
     source: ModelSource, found: Mapping[int, Trained | None], shares: list[float], profiled: bool
 ) -> str:
     layers = len(source.weights.layers)
-    told = "by its profile" if profiled else "not profiled, taken for that"
+    source_of_share = "by its profile" if profiled else "not profiled, assumed"
     line = (
         f"sparse feed-forward in {len(found)} of {layers} layers: short steps read active neurons only "
-        f"({sum(shares) / len(shares):.0%}, {told})"
+        f"({sum(shares) / len(shares):.0%}, {source_of_share})"
     )
     trained = [each for each in found.values() if each]
     if trained:

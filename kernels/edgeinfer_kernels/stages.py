@@ -1,8 +1,8 @@
-"""How a split model divides its blocks between GPU and CPU, and the CPU stages of a step."""
+"""Stages: what each device computes of a step, and how GPU and CPU execute those of a split model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, Self
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
@@ -14,6 +14,51 @@ from edgeinfer_kernels.decoder import (
     ResidualWeights,
     blocks_of,
 )
+
+
+@dataclass(frozen=True)
+class Device:
+    """The CPU, or a GPU by its index."""
+
+    kind: Literal["cpu", "gpu"]
+    index: int = 0
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """The device that computes with what is on "cpu", "disk" (memory-mapped), "gpu", "gpu1", …"""
+        return cls("gpu", int(name[3:] or 0)) if name.startswith("gpu") else cls("cpu")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a device computes of a layer in a stage: its `undivided` blocks with their state (attention,
+    router, shared expert), and `neurons` or `experts` of its divisible block.
+
+    `holds_all`: the device holds the experts of other devices too, which can replace theirs at run time.
+    """
+
+    layer: int
+    undivided: bool
+    neurons: range = range(0)
+    experts: tuple[int, ...] = ()
+    holds_all: bool = False
+
+
+Exchange = Literal["hidden_states", "partial_sums", ""]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive shards on one device, and what it sends at the end.
+
+    `hidden_states`: to the device of the next stage. `partial_sums`: adjacent stages of one layer run at the
+    same time, and the device that follows adds their results. The first stage of a step begins with the
+    embedding, the last one ends with the logits.
+    """
+
+    device: Device
+    shards: tuple[Shard, ...]
+    exchange: Exchange = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +75,19 @@ class LayerSplit:
     neurons: int = 0
     experts: tuple[int, ...] = ()
     changing: bool = False
+
+
+def layer_splits(stages: Sequence[Stage], layers: int) -> tuple[LayerSplit, ...]:
+    """The split of each layer between one GPU and the CPU."""
+    found = [LayerSplit(on_gpu=False)] * layers
+    for stage in stages:
+        for shard in stage.shards:
+            split = found[shard.layer]
+            if stage.device.kind == "gpu":
+                on_gpu, neurons = split.on_gpu or shard.undivided, split.neurons + len(shard.neurons)
+                split = replace(split, on_gpu=on_gpu, neurons=neurons, experts=split.experts + shard.experts)
+            found[shard.layer] = replace(split, changing=split.changing or shard.holds_all)
+    return tuple(found)
 
 
 STEP_TOKENS = 8

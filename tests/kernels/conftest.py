@@ -102,5 +102,5 @@ def kernels_for() -> Callable[[str, str], Kernels]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    """Kernels of the best instruction set: rows of the default formats, blocks, and what serves a device."""
+    """Kernels of the best instruction set: rows of the default formats, experts, and what serves a device."""
     return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units(DEFAULT_FORMATS)])

@@ -44,8 +44,24 @@ MACHINES = {
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "qwen3-30b-a3b", "smollm2-135m", "tinyllama-1.1b")
 GIBIBYTES = (0, 1, 1.5, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 
-RENAMED = {"limit_reason": "why_not"}
+RENAMED = {
+    "limit_reason": "why_not",
+    "relaxations": "steps",
+    "stream_min_tokens": "send_weights_from_tokens",
+    "decode_tokens_per_second_with_one_gib_more": "decode_tokens_per_second_with_one_gibibyte_more",
+    "expert_cache": "changing",
+    "sync_seconds": "hand_over_seconds",
+}
 """Keys of JSON that have another name since the digests were written: new, old."""
+
+
+def renamed(value: Any) -> Any:
+    """A value of JSON with the old names of keys."""
+    if isinstance(value, dict):
+        return {RENAMED.get(key, key): renamed(member) for key, member in value.items()}
+    return [renamed(member) for member in value] if isinstance(value, list) else value
+
+
 Entry = tuple[str, str]
 
 
@@ -125,8 +141,7 @@ def plan_entries(_: Path) -> Iterator[Entry]:
                 request = PlanRequest(shape, sizes, 4096, 131072, vram=vram, ram=ram)
                 try:
                     plan = plan_devices(request, describe_machine(description)).memory.to_dict()
-                    plan = {RENAMED.get(key, key): value for key, value in plan.items()}
-                    found = json.dumps(plan, sort_keys=True)
+                    found = json.dumps(renamed(plan), sort_keys=True)
                 except ValueError as error:
                     found = str(error)
                 except Exception as error:

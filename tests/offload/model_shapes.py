@@ -74,10 +74,10 @@ def mixture_model(layers: int = 48, shared: bool = False) -> ModelSizes:
 
 def laptop(vram: int = 8 * GIB, ram: int = 24 * GIB) -> Machine:
     """8 cores at 50 GB/s, a GPU at 230 GB/s, PCIe 4 x8."""
+    link = Link(12e9, 12e9, 4e9, 4e9)
     return Machine(
         Processor("laptop", 8, 32 * GIB, ram, 50e9, 1.2e12),
-        Graphics("laptop GPU", 0, vram, vram, 230e9, 12e12, context_bytes=400 << 20),
-        Link(12e9, 12e9, 4e9, 4e9),
+        (Graphics("laptop GPU", 0, vram, vram, 230e9, 12e12, link, context_bytes=400 << 20),),
     )
 
 
@@ -85,13 +85,18 @@ def server() -> Machine:
     """An H200 with 16 cores, as it was measured."""
     return Machine(
         Processor("server", 16, 128 * GIB, 100 * GIB, 134e9, 3e12),
-        Graphics("H200", 0, 140 * GIB, 139 * GIB, 4.55e12, 384e12),
-        Link(55e9, 55e9, 9e9, 16e9),
+        (Graphics("H200", 0, 140 * GIB, 139 * GIB, 4.55e12, 384e12, Link(55e9, 55e9, 9e9, 16e9)),),
     )
 
 
 def cpu_only(ram: int = 24 * GIB) -> Machine:
-    return replace(laptop(ram=ram), graphics=None, link=None)
+    return replace(laptop(ram=ram), gpus=())
+
+
+def with_link(machine: Machine, **changes: object) -> Machine:
+    """The machine with another link to its GPU."""
+    (graphics,) = machine.gpus
+    return machine.with_gpu(replace(graphics, link=replace(graphics.link, **changes)))  # type: ignore[arg-type]
 
 
 def planned(model: ModelSizes, vram: float, **wishes: object) -> MemoryPlan:

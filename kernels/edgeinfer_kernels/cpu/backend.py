@@ -1,6 +1,7 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
 from collections.abc import Sequence
+from ctypes import addressof
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,14 @@ from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, int_fields, quick_address
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, quick_address
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
-from edgeinfer_kernels.cpu.runtime.abi import CALL, HEAD, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import StepCall, StepSchedules
-from edgeinfer_kernels.cpu.runtime.step_args import PositionTable, fill_call
+from edgeinfer_kernels.cpu.runtime.step_args import PositionTable, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
@@ -106,10 +109,10 @@ class CpuBackend(Backend[Activations]):
         self.built_blocks = {index: decoder.build(index, self._options(index)) for index in spec.indices()}
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
-            self._head_fields = int_fields(self._head, len(HEAD))
+            self._head_args = HeadArgs.from_address(self._head)
         self._x = float_rows(self._workspace.rows("x")[0], self.batch, padded(spec.hidden_size))
-        self._call = np.zeros(len(CALL), np.int64)
-        self._call_address = address(self._call)
+        self._step_args = StepArgs()
+        self._step_address = addressof(self._step_args)
         self._build_schedules()
 
     def _options(self, index: BlockIndex) -> BlockOptions:
@@ -140,7 +143,7 @@ class CpuBackend(Backend[Activations]):
         before = [(self._functions["embed_block"], embed)] if embed else []
         if self._head:
             head = self._functions["head_block"], self._head
-            self._step_run = self._schedules.whole(before, head, self._call_address)
+            self._step_run = self._schedules.whole(before, head, self._step_address)
         self._draft_loop: DraftLoop | None = None
         self._logits_rows = UnpackedRows(padded(self.spec.vocabulary_size))
 
@@ -164,8 +167,8 @@ class CpuBackend(Backend[Activations]):
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
-        fill_call(self._call, quick_address(x), x.strides[0], len(x), start, rope)
-        self.team.run(self._functions[function], block, self._call_address)
+        fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope)
+        self.team.run(self._functions[function], block, self._step_address)
 
     def forward(self, x: Activations, start: int) -> None:
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
@@ -186,7 +189,7 @@ class CpuBackend(Backend[Activations]):
         else:
             self.embed(ids)
         schedules.fill(count, start)
-        fill_call(self._call, schedules.x, schedules.stride, count, 0, 0)
+        fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
         whole = self._output_rows(count)
         self.team.run(*self._step_run)
         return self._finished(whole)
@@ -200,7 +203,7 @@ class CpuBackend(Backend[Activations]):
         """As `Backend.draft`, in one run of the thread pool."""
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
-            head = self._call, self._head_fields
+            head = self._step_args, self._head_args
             made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head)
             self._draft_loop = made
         return self._draft_loop.run(self.team, ids, start, request)
@@ -262,7 +265,7 @@ class CpuBackend(Backend[Activations]):
     def _output_rows(self, rows: int) -> npt.NDArray[np.float32]:
         """The output buffer of the head kernel."""
         whole = self._logits_rows.rows(rows)
-        self._head_fields[HEAD.logits // 8] = quick_address(whole)
+        self._head_args.logits = quick_address(whole)
         return whole
 
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """The CPU shard of a split model: runs blocks on hidden states in an exchange buffer."""
 
 from collections.abc import Collection, Mapping, Sequence
+from ctypes import addressof
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +14,14 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Bytes,
-    address,
     byte_view,
     float_rows,
-    int_fields,
     interleaved_bytes,
 )
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
-from edgeinfer_kernels.cpu.runtime.abi import CALL, EXPERTS, SERVICE
-from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
+from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
+from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
@@ -38,8 +38,8 @@ from edgeinfer_kernels.stages import LayerSplit, cpu_part, cpu_stages
 
 
 class ExchangeRows(NamedTuple):
-    """Addresses of a MAILBOX and its payload: hidden states of `row_bytes` per token, the selected experts
-    (int64) and their weights (float32); those of a token are contiguous.
+    """Addresses of ExchangeWords and their payload: hidden states of `row_bytes` per token, the selected
+    experts (int64) and their weights (float32); those of a token are contiguous.
     """
 
     mailbox: int
@@ -163,13 +163,13 @@ class CpuShard:
                 self._selected.append(built[index].calls[0].block)
         ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
         found = dict.fromkeys(ropes.get(index.layer) for index in built)
-        tables = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in found}
+        tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._calls = list(tables.values())
         self.steps = []
         for stage in self.stages.stages:
             steps = []
             for index in stage:
-                call = address(tables[ropes.get(index.layer)][1])
+                call = addressof(tables[ropes.get(index.layer)][1])
                 for kernel in self._kernel_calls(index, built):
                     steps.append((self._kernels.address(kernel.kernel), kernel.block, call))
             self.steps.append(steps)
@@ -178,9 +178,9 @@ class CpuShard:
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
-        self._program = np.array(served, np.int64)
-        service = self._arena.fill(SERVICE, mailbox=self._mailbox.mailbox, steps=len(served))
-        self._serve = self._kernels.address("serve_device"), address(self._program), service
+        schedule = self._arena.fill_all([ServedStep(*step) for step in served])
+        service = self._arena.fill(ServiceArgs, words=self._mailbox.mailbox, steps=len(served))
+        self._serve = self._kernels.address("serve_device"), schedule, service
 
     def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
         """The kernels of a block; before the first block of a layer also those that precede it."""
@@ -213,7 +213,7 @@ class CpuShard:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
         box = self._mailbox
         for table, call in self._calls:
-            fill_call(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+            fill_step(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
@@ -229,9 +229,8 @@ class CpuShard:
     @property
     def expert_counts(self) -> ExpertCounts:
         """Token-expert assignments of the layers with split experts."""
-        fields = [int_fields(block, len(EXPERTS)) for block in self._selected]
-        seen, here = (sum(int(f[at // 8]) for f in fields) for at in (EXPERTS.pairs_seen, EXPERTS.pairs_here))
-        return ExpertCounts(seen, here)
+        found = [ExpertsArgs.from_address(block) for block in self._selected]
+        return ExpertCounts(sum(args.pairs_seen for args in found), sum(args.pairs_here for args in found))
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -1,6 +1,7 @@
 """The embeddings of tokens: rows of a memory-mapped matrix."""
 
 from collections.abc import Sequence
+from ctypes import addressof
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,12 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     RowLayout,
     address,
-    bits,
-    int_fields,
     quick_address,
 )
-from edgeinfer_kernels.cpu.runtime.abi import CALL, EMBED, STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.step_args import fill_call
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
+from edgeinfer_kernels.cpu.runtime.step_args import fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format
@@ -54,7 +55,7 @@ class Embedding:
     ) -> None:
         self._matrix, self._team, self._scale = matrix, team, np.float32(scale)
         self.block = 0
-        """An EMBED without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
+        """An EmbedArgs without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
         name = f"decode_{matrix.format}"
         if kernels.find(name) and matrix.raw.flags.c_contiguous:
             layout = RowLayout.of(matrix.format, matrix.columns)
@@ -63,26 +64,25 @@ class Embedding:
             fields = arena.keep(layout.fields)
             self._settings = matrix.columns, fields, len(layout.fields), scratch.address
             self.block = arena.fill(
-                EMBED,
+                EmbedArgs,
                 decode=kernels.address(name),
                 source=self._source,
                 row_bytes=self._row_bytes,
                 columns=matrix.columns,
                 fields=fields,
                 field_count=len(layout.fields),
-                scale=bits(scale),
+                scale=scale,
                 scratch=scratch.address,
                 scratch_stride=scratch.stride,
             )
-            self._fields = int_fields(self.block, len(EMBED))
-            self._call = np.zeros(len(CALL), np.int64)
-            self._run = kernels.address("embed_block"), self.block, address(self._call)
+            self._args, self._step = EmbedArgs.from_address(self.block), StepArgs()
+            self._run = kernels.address("embed_block"), self.block, addressof(self._step)
 
     def ask(self, ids: int) -> None:
         """Set the address of the row indices that a schedule with this block decodes; it is read when the
         schedule runs.
         """
-        self._fields[EMBED.ids // 8] = ids
+        self._args.ids = ids
 
     def write(self, ids: Sequence[int], x: npt.NDArray[np.float32]) -> None:
         """Write the rows of `ids`, times the scale, to `x`, float32 (len(ids), columns); many rows use all
@@ -97,7 +97,7 @@ class Embedding:
         if self.block and len(ids) > STEP_TOKENS:
             rows = np.asarray(ids, np.int64)
             self.ask(address(rows))
-            fill_call(self._call, address(x), x.strides[0], len(ids), 0, 0)
+            fill_step(self._step, address(x), x.strides[0], len(ids), 0, 0)
             self._team.run(*self._run)
             return
         if self.block:

@@ -17,18 +17,16 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import (
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
-    INPUT,
     MAX_NEURONS_PER_PIECE,
-    NEURON_COLUMNS,
-    NEURON_ROWS,
     NEURONS_PER_BLOCK,
     OUTPUTS_PER_TILE,
-    SPARSE_FEED_FORWARD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
     lane_activations_bytes,
     quantized_bytes,
 )
+from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRowsArgs, SparseArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
@@ -151,7 +149,7 @@ class SparseBlocks:
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
 
     def build(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
-        """The SPARSE_FEED_FORWARD of every sparse layer; `dense`: their FEED_FORWARDs."""
+        """The SparseArgs of every sparse layer; `dense`: their FeedForwardArgs."""
         with ThreadPoolExecutor(max_workers=self._threads) as pool:
             made = pool.map(lambda index: self._block(index, dense[index], builder), self._layers)
             return dict(zip(self._layers, made, strict=True))
@@ -164,14 +162,14 @@ class SparseBlocks:
         outputs = ColumnLayout.of(weights.ffn_down).outputs
         tiles = -(-outputs // OUTPUTS_PER_TILE // self._threads)
         return self._arena.fill(
-            SPARSE_FEED_FORWARD,
+            SparseArgs,
             dense=dense,
             gate_rows=rows.get(id(weights.ffn_gate), 0),
             up_rows=rows.get(id(weights.ffn_up), 0),
             down=self._columns(weights.ffn_down),
             **(self._predictor(predictor, builder) if predictor else {}),
-            neurons_a_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
-            outputs_a_piece=tiles * OUTPUTS_PER_TILE,
+            neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
+            outputs_per_piece=tiles * OUTPUTS_PER_TILE,
             sums=self._memory,
             sums_stride=sizes.sums,
             scratch=self._memory + sizes.shared,
@@ -181,7 +179,7 @@ class SparseBlocks:
 
     def _rows(self, matrix: Matrix) -> int:
         return self._arena.fill(
-            NEURON_ROWS,
+            NeuronRowsArgs,
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
             weights=self._arena.keep(lay_out_rows(matrix, self._kernels)),
             groups=row_groups(matrix.columns),
@@ -190,12 +188,12 @@ class SparseBlocks:
     def _columns(self, matrix: Matrix) -> int:
         layout = ColumnLayout.of(matrix)
         return self._arena.fill(
-            NEURON_COLUMNS,
+            NeuronColumnsArgs,
             kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
             weights=self._arena.keep(lay_out_columns(matrix)),
             blocks=layout.blocks,
             block_bytes=layout.block_bytes,
-            blocks_a_super=layout.blocks_a_super,
+            blocks_per_super=layout.blocks_per_super,
             super_bytes=layout.super_bytes,
             super_factor_bytes=layout.super_factor_bytes,
             factor_bytes=layout.factor_bytes,
@@ -206,7 +204,7 @@ class SparseBlocks:
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
         sizes, floats = self._sizes, self._memory + SPARSE_TOKENS * self._sizes.sums
         predicted = self._arena.fill(
-            INPUT,
+            InputArgs,
             floats=floats,
             float_stride=sizes.predicted,
             quantized=floats + SPARSE_TOKENS * sizes.predicted,

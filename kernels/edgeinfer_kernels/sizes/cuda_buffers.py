@@ -8,7 +8,7 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 from dataclasses import replace
 
 from edgeinfer_kernels.blocks.block import ChunkRows, StepShape
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX_BYTES
+from edgeinfer_kernels.cpu.runtime.kernel_args import EXCHANGE_WORDS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -118,7 +118,7 @@ def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
     """Bytes of pinned main memory for the exchange between the shards of a split model; see
     `exchange_buffer.py`.
     """
-    return MAILBOX_BYTES + tokens * (4 * padded(sizes.hidden_size) + 12 * moe_width(sizes))
+    return 8 * EXCHANGE_WORDS + tokens * (4 * padded(sizes.hidden_size) + 12 * moe_width(sizes))
 
 
 def sent_piece_bytes(sizes: ModelSizes) -> int:

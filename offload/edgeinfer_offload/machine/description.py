@@ -110,11 +110,11 @@ def describe_machine(text: str) -> Machine:
     terms = [part.strip() for part in (size, *rest.split(",")) if part.strip()]
     if not name and not terms:
         raise DescriptionError(f"{text!r}: {WANTED}")
-    said = _read(terms, line)
-    wrong = [said[field][0] for field in _OF_A_GPU if field in said]
+    given = _read(terms, line)
+    wrong = [given[field][0] for field in _OF_A_GPU if field in given]
     if name.lower() == "cpu" and wrong:
-        raise DescriptionError(f"{wrong[0]!r} in {line!r}: 'cpu' stands for no GPU; name a card instead")
-    described = _Described(**{field: value for field, (_, value) in said.items()})
+        raise DescriptionError(f"{wrong[0]!r} in {line!r}: 'cpu' means no GPU; name a card instead")
+    described = _Described(**{field: value for field, (_, value) in given.items()})
     processor = Processor(
         name="described CPU",
         threads=max(1, int(described.threads)),
@@ -146,10 +146,10 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
     if len(found) > 1:
         raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in found)}")
     if found:
-        graphics, link = found[0].graphics(), found[0].link()
+        graphics = found[0].graphics()
     elif described.vram and described.vram_rate:
-        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, context_bytes=CONTEXT_BYTES)
         link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
+        graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, link, context_bytes=CONTEXT_BYTES)
     else:
         raise DescriptionError(_what_is_missing(name, described))
     if described.vram:
@@ -160,7 +160,9 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
         graphics = replace(graphics, bytes_per_second=rate, operations_per_second=assumed)
     if described.operations:
         graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)
-    return replace(machine, graphics=graphics, link=link_of(described.link) if described.link else link)
+    if described.link:
+        graphics = replace(graphics, link=link_of(described.link))
+    return replace(machine, gpus=(graphics,))
 
 
 def _what_is_missing(name: str, described: _Described) -> str:
@@ -179,13 +181,13 @@ def _is_term(text: str) -> bool:
 
 def _read(terms: Iterable[str], whole: str) -> dict[str, tuple[str, float]]:
     """For each given field of `_Described`, the term and its value."""
-    said: dict[str, tuple[str, float]] = {}
+    given: dict[str, tuple[str, float]] = {}
     for term in terms:
         field, value = _read_term(term, whole)
-        if field in said:
-            raise DescriptionError(f"{term!r} in {whole!r}: saw {said[field][0]!r} before, wanted one")
-        said[field] = term, value
-    return said
+        if field in given:
+            raise DescriptionError(f"{term!r} in {whole!r}: saw {given[field][0]!r} before, wanted one")
+        given[field] = term, value
+    return given
 
 
 def _read_term(term: str, whole: str) -> tuple[str, float]:

@@ -49,11 +49,9 @@ class Card:
             nbytes,
             READ_SHARE * self.gb_s * 1e9,
             PROMPT_SHARE * self.tflop_s * 1e12,
+            link_of(LINK_SHARE * self.lanes * LANE_BYTES_PER_SECOND[self.pcie]),
             context_bytes=CONTEXT_BYTES,
         )
-
-    def link(self) -> Link:
-        return link_of(LINK_SHARE * self.lanes * LANE_BYTES_PER_SECOND[self.pcie])
 
 
 def link_of(pinned: float) -> Link:

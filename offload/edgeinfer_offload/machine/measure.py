@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from edgeinfer_kernels.cpu.compiler.features import choose, detect, usable_cpus
-from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_cache import BuildProgress, Kernels, load_kernels
 from edgeinfer_kernels.cpu.runtime.bandwidth import read_bandwidth as measure_reading
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes, usual_bandwidths
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
@@ -42,12 +42,15 @@ def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
     return figures.figure(f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
 
 
-def remembered_threads(cache_folder: Path, kernels: Kernels) -> int:
-    """The thread count for decoding; the first use measures it in less than a second and stores it."""
-    usable = usable_cpus()
+def remembered_threads(cache_folder: Path, progress: BuildProgress | None = None) -> int:
+    """The thread count for decoding; the first use measures it in less than a second and stores it.
+    `progress` is called if kernels have to be compiled for it.
+    """
+    known = known_threads(cache_folder)
+    if known is not None:
+        return known
+    usable, kernels = usable_cpus(), load_kernels(cache_folder, choose(), progress=progress)
     key = f"best of {usable} threads"
-    if len(thread_counts(usable)) == 1:
-        return usable
     best = remembered_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable)))
     return min(max(int(best), 1), usable)
 
@@ -76,7 +79,7 @@ def thread_choice(cache_folder: Path) -> ThreadChoice:
     tried = thread_counts(usable)
     if len(tried) == 1:
         return ThreadChoice(usable, f"all usable processors{limit}")
-    count = remembered_threads(cache_folder, load_kernels(cache_folder, choose()))
+    count = remembered_threads(cache_folder)
     others = ", ".join(map(str, tried))
     return ThreadChoice(count, f"of {others} the fewest that read memory at full speed, measured once{limit}")
 

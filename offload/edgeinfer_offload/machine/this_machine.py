@@ -14,16 +14,9 @@ from edgeinfer_kernels.cpu.runtime.bandwidth import MIN_READ
 from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, cached_speed, kernel_speed, step_speed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
+from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_SECONDS, SYNC_SECONDS
 from edgeinfer_offload.machine.graphics_cards import find_card
-from edgeinfer_offload.machine.hardware import (
-    CPU_BLOCK_SECONDS,
-    HAND_OVER_SECONDS,
-    LAUNCH_SECONDS,
-    Graphics,
-    Link,
-    Machine,
-    Processor,
-)
+from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import reading_bytes, remembered_bandwidth, remembered_figures
 
@@ -166,7 +159,7 @@ GPU_FIGURES = (
     "from_gpu",
     "pageable_to_gpu",
     "pageable_from_gpu",
-    "hand_over_seconds",
+    "sync_seconds",
     "meets_in_graph",
     "pins_in_place",
 )
@@ -181,18 +174,25 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
         return _measured_gpu(machine, gpu, free_bytes, own)
     card = find_card(gpu.name)
     if card is None:
-        graphics = Graphics(gpu.name, gpu.index, gpu.total_bytes, free_bytes, UNKNOWN, UNKNOWN)
-        return replace(
-            machine, graphics=graphics, link=Link(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN), origin="unmeasured"
-        )
+        link = Link(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+        graphics = Graphics(gpu.name, gpu.index, gpu.total_bytes, free_bytes, UNKNOWN, UNKNOWN, link)
+        return replace(machine.with_gpu(graphics), origin="unmeasured")
     graphics = replace(
         card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
     )
-    return replace(machine, graphics=graphics, link=card.link(), origin="described")
+    return replace(machine.with_gpu(graphics), origin="described")
 
 
 def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:
     kernels = {name: value for name, value in own.items() if name in TILES}
+    link = Link(
+        own["to_gpu"],
+        own["from_gpu"],
+        own["pageable_to_gpu"],
+        own["pageable_from_gpu"],
+        own.get("sync_seconds", SYNC_SECONDS),
+        own["pins_in_place"] > 0,
+    )
     graphics = Graphics(
         gpu.name,
         gpu.index,
@@ -200,19 +200,12 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
         free_bytes,
         own["bytes_per_second"],
         PROMPT_SHARE * own["operations_per_second"],
+        link,
         own.get("launch_seconds", LAUNCH_SECONDS),
         kernels={name: min(value, own["bytes_per_second"]) for name, value in kernels.items()},
         unpacking={name: own[_UNPACKED + name] for name in TILES if _UNPACKED + name in own},
     )
-    link = Link(
-        own["to_gpu"],
-        own["from_gpu"],
-        own["pageable_to_gpu"],
-        own["pageable_from_gpu"],
-        own.get("hand_over_seconds", HAND_OVER_SECONDS),
-        own["pins_in_place"] > 0,
-    )
-    return replace(machine, graphics=graphics, link=link, origin="measured")
+    return replace(machine.with_gpu(graphics), origin="measured")
 
 
 def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:

@@ -3,27 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN
+from edgeinfer_offload.machine.cost_constants import MAPPED_SLOWDOWN
+from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.plan_types import LayerPlacement, PlannedItem
+from edgeinfer_offload.planner.plan_items import Placed
+from edgeinfer_offload.planner.plan_types import PlannedItem
 
 
-def spilled(
-    items: Sequence[PlannedItem], layers: Sequence[LayerPlacement], placing: PlacementProblem
+def offloaded(
+    found: Placed, problem: PlacementProblem
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
     """Move CPU weights to disk until main memory is large enough.
 
     Returns the items, the layers, and the seconds that a prompt waits for the disk. The order is: experts (a
     token reads only a few), feed-forwards, attention, the output matrix; last layers first.
     """
-    items, layers = list(items), list(layers)
-    missing = _bytes_here(items) - placing.ram
+    items, layers = list(found.items), list(found.layers)
+    missing = _bytes_here(items) - problem.ram
     workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
-    if placing.wishes.disk and missing > 0 and workspace:
+    if problem.options.disk and missing > 0 and workspace:
         (at,) = workspace
-        items[at] = replace(items[at], bytes=items[at].bytes + placing.file_rows_bytes)
-        _move(items, layers, missing + placing.file_rows_bytes)
-    return items, layers, _wait(items, placing)
+        items[at] = replace(items[at], bytes=items[at].bytes + problem.file_rows_bytes)
+        _move(items, layers, missing + problem.file_rows_bytes)
+    return items, layers, _wait(items, problem)
 
 
 def _bytes_here(items: Sequence[PlannedItem]) -> int:
@@ -32,22 +34,22 @@ def _bytes_here(items: Sequence[PlannedItem]) -> int:
 
 def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float) -> None:
     """Move items of at least `missing` bytes to disk."""
-    for index in sorted(range(len(items)), key=lambda at: (_turn(items[at]), -at)):
+    for index in sorted(range(len(items)), key=lambda at: (_rank(items[at]), -at)):
         item = items[index]
-        if missing <= 0 or item.device != "cpu" or _turn(item) == _NEVER:
+        if missing <= 0 or item.device != "cpu" or _rank(item) == _NEVER:
             continue
         missing -= item.bytes
         slower = MAPPED_SLOWDOWN * item.ms_per_token
         items[index] = replace(item, device="disk", ms_per_token=slower, overlapped=False)
         if item.layer is not None:
-            place = {"attention": "disk"} if _turn(item) == _ATTENTION else {"rest": "disk"}
-            layers[item.layer] = replace(layers[item.layer], **place)  # type: ignore[arg-type]
+            device = {"attention": "disk"} if _rank(item) == _ATTENTION else {"rest": "disk"}
+            layers[item.layer] = replace(layers[item.layer], **device)  # type: ignore[arg-type]
 
 
-def _wait(items: list[PlannedItem], placing: PlacementProblem) -> float:
+def _wait(items: list[PlannedItem], problem: PlacementProblem) -> float:
     """Add disk time to memory-mapped items that don't fit the page cache; returns the seconds per prompt."""
     read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
-    disk = placing.disk_seconds(read, _bytes_here(items))
+    disk = problem.disk_seconds(read, _bytes_here(items))
     if not disk:
         return 0.0
     for index, item in enumerate(items):
@@ -60,8 +62,8 @@ def _wait(items: list[PlannedItem], placing: PlacementProblem) -> float:
 _EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)
 
 
-def _turn(item: PlannedItem) -> int:
+def _rank(item: PlannedItem) -> int:
     """The order in which an item's weights move to disk; routers, caches and buffers never do."""
     name = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
-    turns = {"experts": _EXPERTS, "feed-forward": _FEED_FORWARD, "attention": _ATTENTION, "head": _HEAD}
-    return turns.get(name.partition(",")[0], _NEVER)
+    ranks = {"experts": _EXPERTS, "feed-forward": _FEED_FORWARD, "attention": _ATTENTION, "head": _HEAD}
+    return ranks.get(name.partition(",")[0], _NEVER)

@@ -14,24 +14,20 @@ from edgeinfer_kernels.layer_cache import CPU_CACHES
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
-from edgeinfer_offload.machine.hardware import (
-    CHOOSING_SECONDS,
+from edgeinfer_offload.machine.cost_constants import (
+    ATTENTION_LAUNCHES,
+    CPU_EXPERT_DECODE_SHARE,
     CPU_EXPERTS_SECONDS,
-    CPU_EXPERTS_SHARE,
-    EXPERTS_SECONDS,
-    Graphics,
-    Machine,
+    FEED_FORWARD_LAUNCHES,
+    GPU_EXPERTS_SECONDS,
+    MAPPED_SLOWDOWN,
+    ROUTER_SECONDS,
+    SCATTERED_SLOWDOWN,
 )
+from edgeinfer_offload.machine.hardware import Graphics, Machine
 from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer
 
 Array = npt.NDArray[np.float64]
-ATTENTION_LAUNCHES = 3
-FEED_FORWARD_LAUNCHES = 2
-MAPPED_SLOWDOWN = 3.0
-"""Slowdown of a token with memory-mapped weights; measured, see docs/internals/cpu.md."""
-
-SCATTERED = 1.5
-"""Slowdown of scattered reads against sequential ones; measured, see docs/internals/sparse.md."""
 
 
 def _file_bytes(matrix: MatrixSize) -> int:
@@ -51,15 +47,15 @@ class Cost:
 class Pricing:
     """Cost functions of a machine for one plan: cache depth, cache type, and allowed devices."""
 
-    def __init__(self, machine: Machine, wishes: PlanOptions, use_gpu: bool) -> None:
+    def __init__(self, machine: Machine, options: PlanOptions, use_gpu: bool) -> None:
         self.machine = machine
-        self.kv = wishes.kv
-        self.context = wishes.context
-        self.depth = wishes.planned_depth
-        self.repack = wishes.repack
-        self.changing_experts = wishes.changing_experts
-        self.graphics: Graphics | None = machine.graphics if use_gpu and machine.link else None
-        self.hand_over = machine.link.hand_over_seconds if machine.link else 0.0
+        self.kv = options.kv
+        self.context = options.context
+        self.depth = options.planned_depth
+        self.repack = options.repack
+        self.expert_cache = options.expert_cache
+        self.graphics: Graphics | None = machine.graphics if use_gpu else None
+        self.sync_seconds = machine.link.sync_seconds if machine.link else 0.0
 
     def on_cpu(self, matrices: Iterable[MatrixSize]) -> Cost:
         """Matrices as one block: in the interleaved layout, or memory-mapped."""
@@ -72,7 +68,7 @@ class Pricing:
 
     def sparse_on_cpu(self, layer: SparseLayer, down: MatrixSize) -> Cost:
         """A sparse feed-forward with its predictor; `down` determines the format, and thus the rate."""
-        scattering = (SCATTERED - 1) * layer.scattered
+        scattering = (SCATTERED_SLOWDOWN - 1) * layer.scattered
         reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
         return Cost(layer.held + layer.predictor, reading + self.machine.processor.block_seconds, reading)
 
@@ -134,7 +130,7 @@ class LayerCosts:
     gpu_seconds: Array
     cpu_reading: Array
     gpu_reading: Array
-    is_mixture: bool
+    is_moe: bool
     file_bytes: int
     """Bytes of the whole feed-forward in the file."""
 
@@ -158,9 +154,9 @@ def layer_costs(
 
     @cache
     def priced(
-        layer: LayerSizes, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+        layer: LayerSizes, probs: tuple[float, ...] | None, by_neuron: SparseLayer | None
     ) -> LayerCosts:
-        return _layer(layer, pricing, chances, by_neuron)
+        return _layer(layer, pricing, probs, by_neuron)
 
     return [
         priced(layer, tuple(routing[index]) if routing and layer.routed else None, sparse.get(index))
@@ -169,7 +165,7 @@ def layer_costs(
 
 
 def _layer(
-    layer: LayerSizes, pricing: Pricing, chances: tuple[float, ...] | None, by_neuron: SparseLayer | None
+    layer: LayerSizes, pricing: Pricing, probs: tuple[float, ...] | None, by_neuron: SparseLayer | None
 ) -> LayerCosts:
     undivided, block = layer.undivided, layer.divisible
     always = None
@@ -177,9 +173,9 @@ def _layer(
         there = pricing.on_gpu(matrices, block.undivided_device_bytes, FEED_FORWARD_LAUNCHES)
         always = (
             pricing.on_cpu(matrices),
-            there and replace(there, seconds=there.seconds + CHOOSING_SECONDS),
+            there and replace(there, seconds=there.seconds + ROUTER_SECONDS),
         )
-    neurons, cpu, gpu = _units(block, pricing, chances, by_neuron)
+    neurons, cpu, gpu = _units(block, pricing, probs, by_neuron)
 
     def column(costs: Sequence[Cost], name: str) -> Array:
         return np.array([getattr(cost, name) for cost in costs], np.float64)
@@ -205,7 +201,7 @@ def _layer(
         gpu_seconds=column(gpu, "seconds"),
         cpu_reading=column(cpu, "reading"),
         gpu_reading=column(gpu, "reading"),
-        is_mixture=block is not None and block.is_routed,
+        is_moe=block is not None and block.is_routed,
         file_bytes=0 if block is None else block.file_bytes,
     )
 
@@ -217,13 +213,13 @@ _Divided = tuple[list[int], list[Cost], list[Cost]]
 def _units(
     block: DivisibleSizes | None,
     pricing: Pricing,
-    chances: tuple[float, ...] | None,
+    probs: tuple[float, ...] | None,
     by_neuron: SparseLayer | None,
 ) -> _Divided:
     """Units on the GPU, CPU cost and GPU cost of a divisible block, for every number of units on the GPU."""
     if block is None:
         return [0], [NOTHING], [NOTHING]
-    return _routed(block, pricing, chances) if block.is_routed else _dense(block, pricing, by_neuron)
+    return _routed(block, pricing, probs) if block.is_routed else _dense(block, pricing, by_neuron)
 
 
 def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
@@ -248,20 +244,20 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
     return counts[: len(gpu)], cpu, gpu
 
 
-def _routed(block: DivisibleSizes, pricing: Pricing, chances: tuple[float, ...] | None) -> _Divided:
+def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
     """As `_units`, of a block of which a token reads the units that a router selects, hottest first.
-    `chances`: usage probability of each; None: uniform.
+    `probs`: usage probability of each; None: uniform.
     """
     matrices, total = block.unit_matrices(), block.units
     one_here = pricing.on_cpu(matrices)
     one_there = pricing.on_gpu(matrices, block.units_device_bytes, FEED_FORWARD_LAUNCHES)
-    used = np.full(total, block.units_per_token / total) if chances is None else np.sort(chances)[::-1]
+    used = np.full(total, block.units_per_token / total) if probs is None else np.sort(probs)[::-1]
     hits = np.concatenate([[0.0], np.cumsum(used)])
     counts = list(range(total + 1)) if one_there else [0]
     cpu, gpu = [], []
     for count in counts:
-        missed = float(hits[-1] - hits[count]) * one_here.reading / CPU_EXPERTS_SHARE
-        held = total if count and pricing.changing_experts else total - count
+        missed = float(hits[-1] - hits[count]) * one_here.reading / CPU_EXPERT_DECODE_SHARE
+        held = total if count and pricing.expert_cache else total - count
         cpu.append(
             Cost(held * one_here.nbytes, missed + CPU_EXPERTS_SECONDS, missed) if count < total else NOTHING
         )
@@ -269,6 +265,6 @@ def _routed(block: DivisibleSizes, pricing: Pricing, chances: tuple[float, ...] 
             gpu.append(NOTHING)
             continue
         hit = float(hits[count]) * one_there.reading
-        starting = one_there.seconds - one_there.reading + EXPERTS_SECONDS
+        starting = one_there.seconds - one_there.reading + GPU_EXPERTS_SECONDS
         gpu.append(Cost(count * one_there.nbytes, hit + starting, hit))
     return counts, cpu, gpu

@@ -30,9 +30,9 @@ class MemoryPlan(PlanData):
             "head": self.head,
             "embedding": self.embedding,
             "draft": self.draft,
-            "context": self.wishes.context,
-            "kv": self.wishes.kv,
-            "bytes": {place: self.bytes_on(place) for place in ("gpu", "cpu", "disk")},
+            "context": self.options.context,
+            "kv": self.options.kv,
+            "bytes": {device: self.bytes_on(device) for device in ("gpu", "cpu", "disk")},
             "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},
             "prediction": {
                 "ms_per_token": self.ms_per_token,
@@ -41,11 +41,11 @@ class MemoryPlan(PlanData):
                 "decode_tokens_per_second_full": _inverse(prediction.seconds_full),
                 "prompt_tokens": prediction.prompt,
                 "prefill_tokens_per_second": prediction.prefill_tokens_per_second,
-                "send_weights_from_tokens": prediction.stream_min_tokens,
-                "decode_tokens_per_second_with_one_gibibyte_more": self.next_gibibyte,
+                "stream_min_tokens": prediction.stream_min_tokens,
+                "decode_tokens_per_second_with_one_gib_more": self.rate_with_one_gib_more,
             },
             "limit_reason": self.limit_reason,
-            "steps": list(self.steps),
+            "relaxations": list(self.relaxations),
             "machine": _finite(dataclasses.asdict(self.machine)),
         }
 
@@ -58,13 +58,15 @@ def _finite(value: Any) -> Any:
     """The value with infinite (unknown) speeds replaced by null."""
     if isinstance(value, dict):
         return {name: _finite(member) for name, member in value.items()}
+    if isinstance(value, tuple):
+        return [_finite(member) for member in value]
     return None if value == float("inf") else value
 
 
-def refuse(place: str, wanted: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
+def refuse(device: str, needed: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
     """The error for items that don't fit a device."""
     largest = max(items, key=lambda item: item.bytes)
     return PlanError(
-        f"the model needs {mebibytes(wanted)} on the {place}, {mebibytes(allowed)} may be used; "
+        f"the model needs {mebibytes(needed)} on the {device}, {mebibytes(allowed)} may be used; "
         f"the largest part is {largest.item} with {mebibytes(largest.bytes)}"
     )

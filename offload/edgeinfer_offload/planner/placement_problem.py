@@ -8,23 +8,28 @@ from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
-from edgeinfer_offload.machine.hardware import DIVIDED_SECONDS, SYNCHRONIZE_SECONDS, Machine
-from edgeinfer_offload.planner.layer_costs import MAPPED_SLOWDOWN, Cost, Pricing, layer_costs
+from edgeinfer_offload.machine.cost_constants import (
+    DRAFT_READS,
+    DRAFT_WEIGHT,
+    LIBRARY_BYTES,
+    MAPPED_SLOWDOWN,
+    MAX_PREFILL_SLOWDOWN,
+    SPLIT_TOKEN_SECONDS,
+)
+from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.layer_costs import Cost, Pricing, layer_costs
+from edgeinfer_offload.planner.layer_placement import DeviceName
 from edgeinfer_offload.planner.placement_search import (
     CPU,
     GPU,
     Budget,
-    Choice,
+    LayerDevices,
     NonLayerPlacement,
     Placement,
     Search,
 )
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, DRAFT_READS, DRAFT_WEIGHT, Place, PlanOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions
 
-LIBRARY_BYTES = 344 << 20
-"""Bytes used by packing while loading, then by torch's libraries and compiled kernels; measured."""
-PROMPT_WORTH = 1.06
-"""A plan may take this many times as long per decoded token as the fastest, if its prefill is faster."""
 STAGING_BYTES = 24 << 20
 """Pinned main memory for copying weights to the GPU."""
 
@@ -32,31 +37,31 @@ STAGING_BYTES = 24 << 20
 class PlacementProblem:
     """One model on one machine with one set of options."""
 
-    def __init__(self, sizes: ModelSizes, machine: Machine, wishes: PlanOptions) -> None:
-        self.sizes, self.machine, self.wishes = sizes, machine, wishes
+    def __init__(self, sizes: ModelSizes, machine: Machine, options: PlanOptions) -> None:
+        self.sizes, self.machine, self.options = sizes, machine, options
         self.refusal = self._gpu_refusal()
-        self.pricing = Pricing(machine, wishes, use_gpu=self.refusal is None)
-        sparse = wishes.sparse.layers if wishes.sparse else {}
-        self.costs = layer_costs(sizes.layers, self.pricing, wishes.routing, sparse)
+        self.pricing = Pricing(machine, options, use_gpu=self.refusal is None)
+        self.sparse_layers = options.sparse.layers if options.sparse else {}
+        self.costs = layer_costs(sizes.layers, self.pricing, options.routing, self.sparse_layers)
         free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
-        self.vram = free if wishes.vram is None else min(free, wishes.vram)
+        self.vram = free if options.vram is None else min(free, options.vram)
         ram = machine.processor.free_bytes
-        self.ram = ram if wishes.ram is None else min(ram, wishes.ram)
+        self.ram = ram if options.ram is None else min(ram, options.ram)
 
     def _gpu_refusal(self) -> str | None:
         """Why nothing can be on the GPU; None: the GPU can be used."""
-        if self.wishes.device == "cpu":
-            return "only the CPU was asked for"
-        if self.machine.graphics is None or self.machine.link is None:
+        if self.options.device == "cpu":
+            return "only the CPU was requested"
+        if self.machine.graphics is None:
             return "there is no GPU"
-        if self.wishes.kv in CPU_CACHES:
-            return f"keys and values in {self.wishes.kv} run on the CPU only"
-        if not self.wishes.repack:
-            return "the weights are to stay in the file"
+        if self.options.kv in CPU_CACHES:
+            return f"keys and values in {self.options.kv} run on the CPU only"
+        if not self.options.repack:
+            return "the weights stay memory-mapped"
         try:
             self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
-            cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
+            cuda_buffers.workspace_bytes(self.sizes, self.options.chunk)
             for layer in self.sizes.layers:
                 for block in layer.undivided:
                     block.undivided_device_bytes()
@@ -80,29 +85,29 @@ class PlacementProblem:
         """Cost of the whole draft model on either device, with cache and buffers; seconds per
         accepted token.
         """
-        draft, wishes = self.wishes.draft, self.wishes
+        draft, options = self.options.draft, self.options
         if draft is None:
             return None
         alone = replace(
-            wishes, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
+            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
         )
-        placing = PlacementProblem(draft, self.machine, alone)
+        problem = PlacementProblem(draft, self.machine, alone)
 
         def on(side: int, workspace: int) -> Cost:
-            whole = placing.whole(side)
+            whole = problem.whole(side)
             nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
-            if side == CPU and not wishes.repack:  # its weights stay memory-mapped
-                nbytes = placing.context_bytes(CPU, wishes.context) + workspace
+            if side == CPU and not options.repack:  # its weights stay memory-mapped
+                nbytes = problem.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
-        there = on(GPU, placing.gpu_workspace) if placing.can_be_whole else None
-        return on(CPU, placing.cpu_workspace), there
+        there = on(GPU, problem.gpu_workspace) if problem.can_be_whole else None
+        return on(CPU, problem.cpu_workspace), there
 
     @cached_property
     def gpu_workspace(self) -> int:
         """Bytes of the buffers at the largest batch, and of the RoPE tables."""
-        rope = self.sizes.rope_device_bytes(self.wishes.context)
-        return rope + cuda_buffers.workspace_bytes(self.sizes, self.wishes.chunk)
+        rope = self.sizes.rope_device_bytes(self.options.context)
+        return rope + cuda_buffers.workspace_bytes(self.sizes, self.options.chunk)
 
     def context_bytes(self, side: int, context: int) -> int:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
@@ -114,17 +119,17 @@ class PlacementProblem:
 
     def context_bytes_of(self, layer: LayerSizes) -> int:
         """Bytes of the state of one layer on the CPU."""
-        return sum(block.state_bytes(self.wishes.context, self.pricing.kv) for block in layer.blocks)
+        return sum(block.state_bytes(self.options.context, self.pricing.kv) for block in layer.blocks)
 
     @cached_property
     def cpu_workspace(self) -> int:
         """Bytes of the buffers at the largest batch."""
-        return self.cpu_workspace_for(self.wishes.batch)
+        return self.cpu_workspace_for(self.options.batch)
 
     def cpu_workspace_for(self, batch: int) -> int:
         """Bytes of the buffers for steps of `batch` tokens."""
-        threads, sparse = self.machine.processor.threads, self.wishes.sparse
-        repack = self.wishes.repack and sparse is None  # long steps of sparse layers read the mapped file
+        threads, sparse = self.machine.processor.threads, self.options.sparse
+        repack = self.options.repack and sparse is None  # long steps of sparse layers read the mapped file
         nbytes = workspace_bytes(self.sizes, batch, threads, repack)
         return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
 
@@ -132,7 +137,7 @@ class PlacementProblem:
     def file_rows_bytes(self) -> int:
         """Additional buffer bytes if some of the CPU's weights stay memory-mapped."""
         strides = [scratch_stride(self.sizes, repack) for repack in (False, True)]
-        return self.machine.processor.threads * (strides[0] - strides[1]) if self.wishes.repack else 0
+        return self.machine.processor.threads * (strides[0] - strides[1]) if self.options.repack else 0
 
     @cached_property
     def _gpu_fixed(self) -> int:
@@ -143,14 +148,14 @@ class PlacementProblem:
         GPU, also the exchange buffer and the prefill buffers.
         """
         logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
-        mailbox = cuda_buffers.mailbox_bytes(self.sizes, self.wishes.batch) if shared else 0
-        return STAGING_BYTES + logits + mailbox + (self._pinned_ring if shared else 0)
+        exchange = cuda_buffers.mailbox_bytes(self.sizes, self.options.batch) if shared else 0
+        return STAGING_BYTES + logits + exchange + (self._pinned_ring if shared else 0)
 
     @property
     def _pinned_ring(self) -> int:
         """Bytes of the pinned ring for streamed weights that can't be pinned in place."""
         link = self.machine.link
-        if not self.sends or link is None or link.pins_in_place:
+        if not self.streams or link is None or link.pins_in_place:
             return 0
         return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
 
@@ -173,20 +178,17 @@ class PlacementProblem:
 
     @cached_property
     def search(self) -> Search:
-        return Search(self.costs, self._all_ends(), self.pricing.hand_over)
-
-    @cached_property
-    def _attending(self) -> Search:
-        """Placements with all attention on the GPU; prefill can stream the feed-forwards to it."""
-        return Search(self.costs, self._all_ends(), self.pricing.hand_over, attend=True)
+        return Search(self.costs, self._all_ends(), self.pricing.sync_seconds)
 
     def _best_split(self, vram: float) -> Placement | None:
-        """The fastest placement on both devices, or an about equally fast one with faster prefill."""
+        """The fastest placement on both devices, or an about equally fast one with all attention on the GPU,
+        to which prefill can stream the feed-forwards.
+        """
         best = self.search.best(self._budget(vram))
-        if best is None or not self.sends or not self.can_be_whole:
+        if best is None or not self.streams or not self.can_be_whole:
             return best
-        attending = self._attending.best(self._budget(vram, host_attends=False))
-        return attending if attending and attending.seconds <= PROMPT_WORTH * best.seconds else best
+        attending = self.search.best(self._budget(vram, host_attends=False), attend=True)
+        return attending if attending and attending.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds else best
 
     def _all_ends(self) -> list[NonLayerPlacement]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
@@ -203,7 +205,7 @@ class PlacementProblem:
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
-        choices = [Choice(side, side, cost.units if side == GPU else 0) for cost in self.costs]
+        choices = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
         found = self.search.placement(choices, self._ends(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
@@ -211,45 +213,45 @@ class PlacementProblem:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
         if not self.draft or not self.draft[GPU]:
             return None
-        budget, here = self._budget(self.vram), [Choice(CPU, CPU, 0) for _ in self.costs]
+        budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
         found = self.search.placement(here, self._ends(CPU, CPU, GPU))
         if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
-        return replace(found, seconds=found.seconds + float(budget.penalty(found.cpu_bytes)))
+        return replace(found, seconds=found.seconds + budget.penalty(found.cpu_bytes))
 
     @property
-    def sends(self) -> bool:
+    def streams(self) -> bool:
         """Whether prefill may stream CPU weights to the GPU: not if some are on disk or stored by neuron."""
-        if self.wishes.disk or self.wishes.sparse:
+        if self.options.disk or self.options.sparse:
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
-        return known and self.pricing.graphics is not None and self.wishes.device == "any"
+        return known and self.pricing.graphics is not None and self.options.device == "any"
 
-    def sent_bytes(self, chosen: Placement) -> int:
+    def streamed_bytes(self, placement: Placement) -> int:
         """GPU bytes used for streaming weights."""
-        attends = any(choice.attention == CPU for choice in chosen.choices)
-        return self._sent_bytes(attends) if self.works_on_cpu(chosen) else 0
+        attends = any(layer.attention == CPU for layer in placement.layers)
+        return self._streamed_bytes(attends) if self.works_on_cpu(placement) else 0
 
-    def _sent_bytes(self, host_attends: bool) -> int:
-        context = self.wishes.context
-        return cuda_buffers.sent_bytes(self.sizes, context, host_attends) if self.sends else 0
+    def _streamed_bytes(self, host_attends: bool) -> int:
+        context = self.options.context
+        return cuda_buffers.sent_bytes(self.sizes, context, host_attends) if self.streams else 0
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
         """The budget for placements on the GPU; `shared`: the CPU also runs layers, `host_attends`: with
         attention.
         """
-        fixed = self._gpu_fixed + (self._sent_bytes(host_attends) if shared else 0)
+        fixed = self._gpu_fixed + (self._streamed_bytes(host_attends) if shared else 0)
         cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
-        return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._spill_seconds)
+        return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._disk_seconds_per_byte)
 
     @property
     def _cpu_room(self) -> float:
-        return float(self.ram) if self.wishes.repack else float("inf")
+        return float(self.ram) if self.options.repack else float("inf")
 
     @property
-    def _spill_seconds(self) -> float:
+    def _disk_seconds_per_byte(self) -> float:
         """Seconds per token for each byte on disk; unused experts of an MoE layer are excluded."""
-        if not self.wishes.disk:
+        if not self.options.disk:
             return float("inf")
         routed = [layer.routed for layer in self.sizes.layers if layer.routed]
         shares = [block.units_per_token / block.units for block in routed]
@@ -263,64 +265,64 @@ class PlacementProblem:
         cached = self.machine.processor.free_bytes - held >= nbytes
         return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
 
-    def choose(self, vram: float) -> Placement | None:
+    def best(self, vram: float) -> Placement | None:
         """The fastest placement within `vram` bytes of GPU memory; None: main memory is too small for all of
         them.
 
         Among placements of about equal speed, one with everything on the GPU is preferred. Its prefill
         doesn't wait for the CPU, and its next token doesn't wait for the host.
         """
-        cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._spill_seconds)
+        cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._disk_seconds_per_byte)
         candidates, whole = [], None
-        if self.wishes.device != "gpu":
+        if self.options.device != "gpu":
             here = self.whole(CPU)
-            candidates.append(replace(here, seconds=here.seconds + float(cpu_only.penalty(here.cpu_bytes))))
+            candidates.append(replace(here, seconds=here.seconds + cpu_only.penalty(here.cpu_bytes)))
         if self.pricing.graphics and self.can_be_whole:
             alone = self._budget(vram, shared=False)
             wholes = [self.whole(GPU), *([self.whole(GPU, draft=CPU)] if self.draft else [])]
             there = next((each for each in wholes if each.gpu_bytes + alone.gpu_fixed <= vram), None)
             if there:
-                whole = replace(there, seconds=there.seconds + float(alone.penalty(there.cpu_bytes)))
+                whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))
                 candidates.append(whole)
-        if self.pricing.graphics and self.wishes.device == "any":
+        if self.pricing.graphics and self.options.device == "any":
             split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
             candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
-        if best and whole and whole.seconds <= PROMPT_WORTH * best.seconds:
+        if best and whole and whole.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds:
             best = whole
         return best if best and best.seconds < float("inf") else None
 
-    def spread(self, chosen: Placement, vram: float) -> Placement | None:
+    def spread(self, placement: Placement, vram: float) -> Placement | None:
         """The placement within `vram` bytes with the same number of experts in each layer, for the expert
         cache. None: there are no such layers, or no experts.
         """
         layers = [
             i
-            for i, (choice, cost) in enumerate(zip(chosen.choices, self.costs, strict=True))
-            if choice.attention == GPU and cost.is_mixture and cost.units
+            for i, (devices, cost) in enumerate(zip(placement.layers, self.costs, strict=True))
+            if devices.attention == GPU and cost.is_moe and cost.units
         ]
-        each = sum(chosen.choices[i].units for i in layers) // max(len(layers), 1)
+        each = sum(placement.layers[i].units for i in layers) // max(len(layers), 1)
         if not each or any(each >= self.costs[i].units for i in layers):
             return None
-        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in chosen.choices))
+        budget = self._budget(vram, host_attends=any(c.attention == CPU for c in placement.layers))
         room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
         for slots in range(each, 0, -1):
             choices = [
-                choice._replace(units=slots) if i in layers else choice
-                for i, choice in enumerate(chosen.choices)
+                devices._replace(units=slots) if i in layers else devices
+                for i, devices in enumerate(placement.layers)
             ]
-            found = self.search.placement(choices, chosen.ends)
+            found = self.search.placement(choices, placement.ends)
             if found.gpu_bytes <= room:
                 break
         else:
             return None
-        waiting = float(budget.penalty(found.cpu_bytes))
+        waiting = budget.penalty(found.cpu_bytes)
         return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
 
     @property
-    def weights_place(self) -> Place:
+    def weights_device(self) -> DeviceName:
         """Where the CPU's weights are stored."""
-        return "cpu" if self.wishes.repack else "disk"
+        return "cpu" if self.options.repack else "disk"
 
     @property
     def driver_bytes(self) -> int:
@@ -330,20 +332,19 @@ class PlacementProblem:
     @property
     def least_gpu_bytes(self) -> int:
         """GPU bytes that any use of the GPU takes before the first weight."""
-        return self._gpu_fixed + self._sent_bytes(host_attends=False)
+        return self._gpu_fixed + self._streamed_bytes(host_attends=False)
 
-    def host_seconds(self, chosen: Placement) -> float:
+    def host_seconds(self, placement: Placement) -> float:
         """Host seconds per token besides the model's parts."""
-        if not chosen.uses_gpu:
+        if placement.ends.head == CPU:
             return self.machine.processor.token_seconds
-        divided = chosen.ends.head == GPU and self.works_on_cpu(chosen)
-        return DIVIDED_SECONDS if divided else SYNCHRONIZE_SECONDS
+        return SPLIT_TOKEN_SECONDS if self.works_on_cpu(placement) else 0.0
 
-    def works_on_cpu(self, chosen: Placement) -> bool:
+    def works_on_cpu(self, placement: Placement) -> bool:
         """Whether the CPU computes any part of a token."""
-        return chosen.ends.head == CPU or any(
-            CPU in (choice.attention, choice.cache) or choice.units < cost.units
-            for choice, cost in zip(chosen.choices, self.costs, strict=True)
+        return placement.ends.head == CPU or any(
+            devices.attention == CPU or devices.units < cost.units
+            for devices, cost in zip(placement.layers, self.costs, strict=True)
         )
 
     @property

@@ -1,154 +1,91 @@
 """Search for the placement with the fastest decoding within a memory budget.
 
-Activations pass through the layers once and move between devices where adjacent parts are on different ones.
-The cost of a layer depends on the device from which its input comes. For a *price* of GPU memory (seconds per
-byte), dynamic programming over the two devices finds the exact best placement of all layers. Falling prices
-give placements with rising GPU bytes, each the fastest for its size. Between two neighbors, and along a few
-simple orders (whole layers; attention before feed-forwards), layers change one by one. The last one takes the
-part that fits best.
-
-The budget only excludes candidates and never creates them: more memory is never predicted to be slower.
+Activations pass through the layers once and move between devices where adjacent parts are on different ones,
+so the cost of a layer depends on the device of its input. The search starts with all layers on the CPU. It
+repeats the move of one layer that saves the most time per byte of GPU memory (value density) while one fits,
+then exchanges: the best pair of a move that frees memory and one that uses it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
-from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_offload.machine.hardware import OVERLAP_LOSS
+from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
 
 CPU, GPU = 0, 1
 SIDES = (CPU, GPU)
-DEEPEST_BISECTION = 5
-SMALLEST_GAP_BYTES = 32 << 20
-"""Neighbors closer than this aren't bisected further: single layers fill the gap anyway."""
+MAX_PAIRS = 8
+"""Number of promising exchanges whose exact cost is computed before the search ends."""
+MIN_GAIN_SECONDS = 1e-9
+UNFIT_SECONDS_PER_BYTE = 1.0
+"""Price of a byte that main memory must hold but can't; only during the search."""
+Indices = npt.NDArray[np.int64]
 
 
-class Choice(NamedTuple):
-    """The placement of one layer's parts; `units` of its feed-forward are on the GPU."""
+class LayerDevices(NamedTuple):
+    """The devices of one layer: `attention` and the cache that it reads are on one device; `units` of the
+    feed-forward are on the GPU, 0 if the attention isn't.
+    """
 
     attention: int
-    cache: int
-    units: int
+    units: int = 0
 
 
-class Part(NamedTuple):
-    """Bytes and cost of one choice; `seconds` is indexed by the device of the input activations."""
+class LayerTables:
+    """Seconds and bytes of every option of every layer, shape (layer, option).
 
-    seconds: tuple[float, float]
-    gpu_bytes: float
-    cpu_bytes: float
-    out: int
-
-
-PAIRS = ((CPU, CPU), (GPU, GPU))
-"""Devices of attention and cache, in the order of the table rows: the cache is on the device that reads it.
-"""
-
-
-class LayerTable:
-    """Seconds and bytes of every choice of one layer, shape (pair, units); infinite if impossible.
-
-    `seconds[side]`: with the input activations on that device. `out`: the device of the output.
+    Option 0: all on the CPU. Option 1 + u: attention and u units on the GPU. `seconds[side]`: with the input
+    on that device; infinite if impossible. `out`: the device of the output.
     """
 
-    def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
-        """`attend`: attention must be on the GPU."""
-        shape = len(PAIRS), costs.units + 1
-        self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
-        self.out = np.zeros(shape, np.int64)
+    def __init__(self, costs: Sequence[LayerCosts], sync_seconds: float) -> None:
+        shape = len(costs), 2 + max(cost.units for cost in costs)
         own = np.full(shape, np.inf)
-        for row, (attention, cache) in enumerate(PAIRS):
-            placed = costs.attention[attention], costs.cache[cache]
-            if placed[0] is None or placed[1] is None or (attention == GPU and not costs.gpu_can_attend):
+        self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
+        self.out = np.full(shape, CPU)
+        for layer, cost in enumerate(costs):
+            self._fill(layer, cost, sync_seconds, own)
+        crossing = np.full(shape[1], sync_seconds / 2)
+        crossing[0] = 0.0
+        self.seconds = np.stack([own + crossing, own + (sync_seconds / 2 - crossing)])
+
+    def _fill(self, layer: int, costs: LayerCosts, sync_seconds: float, own: Array) -> None:
+        end = 2 + costs.units
+        for side, at in ((CPU, slice(0, 1)), (GPU, slice(1, end))):
+            fixed = [costs.attention[side], costs.cache[side]]
+            fixed += [costs.always[side]] if costs.always else []
+            held = [cost for cost in fixed if cost]
+            if len(held) < len(fixed):
                 continue
-            block, out = _feed_forward(costs, attention, hand_over)
-            always = costs.always[attention] if costs.always else None
-            fixed = [(attention, placed[0]), (cache, placed[1])]
-            fixed += [(attention, always)] if always else []
-            self.cpu_bytes[row] = costs.cpu_bytes + sum(c.nbytes for side, c in fixed if side == CPU)
-            self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
-            own[row] = block + placed[0].seconds + placed[1].seconds
-            if attention == CPU:  # attention on the CPU leaves the activations on the CPU
-                own[row, 0 if attend else 1 :] = np.inf
-            self.out[row] = out
-        self._parts: dict[Choice, Part] = {}
-        half = hand_over / 2
-        crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
-        self.seconds = (
-            own + np.array(crossing[: len(PAIRS)]),
-            own + np.array(crossing[len(PAIRS) :]),
-        )
-
-    def index(self, choice: Choice) -> tuple[int, int]:
-        return PAIRS.index((choice.attention, choice.cache)), choice.units
-
-    def part(self, choice: Choice) -> Part:
-        """The costs of a choice; cached, because the search repeats them."""
-        found = self._parts.get(choice)
-        if found is None:
-            at = self.index(choice)
-            seconds = float(self.seconds[CPU][at]), float(self.seconds[GPU][at])
-            found = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
-            self._parts[choice] = found
-        return found
-
-    def choice(self, flat: int) -> Choice:
-        row, units = divmod(flat, self.out.shape[1])
-        return Choice(*PAIRS[row], units)
-
-    def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
-        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
-        it.
-        """
-        found = {}
-        for side in SIDES:
-            score = self.seconds[side] + price * self.gpu_bytes
-            for out in SIDES:
-                flat = int(np.argmin(np.where(self.out == out, score, np.inf)))
-                found[side, out] = float(score.flat[flat]), flat
-                if self.out.flat[flat] != out:
-                    found[side, out] = np.inf, flat
-        return found
+            units = slice(0, 1) if side == CPU else slice(0, end - 1)
+            seconds, self.out[layer, at] = _feed_forward(costs, side, sync_seconds)
+            own[layer, at] = seconds[units] + sum(cost.seconds for cost in held)
+            nbytes = sum(cost.nbytes for cost in held)
+            self.cpu_bytes[layer, at] = costs.cpu_bytes[units] + (nbytes if side == CPU else 0)
+            self.gpu_bytes[layer, at] = costs.gpu_bytes[units] + (nbytes if side == GPU else 0)
 
 
-def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Seconds of the feed-forward after attention on device `side`, and the device of the output; both for
-    every number of units on the GPU.
+def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Array, Indices]:
+    """Seconds of the feed-forward after attention on device `side` without what always runs there, and the
+    device of the output; both by the number of units on the GPU.
 
     Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
-    An MoE router runs before both; it and the experts of its device are where the attention is. A dense
-    feed-forward wholly on the other device moves the activations there permanently.
+    A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router.
     """
-    units = np.arange(costs.units + 1)
-    own, other = (
-        (costs.gpu_seconds, costs.cpu_seconds) if side == GPU else (costs.cpu_seconds, costs.gpu_seconds)
-    )
-    elsewhere = units < costs.units if side == GPU else units > 0
-    if costs.is_mixture:
-        always = costs.always[side] if costs.always else None
-        begin = always.seconds if always else 0.0
-        if costs.units == 0 and side == GPU:  # no expert can be on the GPU
-            elsewhere = np.array([True])
-        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(units), side)
-    seconds = _at_once(own, other) + hand_over * elsewhere
-    out = np.full(len(units), side)
-    whole = 0 if side == GPU else costs.units
-    if side == GPU or costs.units:
-        seconds[whole] = other[whole] + hand_over / 2
-        out[whole] = 1 - side
+    if side == CPU:
+        return costs.cpu_seconds[:1], np.array([CPU])
+    here, there = costs.gpu_seconds, costs.cpu_seconds
+    seconds = np.maximum(here, there) + OVERLAP_LOSS * np.minimum(here, there)
+    out = np.full(len(seconds), GPU)
+    split = np.arange(len(seconds)) < max(costs.units, 1)
+    seconds = seconds + sync_seconds * split
+    if not costs.is_moe:
+        seconds[0], out[0] = there[0] + sync_seconds / 2, CPU
     return seconds, out
-
-
-def _at_once(own: Array, other: Array) -> Array:
-    """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
-    return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
 
 
 @dataclass(frozen=True)
@@ -166,11 +103,11 @@ class NonLayerPlacement:
 
 @dataclass(frozen=True)
 class Placement:
-    """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
+    """A candidate: the devices of its layers and its `NonLayerPlacement`; `seconds` per token, including
     the disk.
     """
 
-    choices: tuple[Choice, ...]
+    layers: tuple[LayerDevices, ...]
     ends: NonLayerPlacement
     seconds: float
     gpu_bytes: float
@@ -178,7 +115,7 @@ class Placement:
 
     @property
     def uses_gpu(self) -> bool:
-        return self.ends.gpu_bytes > 0 or any(choice != Choice(CPU, CPU, 0) for choice in self.choices)
+        return self.ends.gpu_bytes > 0 or any(layer.attention == GPU for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -186,174 +123,160 @@ class Budget:
     """Memory limits. `gpu_fixed`: bytes that any use of the GPU takes besides the items; `cpu_fixed`
     likewise.
 
-    `spill_seconds`: seconds per token for a byte that main memory can't hold; infinite: it must hold all.
+    `disk_seconds_per_byte`: seconds per token for a byte that main memory can't hold; infinite: it must hold
+    all.
     """
 
     gpu_bytes: float
     cpu_bytes: float
     gpu_fixed: float
     cpu_fixed: float
-    spill_seconds: float
+    disk_seconds_per_byte: float
 
-    def penalty(self, cpu_bytes: Array | float) -> Array:
+    @property
+    def gpu_room(self) -> float:
+        """Bytes for the items on the GPU."""
+        return self.gpu_bytes - self.gpu_fixed
+
+    def missing(self, cpu_bytes: Array | float) -> Array:
+        """Bytes that main memory can't hold."""
+        return np.maximum(np.asarray(cpu_bytes) + self.cpu_fixed - self.cpu_bytes, 0.0)
+
+    def penalty(self, cpu_bytes: float) -> float:
         """Seconds per token of waiting for the disk."""
-        missing = np.maximum(np.asarray(cpu_bytes) + self.cpu_fixed - self.cpu_bytes, 0.0)
-        with np.errstate(invalid="ignore"):
-            return np.where(missing > 0, missing * self.spill_seconds, 0.0)
+        missing = float(self.missing(cpu_bytes))
+        return missing * self.disk_seconds_per_byte if missing else 0.0
+
+
+class _Moves:
+    """A placement of all layers, one option each, and the effect of every move of one layer to an option.
+
+    `gains`: seconds saved, minus infinity if impossible; `bytes`: additional bytes on the GPU; both (layer,
+    option). `saved`: the sum of the gains of the moves so far.
+    """
+
+    def __init__(self, search: "Search", ends: NonLayerPlacement, budget: Budget, attend: bool) -> None:
+        """Begin with all layers on the CPU; with `attend`, with all attention on the GPU."""
+        self._search, self._ends, self._budget, self._attend = search, ends, budget, attend
+        self._layers = np.arange(len(search.tables.out))
+        self.saved = 0.0
+        self.set(np.full(len(self._layers), int(attend)))
+
+    def set(self, options: Indices) -> None:
+        """Place all layers."""
+        tables, layers, budget = self._search.tables, self._layers, self._budget
+        self.options = options
+        out = tables.out[layers, options]
+        before = np.concatenate([[self._ends.start], out[:-1]])
+        following = np.zeros((len(SIDES), len(layers)))
+        following[:, :-1] = tables.seconds[:, layers[1:], options[1:]]
+        following[1 - self._ends.head, -1] = self._search.sync_seconds / 2
+        seconds = tables.seconds[before, layers] + following[tables.out, layers[:, None]]
+        cpu_bytes = tables.cpu_bytes - tables.cpu_bytes[layers, options][:, None]
+        cpu_bytes += self._ends.cpu_bytes + tables.cpu_bytes[layers, options].sum()
+        seconds += min(budget.disk_seconds_per_byte, UNFIT_SECONDS_PER_BYTE) * budget.missing(cpu_bytes)
+        self.gains = seconds[layers, options][:, None] - seconds
+        self.bytes = tables.gpu_bytes - tables.gpu_bytes[layers, options][:, None]
+        self.room = budget.gpu_room - self._ends.gpu_bytes - tables.gpu_bytes[layers, options].sum()
+        on_gpu = options > 0
+        if self._attend:
+            self.gains[:, 0] = -np.inf
+        elif on_gpu.sum() == 1:
+            self.gains[on_gpu, 0] = -np.inf  # a lone output matrix on the GPU needs no synchronization
+
+    def greedy(self) -> None:
+        """Repeat the move with the most seconds saved per byte, of layers near the head first, while one
+        fits. The first layer on the GPU may save nothing.
+        """
+        while True:
+            fits = (self.bytes <= self.room) & (self.gains > -np.inf)
+            if self.options.any():
+                fits &= self.gains > MIN_GAIN_SECONDS
+            fits[self._layers, self.options] = False
+            if not fits.any():
+                return
+            density = np.where(fits, self.gains / np.maximum(self.bytes, 1.0), -np.inf)
+            last = density.size - 1 - int(np.argmax(density.ravel()[::-1]))
+            self._move(last)
+
+    def exchange(self) -> bool:
+        """Apply two moves, one that frees memory and one that uses it; False: no pair saves time.
+
+        The gains of two moves add up unless their layers are adjacent, so the sum is checked.
+        """
+        gains, nbytes = self.gains.ravel(), self.bytes.ravel()
+        frees = np.flatnonzero((nbytes < 0) & (gains > -np.inf))
+        uses = np.flatnonzero((nbytes > 0) & (gains > MIN_GAIN_SECONDS))
+        if not len(frees) or not len(uses):
+            return False
+        uses = uses[np.argsort(nbytes[uses], kind="stable")]
+        best = np.maximum.accumulate(gains[uses])
+        count = np.searchsorted(nbytes[uses], self.room - nbytes[frees], side="right")
+        sums = np.where(count > 0, gains[frees] + best[count - 1], -np.inf)
+        for index in np.argsort(-sums)[:MAX_PAIRS]:
+            if sums[index] <= MIN_GAIN_SECONDS:
+                return False
+            fitting = uses[: count[index]]
+            if self._exchanged(int(frees[index]), int(fitting[np.argmax(gains[fitting])])):
+                return True
+        return False
+
+    def _exchanged(self, freeing: int, using: int) -> bool:
+        options, saved = self.options, self.saved
+        if freeing // self.gains.shape[1] == using // self.gains.shape[1]:
+            return False
+        self._move(freeing)
+        self._move(using)
+        if self.saved > saved + MIN_GAIN_SECONDS and self.room >= 0:
+            return True
+        self.saved = saved
+        self.set(options)
+        return False
+
+    def _move(self, flat: int) -> None:
+        layer, option = divmod(flat, self.gains.shape[1])
+        self.saved += self.gains[layer, option]
+        options = self.options.copy()
+        options[layer] = option
+        self.set(options)
 
 
 class Search:
-    """All candidates for one model on one machine; `best` selects by budget. `attend`: only candidates with
-    all attention on the GPU, where possible.
-    """
+    """Finds placements of one model on one machine; `best` selects by budget."""
 
     def __init__(
-        self,
-        costs: Sequence[LayerCosts],
-        ends: Sequence[NonLayerPlacement],
-        hand_over: float,
-        attend: bool = False,
+        self, costs: Sequence[LayerCosts], ends: Sequence[NonLayerPlacement], sync_seconds: float
     ) -> None:
-        self._attend = attend
-        self._tables = _shared_tables(costs, hand_over, attend)
+        self.tables, self.sync_seconds = LayerTables(costs, sync_seconds), sync_seconds
         self._ends = ends
-        self._hand_over = hand_over
 
-    def best(self, budget: Budget) -> Placement | None:
-        """The fastest placement that uses the GPU within the budget; None: there is none."""
-        best, room = None, budget.gpu_bytes - budget.gpu_fixed
-        for ends in self._ends:
-            for begin, end in self._paths[ends]:
-                for order in (range(len(self._tables) - 1, -1, -1), range(len(self._tables))):
-                    best = self._along(begin, end, order, ends, budget, room, best)
-        return best
+    def best(self, budget: Budget, attend: bool = False) -> Placement | None:
+        """The fastest placement found that uses the GPU within the budget; None: there is none. `attend`:
+        with all attention on the GPU, which must be possible.
+        """
+        found = [each for ends in self._ends if (each := self._improved(ends, budget, attend))]
+        return min(found, key=lambda placement: placement.seconds, default=None)
 
-    def placement(self, choices: Sequence[Choice], ends: NonLayerPlacement) -> Placement:
+    def _improved(self, ends: NonLayerPlacement, budget: Budget, attend: bool) -> Placement | None:
+        moves = _Moves(self, ends, budget, attend)
+        moves.greedy()
+        while moves.exchange():
+            moves.greedy()
+        if moves.room < 0 or not moves.options.any():
+            return None
+        layers = [LayerDevices(GPU, int(at) - 1) if at else LayerDevices(CPU) for at in moves.options]
+        found = self.placement(layers, ends)
+        seconds = found.seconds + budget.penalty(found.cpu_bytes)
+        return replace(found, seconds=seconds) if seconds < float("inf") else None
+
+    def placement(self, layers: Sequence[LayerDevices], ends: NonLayerPlacement) -> Placement:
         """A placement with its cost, computed as in the search."""
         seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
-        for table, choice in zip(self._tables, choices, strict=True):
-            taken, on_gpu, on_cpu, out = table.part(choice)
-            seconds += taken[side]
-            gpu_bytes += on_gpu
-            cpu_bytes += on_cpu
-            side = out
-        seconds += self._hand_over / 2 if side != ends.head else 0.0
-        return Placement(tuple(choices), ends, float(seconds), float(gpu_bytes), float(cpu_bytes))
-
-    @cached_property
-    def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
-        """For each `NonLayerPlacement`, the pairs of placements between which layers change one by one."""
-        nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
-        attention = tuple(self._least(table, GPU, 0) for table in self._tables)
-        everything = tuple(self._least(table, GPU, table.out.shape[1] - 1) for table in self._tables)
-        plain = [(attention, everything)]
-        if not self._attend:
-            plain += [(nothing, everything), (nothing, attention)]
-        found = {}
-        for ends in self._ends:
-            frontier = self._frontier(ends)
-            found[ends] = [*plain, *pairwise(frontier)]
-        return found
-
-    @staticmethod
-    def _least(table: LayerTable, side: int, units: int) -> Choice:
-        """Attention and cache on that device if possible, and `units` units on the GPU."""
-        choice = Choice(side, side, units)
-        possible = isfinite(table.part(choice).seconds[CPU])
-        return choice if possible else Choice(CPU, CPU, 0)
-
-    def _frontier(self, ends: NonLayerPlacement) -> list[tuple[Choice, ...]]:
-        """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
-        least, most = self._at_price(1.0, ends), self._at_price(0.0, ends)
-        return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
-
-    def _between(self, small: Placement, large: Placement, depth: int) -> Iterator[Placement]:
-        gap = large.gpu_bytes - small.gpu_bytes
-        if depth == DEEPEST_BISECTION or gap < SMALLEST_GAP_BYTES:
-            return
-        middle = self._at_price(max(small.seconds - large.seconds, 0.0) / gap, ends=small.ends)
-        if not small.gpu_bytes < middle.gpu_bytes < large.gpu_bytes:
-            return
-        yield from self._between(small, middle, depth + 1)
-        yield middle
-        yield from self._between(middle, large, depth + 1)
-
-    def _at_price(self, price: float, ends: NonLayerPlacement) -> Placement:
-        """The placement with the minimum of seconds + price · GPU bytes."""
-        scores = {side: (0.0 if side == ends.start else np.inf) for side in SIDES}
-        came: list[dict[int, tuple[int, int]]] = []
-        priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
-        for table in self._tables:
-            best = priced.setdefault(id(table), {}) or table.best(price)
-            priced[id(table)] = best
-            step, back = {}, {}
-            for out in SIDES:
-                sums = [scores[side] + best[side, out][0] for side in SIDES]
-                side = int(np.argmin(sums))
-                step[out], back[out] = sums[side], (side, best[side, out][1])
-            scores = step
-            came.append(back)
-        side = min(SIDES, key=lambda out: scores[out] + (self._hand_over / 2 if out != ends.head else 0.0))
-        choices = []
-        for table, back in zip(reversed(self._tables), reversed(came), strict=True):
-            side, flat = back[side]
-            choices.append(table.choice(flat))
-        return self.placement(choices[::-1], ends)
-
-    def _along(
-        self,
-        begin: Sequence[Choice],
-        end: Sequence[Choice],
-        order: Sequence[int],
-        ends: NonLayerPlacement,
-        budget: Budget,
-        room: float,
-        best: Placement | None,
-    ) -> Placement | None:
-        """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
-        layer at the limit takes its best choice that fits.
-        """
-        choices, found = list(begin), best
-        for layer in order:
-            if begin[layer] == end[layer]:
-                continue
-            rest, table = self.placement(choices, ends), self._tables[layer]
-            own = table.part(choices[layer])
-            others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
-            side = ends.start if layer == 0 else self._out(layer - 1, choices[layer - 1])
-            after = self._after(layer, choices, ends)
-            others = rest.seconds - own.seconds[side] - after[own.out]
-            every = others + table.seconds[side] + after[table.out]
-            every = every + budget.penalty(others_cpu + table.cpu_bytes)
-            every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
-            if ends.head == GPU and all(
-                c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
-            ):
-                every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
-            if not np.isfinite(every).any():
-                choices[layer] = end[layer]
-                continue
-            flat = int(np.argmin(every))
-            if every.flat[flat] < (found.seconds if found else np.inf):
-                changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]
-                found = replace(self.placement(changed, ends), seconds=float(every.flat[flat]))
-            choices[layer] = end[layer]
-        return found
-
-    def _out(self, layer: int, choice: Choice) -> int:
-        return self._tables[layer].part(choice).out
-
-    def _after(self, layer: int, choices: Sequence[Choice], ends: NonLayerPlacement) -> Array:
-        """Seconds of the part after the layer, indexed by the device of the layer's output."""
-        if layer + 1 == len(choices):
-            return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])
-        return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
-
-
-def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:
-    """One table per layer; layers with equal costs share a table."""
-    tables: dict[int, LayerTable] = {}
-    for layer in costs:
-        if id(layer) not in tables:
-            tables[id(layer)] = LayerTable(layer, hand_over, attend)
-    return [tables[id(layer)] for layer in costs]
+        for index, layer in enumerate(layers):
+            at = index, 1 + layer.units if layer.attention == GPU else 0
+            seconds += float(self.tables.seconds[side, *at])
+            gpu_bytes += float(self.tables.gpu_bytes[at])
+            cpu_bytes += float(self.tables.cpu_bytes[at])
+            side = int(self.tables.out[at])
+        seconds += self.sync_seconds / 2 if side != ends.head else 0.0
+        return Placement(tuple(layers), ends, seconds, gpu_bytes, cpu_bytes)

@@ -1,136 +1,213 @@
 """A placement as a list of items: device, cost per token, and limiting factor of each part."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
-from edgeinfer_kernels.sizes.model_sizes import LayerSizes
+from edgeinfer_kernels.blocks.block import DivisibleSizes
+from edgeinfer_kernels.sizes.cuda_buffers import refill_bytes
+from edgeinfer_kernels.stages import host_batch
+from edgeinfer_offload.machine.cost_constants import LIBRARY_BYTES, OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
-from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, Choice, Placement
-from edgeinfer_offload.planner.plan_types import LayerPlacement, Place, PlannedItem, SparseLayer
+from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement
+from edgeinfer_offload.planner.placement_problem import PlacementProblem
+from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, LayerDevices, Placement
+from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
+from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 
-PLACES: tuple[Place, Place] = ("cpu", "gpu")
+DEVICES: tuple[DeviceName, DeviceName] = ("cpu", "gpu")
+"""Names of the sides."""
 
 
 @dataclass(frozen=True)
-class PlacedLayer:
-    """One layer's items and its placement."""
+class Placed:
+    """The items of a placement before disk offload, and the placements of its layers."""
 
-    items: tuple[PlannedItem, ...]
-    placement: LayerPlacement
+    items: list[PlannedItem]
+    layers: list[LayerPlacement]
 
 
-def placed_layer(
-    index: int,
-    layer: LayerSizes,
-    costs: LayerCosts,
-    choice: Choice,
-    routing: tuple[float, ...] | None,
-    by_neuron: SparseLayer | None,
-    weights_place: Place,
-    changing: bool = False,
-) -> PlacedLayer:
-    """`routing`, `by_neuron`: this layer's entries of `PlanOptions`. `weights_place`: where the CPU's weights
-    are stored, "cpu", or "disk" if memory-mapped. `changing`: with an expert cache; if the experts are split,
-    the CPU holds all of them.
-    """
-    places: tuple[Place, Place] = (weights_place, "gpu")
-    hidden = _hidden(costs, choice)
-    items = []
+def placed(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) -> Placed:
+    """All items: the layers in order, then what is outside of them."""
+    items: list[PlannedItem] = []
+    for index, devices in enumerate(placement.layers):
+        items += _layer_items(problem, index, devices)
+    overlapped = sum(item.ms_per_token for item in items if item.overlapped)
+    items += _end_items(problem, placement)
+    items += _buffer_items(problem, placement, speed)
+    items += _latency_items(problem, placement, overlapped)
+    layers = [_layer_placement(problem, index, devices) for index, devices in enumerate(placement.layers)]
+    return Placed(items, layers)
 
-    def add(
-        name: str, place: Place, side: int, cost: Cost, overlapped: bool = False, read: float = 1.0
-    ) -> None:
-        ms, bound, weights = 1000 * cost.seconds, bound_by(side, cost), int(read * cost.nbytes)
-        name = f"layer {index} {name}"
-        items.append(PlannedItem(name, place, cost.nbytes, ms, bound, index, overlapped, weights))
 
-    attention = costs.attention[choice.attention]
-    cache = costs.cache[choice.cache]
+def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -> list[PlannedItem]:
+    layer, costs, side = problem.sizes.layers[index], problem.costs[index], devices.attention
+    attention, cache, block = costs.attention[side], costs.cache[side], layer.divisible
     assert attention is not None
     assert cache is not None
-    block = layer.divisible
-    add(layer.undivided_label, places[choice.attention], choice.attention, attention)
+    device = problem.weights_device if side == CPU else "gpu"
+    items = [_layer_item(index, layer.undivided_label, device, side, attention)]
     if cache.nbytes:
-        add(layer.state_label, PLACES[choice.cache], choice.cache, cache, read=0.0)
-    if costs.always and block is not None:
-        always = costs.always[choice.attention]
-        assert always is not None
-        add(block.label, places[choice.attention], choice.attention, always)
-    own = costs.unit_neurons[choice.units]
-    total = 0 if block is None else block.units
-    what, units = ("", "") if block is None else (block.units_label, block.unit_name)
-    is_routed = block is not None and block.is_routed
-    changing = changing and is_routed and 0 < own < total
+        items.append(_layer_item(index, layer.state_label, DEVICES[side], side, cache, read=0.0))
+    if block is None:
+        return items
+    if costs.always and (always := costs.always[side]):
+        items.append(_layer_item(index, block.label, device, side, always))
+    return items + _unit_items(problem, index, devices, block)
+
+
+def _unit_items(
+    problem: PlacementProblem, index: int, devices: LayerDevices, block: DivisibleSizes
+) -> list[PlannedItem]:
+    """The shards of a divisible block on the GPU and on the CPU."""
+    costs, total, items = problem.costs[index], block.units, []
+    own, by_neuron = costs.unit_neurons[devices.units], problem.sparse_layers.get(index)
     cold = by_neuron.cold(own, total) if by_neuron and own < total else None
+    overlapped = _overlapped_side(costs, devices)
     for side, count in ((GPU, own), (CPU, total - own)):
-        if count:
-            name = what if count == total else f"{what}, {count} of {total}{units}"
-            read = block.units_per_token / total if block is not None and is_routed else 1.0
-            if changing and side == CPU:
-                name, read = f"{what}, all for {count} of {total}", read * count / total
-            if cold and side == CPU:
-                name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
-                read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
-            add(name, places[side], side, _half(costs, choice.units, side), hidden == side, read)
+        if not count:
+            continue
+        name = block.units_label
+        if count < total:
+            name += f", {count} of {total}{block.unit_name}"
+        read = block.units_per_token / total if block.is_routed else 1.0
+        if side == CPU and _has_expert_cache(problem, index, own):
+            name, read = f"{block.units_label}, all for {count} of {total}", read * count / total
+        if cold and side == CPU:
+            name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
+            read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
+        device = problem.weights_device if side == CPU else "gpu"
+        cost = _shard_cost(costs, devices.units, side)
+        items.append(_layer_item(index, name, device, side, cost, overlapped == side, read))
     if cold:
-        add("feed-forward, long steps", "disk", CPU, Cost(cold.in_file, 0.0, 0.0), read=0.0)
-    placement = _placement(layer, choice, own, routing, weights_place)
-    return PlacedLayer(tuple(items), replace(placement, changing=changing))
+        in_file = Cost(cold.in_file, 0.0, 0.0)
+        items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, read=0.0))
+    return items
 
 
-def _half(costs: LayerCosts, units: int, side: int) -> Cost:
-    if side == GPU:
-        columns = costs.gpu_bytes, costs.gpu_seconds, costs.gpu_reading
-    else:
+def _layer_item(
+    index: int,
+    name: str,
+    device: DeviceName,
+    side: int,
+    cost: Cost,
+    overlapped: bool = False,
+    read: float = 1.0,
+) -> PlannedItem:
+    """`read`: the share of its bytes that a token reads as weights."""
+    ms, weights = 1000 * cost.seconds, int(read * cost.nbytes)
+    name = f"layer {index} {name}"
+    return PlannedItem(name, device, cost.nbytes, ms, _bound_by(side, cost), index, overlapped, weights)
+
+
+def _shard_cost(costs: LayerCosts, units: int, side: int) -> Cost:
+    columns = costs.gpu_bytes, costs.gpu_seconds, costs.gpu_reading
+    if side == CPU:
         columns = costs.cpu_bytes, costs.cpu_seconds, costs.cpu_reading
     nbytes, seconds, reading = (float(column[units]) for column in columns)
     return Cost(int(nbytes), seconds, reading)
 
 
-def _hidden(costs: LayerCosts, choice: Choice) -> int | None:
+def _overlapped_side(costs: LayerCosts, devices: LayerDevices) -> int | None:
     """The device whose feed-forward shard finishes first; None: there is only one shard."""
-    halves = [float(costs.cpu_seconds[choice.units]), float(costs.gpu_seconds[choice.units])]
-    if min(halves) == 0:
-        return None
-    return min(SIDES, key=lambda side: halves[side])
+    seconds = [float(costs.cpu_seconds[devices.units]), float(costs.gpu_seconds[devices.units])]
+    return min(SIDES, key=lambda side: seconds[side]) if min(seconds) else None
 
 
-def bound_by(side: int, cost: Cost) -> str:
+def _bound_by(side: int, cost: Cost) -> str:
     """The limiting factor of a part: its device's memory bandwidth, or startup."""
     if not cost.seconds:
         return ""
     what = "memory" if cost.reading >= cost.seconds / 2 else "latency"
-    return f"{'GPU' if side == GPU else 'CPU'} {what}"
+    return f"{DEVICES[side].upper()} {what}"
 
 
-def _placement(
-    layer: LayerSizes, choice: Choice, own: int, routing: tuple[float, ...] | None, weights_place: Place
-) -> LayerPlacement:
-    places: tuple[Place, Place] = (weights_place, "gpu")
-    attention, cache = places[choice.attention], PLACES[choice.cache]
-    block = layer.divisible
+def _has_expert_cache(problem: PlacementProblem, index: int, own: int) -> bool:
+    """Whether the CPU holds all experts of a layer, of which `own` are on the GPU."""
+    block = problem.sizes.layers[index].routed
+    return problem.options.expert_cache and block is not None and 0 < own < block.units
+
+
+def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevices) -> LayerPlacement:
+    rest, block = problem.weights_device, problem.sizes.layers[index].divisible
+    attention = rest if devices.attention == CPU else "gpu"
+    cache, own = DEVICES[devices.attention], problem.costs[index].unit_neurons[devices.units]
     if block is None or not block.is_routed:
         neurons = 0 if block is None else block.units
-        return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=weights_place)
-    numbers = range(block.units)
-    hottest = sorted(numbers, key=lambda number: -routing[number]) if routing else list(numbers)
+        return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=rest)
+    routing, numbers = problem.options.routing, range(block.units)
+    hottest = sorted(numbers, key=lambda number: -routing[index][number]) if routing else numbers
+    experts = tuple(sorted(hottest[:own]))
+    has_cache = _has_expert_cache(problem, index, own)
     return LayerPlacement(
-        attention, cache, gpu_experts=tuple(sorted(hottest[:own])), experts=len(numbers), rest=weights_place
+        attention, cache, gpu_experts=experts, experts=block.units, rest=rest, expert_cache=has_cache
     )
 
 
-def hand_over_seconds(costs: Sequence[LayerCosts], chosen: Placement, each: float) -> float:
+def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedItem]:
+    """The head, the embedding and the draft model."""
+    ends, head = placement.ends, problem.head[placement.ends.head]
+    assert head is not None
+    device = problem.weights_device if ends.head == CPU else "gpu"
+    ms, bound = 1000 * head.seconds, _bound_by(ends.head, head)
+    items = [PlannedItem("head", device, head.nbytes, ms, bound, weights_read=head.nbytes)]
+    embedding = problem.sizes.embedding
+    if embedding and ends.embedding == GPU:
+        items.append(PlannedItem("embedding", "gpu", problem.embedding_gpu_bytes, 0.0))
+    elif embedding:
+        items.append(PlannedItem("embedding", "disk", embedding.nbytes, 0.0))
+    if ends.draft is not None and problem.draft and (draft := problem.draft[ends.draft]):
+        ms, bound = 1000 * draft.seconds, _bound_by(ends.draft, draft)
+        items.append(PlannedItem(DRAFT, DEVICES[ends.draft], draft.nbytes, ms, bound, overlapped=True))
+    return items
+
+
+def _buffer_items(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) -> list[PlannedItem]:
+    """Buffers and libraries: bytes that cost no time."""
+    on_cpu = problem.works_on_cpu(placement)
+    found: list[tuple[str, DeviceName, int]] = []
+    if on_cpu:
+        streamed_from = speed.stream_min_tokens if placement.ends.head == GPU else None
+        tokens = host_batch(problem.options.batch, streamed_from)
+        found.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
+    if placement.uses_gpu:
+        found += [
+            ("workspace", "gpu", problem.gpu_workspace),
+            (LIBRARIES, "gpu", LIBRARY_BYTES),
+            (CUDA_CONTEXT, "gpu", problem.driver_bytes),
+            ("buffers for streamed weights", "gpu", problem.streamed_bytes(placement)),
+            ("expert cache buffers", "gpu", refill_bytes(problem.sizes) * problem.options.expert_cache),
+            ("pinned buffers", "cpu", problem.staging(on_cpu)),
+        ]
+    return [PlannedItem(name, device, nbytes, 0.0) for name, device, nbytes in found if nbytes]
+
+
+def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: float) -> list[PlannedItem]:
+    """Time between the parts; `overlapped`: ms per token of overlapped shards."""
+    sync = sync_seconds_of(problem.costs, placement, problem.pricing.sync_seconds)
+    host = problem.host_seconds(placement)
+    found: list[tuple[str, DeviceName | Literal["link"], float, str]] = [
+        ("synchronization", "link", 1000 * sync, "synchronization"),
+        ("overlap loss", "link", OVERLAP_LOSS * overlapped, "synchronization"),
+    ]
+    if placement.ends.head == GPU:
+        found.append(("device-to-host copy", "link", 1000 * host, "synchronization"))
+    else:
+        found.append(("between tokens", "cpu", 1000 * host, "CPU latency"))
+    return [PlannedItem(name, device, 0, ms, bound) for name, device, ms, bound in found if ms]
+
+
+def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: float) -> float:
     """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
-    halves, side = 0, chosen.ends.start
-    for layer, choice in zip(costs, chosen.choices, strict=True):
-        halves += choice.attention != side
-        halves += 2 * (choice.cache != choice.attention)
-        side = choice.attention
-        wholly_on = CPU if choice.units == 0 else GPU if choice.units == layer.units else None
-        if wholly_on == side:
+    crossings, side = 0, placement.ends.start
+    for layer, devices in zip(costs, placement.layers, strict=True):
+        crossings += devices.attention != side
+        side = devices.attention
+        whole = CPU if devices.units == 0 else GPU if devices.units == layer.units else None
+        if whole == side:
             continue
-        if wholly_on is None or layer.is_mixture:
-            halves += 2
+        if whole is None or layer.is_moe:
+            crossings += 2
         else:
-            halves, side = halves + 1, wholly_on
-    return (halves + (side != chosen.ends.head)) * each / 2
+            crossings, side = crossings + 1, whole
+    return (crossings + (side != placement.ends.head)) * each / 2

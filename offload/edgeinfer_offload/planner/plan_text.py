@@ -21,7 +21,7 @@ class _Line:
 
     def cells(self) -> tuple[str, ...]:
         size = f"{self.nbytes / 2**20:.1f}" if self.nbytes else "-"
-        apart = "when it drafts" if self.item == DRAFT else "meanwhile"
+        apart = "when it drafts" if self.item == DRAFT else "overlapped"
         bound = ", ".join(filter(None, [self.bound, apart])) if self.overlapped else self.bound
         unknown = self.ms_per_token is None or (self.overlapped and not self.bound)
         milliseconds = "-" if unknown else f"{self.ms_per_token:.3f}"
@@ -39,7 +39,7 @@ def plan_text(plan: PlanData, details: bool = False) -> str:
     rows = [HEAD, *(line.cells() for line in (*lines, total))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     table = [_aligned(row, widths) for row in rows]
-    return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_remarks(plan)])
+    return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_notes(plan)])
 
 
 def _milliseconds(plan: PlanData) -> float | None:
@@ -86,20 +86,17 @@ def _layers(numbers: Sequence[int]) -> str:
 
 
 def _memory(plan: PlanData) -> list[str]:
-    lines = []
-    if plan.bytes_on("gpu"):
-        lines.append(
-            f"gpu: {mebibytes(plan.bytes_on('gpu'))} of {mebibytes(plan.vram_bytes)} that may be used"
-        )
-    here = plan.bytes_on("cpu")
-    lines.append(f"cpu: {mebibytes(here)} of {mebibytes(plan.ram_bytes)} that may be used")
+    held = {device: plan.bytes_on(device) for device in plan.budgets}
+    lines = [
+        f"{device}: {mebibytes(nbytes)} of {mebibytes(plan.budgets[device])} that may be used"
+        for device, nbytes in held.items()
+        if nbytes
+    ]
     if plan.file_bytes:
-        lines.append(f"disk: {mebibytes(plan.file_bytes)} stay in the file's memory map")
+        lines.append(f"disk: {mebibytes(plan.file_bytes)} are memory-mapped")
         if plan.rereads_file:
             room = mebibytes(plan.file_cache_bytes)
-            lines[-1] += (
-                f", {room} of memory are left for it: the rest is read again from the disk for every token"
-            )
+            lines[-1] += f"; the page cache has {room}, so each token reads the rest from the disk again"
     if plan.repacking:
         lines.append(_repacked(plan))
     return lines
@@ -109,7 +106,7 @@ def _repacked(plan: PlanData) -> str:
     done = plan.repacking
     assert done is not None
     if not done.bytes:
-        return "nothing was repacked: the weights are read from the file's memory map"
+        return "nothing was repacked: the weights are memory-mapped"
     pages = "were released" if done.released else "stay mapped"
     return (
         f"repacked {mebibytes(done.bytes)} in {done.seconds:.2f} s "
@@ -121,23 +118,23 @@ def _speed(plan: PlanData) -> list[str]:
     found = plan.prediction
     if _milliseconds(plan) is None:
         return []
-    depth = plan.wishes.planned_depth
+    depth = plan.options.planned_depth
     lines = [
-        f"decode: {_rate(found.seconds)} tokens/s behind {depth} tokens "
-        f"({_rate(found.seconds_empty)} behind none, {_rate(found.seconds_full)} with the context of "
-        f"{plan.wishes.context} full), without drafting",
+        f"decode: {_rate(found.seconds)} tokens/s after {depth} tokens "
+        f"({_rate(found.seconds_empty)} after none, {_rate(found.seconds_full)} with the context of "
+        f"{plan.options.context} full), without drafting",
         f"prompt: {found.prefill_tokens_per_second:.0f} tokens/s for {found.prompt} tokens",
     ]
     if found.stream_min_tokens:
-        lines[-1] += f"; from {found.stream_min_tokens} tokens on weights in main memory are sent to the GPU"
-    if plan.next_gibibyte:
-        lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.next_gibibyte)} tokens/s")
+        lines[-1] += f"; from {found.stream_min_tokens} tokens on, weights are streamed to the GPU"
+    if plan.rate_with_one_gib_more:
+        lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.rate_with_one_gib_more)} tokens/s")
     return lines
 
 
-def _remarks(plan: PlanData) -> list[str]:
+def _notes(plan: PlanData) -> list[str]:
     lines = [plan.limit_reason] if plan.limit_reason else []
-    lines += [f"so that it fits, {step}" for step in plan.steps]
+    lines += [f"so that it fits, {relaxation}" for relaxation in plan.relaxations]
     if plan.machine.origin == "described":
         lines.append("the machine was described, not measured: expect these speeds to be off by a quarter")
     return lines

@@ -2,31 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Device, Stage
 from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
 
-Place = Literal["gpu", "cpu", "disk"]
-"""disk: the memory-mapped file, whose pages the system loads and evicts."""
 CPU_BATCH = 256
 """Maximum number of prompt tokens in one step on the CPU."""
 PROMPT = 512
 """Number of tokens of the prompt whose speed is predicted."""
-DRAFT_READS = 4 / 3
-"""Reads of the draft model per accepted token: four draft tokens per forward give three tokens."""
 LIBRARIES, CUDA_CONTEXT = "loading, then libraries", "CUDA context"
 SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
 DRAFT = "draft model"
 """The item that only drafting waits for."""
-DRAFT_WEIGHT = 2.0
-"""Weight of a second of drafting against one of baseline decoding: with a draft, the target model is read
-once for those three tokens, at the cost of about one and a half reads."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +75,7 @@ class PlanOptions:
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model.
-    - `changing_experts`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
+    - `expert_cache`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
       them if they fit, so that the GPU's can change while decoding.
     - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `least_context` (a
       shorter context, down to this), `disk` (some of the CPU's weights stay memory-mapped). The options in a
@@ -98,7 +93,7 @@ class PlanOptions:
     routing: tuple[tuple[float, ...], ...] | None = None
     sparse: SparseOptions | None = None
     draft: ModelSizes | None = None
-    changing_experts: bool = False
+    expert_cache: bool = False
     kv_may_shrink: bool = False
     least_context: int | None = None
     batch: int = CPU_BATCH
@@ -111,53 +106,11 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class LayerPlacement:
-    """The placement of one layer's parts, as input of a loader.
-
-    Dense: the first `hot_neurons` of `neurons` (in file order) are on the GPU. MoE: the experts in
-    `gpu_experts`, of `experts` in total; router and shared expert are on the attention's device. `rest`:
-    where the other neurons or experts are; all experts if they are `changing`.
-    """
-
-    attention: Place
-    kv_cache: Place
-    hot_neurons: int = 0
-    neurons: int = 0
-    gpu_experts: tuple[int, ...] = ()
-    experts: int = 0
-    rest: Place = "cpu"
-    changing: bool = False
-
-    @property
-    def split(self) -> LayerSplit:
-        """The layer's split for the two shards of a split model."""
-        return LayerSplit(self.attention == "gpu", self.hot_neurons, self.gpu_experts, self.changing)
-
-    @property
-    def has_some_experts(self) -> bool:
-        """Whether some, but not all, of its experts are on the GPU."""
-        return 0 < len(self.gpu_experts) < self.experts
-
-    @property
-    def whole_on(self) -> Place | None:
-        """The device that holds the whole layer; None: the layer is split."""
-        own = self.hot_neurons if self.neurons else len(self.gpu_experts)
-        total = self.neurons or self.experts
-        places = {
-            self.attention,
-            self.kv_cache,
-            *(["gpu"] if own else []),
-            *([self.rest] if own < total else []),
-        }
-        return self.attention if len(places) == 1 else None
-
-
-@dataclass(frozen=True)
 class PlannedItem:
     """A part of the model and its device. `bound`: its limiting factor, "" if it costs no time."""
 
     item: str
-    device: Place | Literal["link"]
+    device: DeviceName | Literal["link"]
     bytes: int
     ms_per_token: float
     bound: str = ""
@@ -207,32 +160,51 @@ class PlanData:
 
     items: tuple[PlannedItem, ...]
     layers: tuple[LayerPlacement, ...]
-    head: Place
-    embedding: Place
-    draft: Place | None
+    head: DeviceName
+    embedding: DeviceName
+    draft: DeviceName | None
     machine: Machine
-    wishes: PlanOptions
-    vram_bytes: int
-    """Usable bytes of GPU memory: what is free, or the caller's lower limit; 0 without a GPU."""
-    ram_bytes: int
+    options: PlanOptions
+    budgets: Mapping[str, int]
+    """Device -> usable bytes: what is free, or the caller's lower limit; 0 on a GPU that can't be used."""
     prediction: Prediction
-    steps: tuple[str, ...] = ()
-    """Relaxations that were needed to fit, in order."""
-    next_gibibyte: float | None = None
+    relaxations: tuple[str, ...] = ()
+    """What was relaxed so that it fits, in order."""
+    rate_with_one_gib_more: float | None = None
     """Decoded tokens per second with one more GiB of GPU memory; None: no GPU, or all is on it."""
     limit_reason: str | None = None
     """Why the next part isn't on the GPU."""
     repacking: Repacking | None = None
     """Cost of repacking; None before loading."""
 
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """What each device computes of a token, in order; a function of the placement alone."""
+        return plan_stages(self.layers, self.head, self.embedding)
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        """The devices that compute any part of a token."""
+        return frozenset(stage.device for stage in self.stages)
+
+    @property
+    def vram_bytes(self) -> int:
+        """Usable bytes of GPU memory."""
+        return self.budgets["gpu"]
+
+    @property
+    def ram_bytes(self) -> int:
+        """Usable bytes of main memory."""
+        return self.budgets["cpu"]
+
     @property
     def own_gpu_bytes(self) -> int:
         """GPU bytes, excluding those that all models of the process share."""
         return self.bytes_on("gpu") - sum(item.bytes for item in self.items if item.item in SHARED_ITEMS)
 
-    def bytes_on(self, *places: str) -> int:
+    def bytes_on(self, *devices: str) -> int:
         """Bytes on these devices."""
-        return sum(item.bytes for item in self.items if item.device in places)
+        return sum(item.bytes for item in self.items if item.device in devices)
 
     @property
     def nbytes(self) -> int:
@@ -270,10 +242,10 @@ class PlanData:
         return 1000 * self.prediction.seconds
 
     @property
-    def device(self) -> Place | None:
-        """The single device of all layers and the output matrix; None: the plan is split."""
-        places = {self.head, *(layer.whole_on for layer in self.layers)}
-        return self.head if places == {self.head} else None
+    def device(self) -> DeviceName | None:
+        """The only device that computes; None: the plan is split."""
+        kinds = {device.kind for device in self.devices}
+        return kinds.pop() if len(kinds) == 1 else None
 
     @property
     def feed_forward_share(self) -> float:

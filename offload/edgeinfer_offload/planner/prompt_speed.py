@@ -8,35 +8,24 @@ from edgeinfer_kernels.blocks.block import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
+from edgeinfer_offload.machine.cost_constants import (
+    ATTENTION_PREFILL_SHARE,
+    COPY_OVERLAP_LOSS,
+    CPU_EXPERT_PREFILL_SHARE,
+    EXPERT_BATCH_SECONDS,
+    EXPERT_COPY_OVERLAP_LOSS,
+    EXPERT_SELECTION_SECONDS,
+    LAYER_LAUNCH_SECONDS,
+    MOE_LAUNCH_SECONDS,
+    STREAMED_LAUNCH_SECONDS,
+)
 from edgeinfer_offload.planner.layer_costs import LayerCosts
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice, Placement
+from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices, Placement
 from edgeinfer_offload.planner.roofline import Roof, Work
 
 MAX_TOKENS = 1 << 16
 """Upper end of the search for `stream_min_tokens`."""
-SCORES_SHARE = 0.25
-"""Speed of attention matmuls, with the softmax between them, relative to weight matmuls."""
-LAYER_SECONDS = 0.7e-3
-"""Host seconds to launch one layer of a chunk; the GPU waits for it if its own work is shorter."""
-SENT_SECONDS = 1.35e-3
-"""The same with streamed weights, which take several launches."""
-MIXTURE_SECONDS = 1.6e-3
-"""The same for an MoE layer, for which the host has to read the selected experts first."""
-BATCH_SECONDS = 0.43e-3
-"""Host seconds to launch each further batch of experts; the first batch fills the GPU's scratch memory."""
-BESIDE = 0.25
-"""Dense model with streamed weights: the share of the second longest of copies, computing and launches that
-overlap doesn't save."""
-COPIES_BESIDE = 0.35
-"""The share of the shorter of expert copies and expert launches that overlap doesn't save."""
-CPU_EXPERTS_SHARE = 0.4
-"""Speed of CPU expert matmuls, with few tokens per expert, relative to large CPU matmuls."""
-CHOICE_SECONDS = 0.5e-3
-"""Seconds from a layer's expert selection to the first expert's arrival, and from the last one to the next
-selection."""
-EMBEDDED_SECONDS = 0.15e-9
-"""Host seconds per element of a token's embedding. All of these were measured on a server with an H200."""
 UnpackedRate = Callable[[str], float]
 """Bytes per second at which weights of a format are dequantized to float16 on the GPU."""
 
@@ -50,7 +39,7 @@ class _Part:
 
     nbytes: float
     operations: float
-    chances: tuple[float, ...] = (1.0,)
+    probs: tuple[float, ...] = (1.0,)
     unpacking: float = 0.0
     slowness: float = 1.0
     """How many times as long the same operations take on the CPU in this format."""
@@ -64,7 +53,7 @@ class _Part:
 
     def share(self, tokens: int) -> float:
         """Share of the bytes that at least one of `tokens` tokens needs."""
-        return sum(1 - (1 - min(chance, 1.0)) ** tokens for chance in self.chances) / len(self.chances)
+        return sum(1 - (1 - min(prob, 1.0)) ** tokens for prob in self.probs) / len(self.probs)
 
     def work(self, tokens: int, slowness: float = 1.0) -> Work:
         """Work with each needed weight read once."""
@@ -84,7 +73,7 @@ class _Layer:
     def scores(self, tokens: int, start: int) -> Work:
         """Attention work of a chunk of `tokens` tokens after `start` cached ones."""
         operations = sum(block.state_operations(tokens, start) for block in self.sizes.blocks)
-        return Work(operations / SCORES_SHARE, 1.0)
+        return Work(operations / ATTENTION_PREFILL_SHARE, 1.0)
 
 
 class PromptSpeed:
@@ -94,26 +83,24 @@ class PromptSpeed:
     never.
     """
 
-    def __init__(self, placing: PlacementProblem, chosen: Placement) -> None:
-        machine = placing.machine
-        processor, graphics, link = machine.processor, placing.pricing.graphics, machine.link
+    def __init__(self, problem: PlacementProblem, placement: Placement) -> None:
+        machine = problem.machine
+        processor, graphics, link = machine.processor, problem.pricing.graphics, machine.link
         self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
         self._gpu: Roof | None = None
-        if graphics and chosen.uses_gpu:
+        if graphics and placement.uses_gpu:
             self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
         self._link = link.to_gpu if link else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
-            _layer(placing, index, costs, choice, unpacked)
-            for index, (costs, choice) in enumerate(zip(placing.costs, chosen.choices, strict=True))
+            _layer(problem, index, costs, devices, unpacked)
+            for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True))
         ]
-        head = _Part(placing.sizes.head.nbytes, 2 * placing.sizes.head.weights)
-        roof = self._gpu if chosen.ends.head == GPU else self._cpu
+        head = _Part(problem.sizes.head.nbytes, 2 * problem.sizes.head.weights)
+        roof = self._gpu if placement.ends.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
-        embeds = chosen.ends.embedding == CPU
-        self._embedded = EMBEDDED_SECONDS * placing.sizes.hidden_size if embeds else 0.0
         able = all(layer.attends_on_gpu or not layer.sizes.routed for layer in self._layers)
-        self.stream_min_tokens = self._crossover() if placing.sends and able else None
+        self.stream_min_tokens = self._crossover() if problem.streams and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """Seconds from the first prompt token to the logits of the last, read in chunks."""
@@ -121,14 +108,14 @@ class PromptSpeed:
         total, start = self._head, 0
         while start < prompt:
             tokens = min(step, prompt - start)
-            sends = self.stream_min_tokens is not None and tokens >= self.stream_min_tokens
-            total += self._sent(tokens, start) if sends else self._in_turns(tokens, start)
+            streams = self.stream_min_tokens is not None and tokens >= self.stream_min_tokens
+            total += self._streamed(tokens, start) if streams else self._in_place(tokens, start)
             start += tokens
         return total
 
-    def _in_turns(self, tokens: int, start: int) -> float:
+    def _in_place(self, tokens: int, start: int) -> float:
         """Seconds of a chunk, with each part computed on its device."""
-        total = self._embedded * tokens
+        total = 0.0
         for layer in self._layers:
             total += sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
             scores = layer.scores(tokens, start)
@@ -138,30 +125,31 @@ class PromptSpeed:
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
             total += max(
-                computing, _mixture_launches(tokens, layer.there) if layer.sizes.routed else LAYER_SECONDS
+                computing, _moe_launches(tokens, layer.there) if layer.sizes.routed else LAYER_LAUNCH_SECONDS
             )
         return total
 
-    def _sent(self, tokens: int, start: int) -> float:
+    def _streamed(self, tokens: int, start: int) -> float:
         """Seconds of a chunk computed wholly on the GPU. Copies are overlapped, except those of experts,
         which start after the layer's expert selection.
         """
         assert self._gpu is not None
-        copying = computing = launching = chosen = 0.0
+        copying = computing = launching = routed = 0.0
         for layer in self._layers:
             copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
             unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
             parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
             scores = layer.scores(tokens, start).seconds(self._gpu)
             if layer.sizes.routed:
-                launched = _mixture_launches(tokens, (*layer.here, *layer.there))
-                busy = max(copied, unpacked + parts, launched) + COPIES_BESIDE * min(copied, launched)
-                chosen += busy + scores + (CHOICE_SECONDS if copied else 0.0)
+                launched = _moe_launches(tokens, (*layer.here, *layer.there))
+                busy = max(copied, unpacked + parts, launched)
+                busy += EXPERT_COPY_OVERLAP_LOSS * min(copied, launched)
+                routed += busy + scores + (EXPERT_SELECTION_SECONDS if copied else 0.0)
                 continue
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
-            launching += SENT_SECONDS if layer.here else LAYER_SECONDS
-        return _at_once(copying, computing, launching) + chosen + self._embedded * tokens
+            launching += STREAMED_LAUNCH_SECONDS if layer.here else LAYER_LAUNCH_SECONDS
+        return _at_once(copying, computing, launching) + routed
 
     def _crossover(self) -> int | None:
         """The minimum number of tokens for which streaming is faster than computing on the CPU."""
@@ -169,7 +157,7 @@ class PromptSpeed:
             return None
 
         def pays(tokens: int) -> bool:
-            return self._sent(tokens, 0) < self._in_turns(tokens, 0)
+            return self._streamed(tokens, 0) < self._in_place(tokens, 0)
 
         if not pays(MAX_TOKENS):
             return None
@@ -183,12 +171,12 @@ class PromptSpeed:
 def _at_once(*seconds: float) -> float:
     """Seconds of tasks that overlap while weights are streamed."""
     *_, second, longest = sorted(seconds)
-    return longest + BESIDE * second
+    return longest + COPY_OVERLAP_LOSS * second
 
 
-def _mixture_launches(tokens: int, parts: Sequence[_Part]) -> float:
+def _moe_launches(tokens: int, parts: Sequence[_Part]) -> float:
     """Host seconds to launch an MoE layer."""
-    return MIXTURE_SECONDS + BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
+    return MOE_LAUNCH_SECONDS + EXPERT_BATCH_SECONDS * max(sum(part.batches(tokens) for part in parts) - 1, 0)
 
 
 def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> float:
@@ -197,13 +185,11 @@ def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> flo
     return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
 
 
-def _chances(
-    placing: PlacementProblem, index: int, units: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _probs(problem: PlacementProblem, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `units` are on the
     GPU. For a dense feed-forward, all of it.
     """
-    block, routing = placing.sizes.layers[index].routed, placing.wishes.routing
+    block, routing = problem.sizes.layers[index].routed, problem.options.routing
     if block is None:
         return (1.0,), (1.0,)
     if routing is None:
@@ -213,11 +199,11 @@ def _chances(
     return tuple(hottest[units:]), tuple(hottest[:units])
 
 
-def _host_bytes(placing: PlacementProblem, costs: LayerCosts, units: int) -> float:
+def _host_bytes(problem: PlacementProblem, costs: LayerCosts, units: int) -> float:
     """Bytes of a feed-forward that the CPU computes, without the copies it holds for the expert cache."""
     nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
-    changing = placing.wishes.changing_experts and costs.is_mixture and 0 < there < costs.unit_neurons[-1]
-    return nbytes * (1 - there / costs.unit_neurons[-1]) if changing else nbytes
+    expert_cache = problem.options.expert_cache and costs.is_moe and 0 < there < costs.unit_neurons[-1]
+    return nbytes * (1 - there / costs.unit_neurons[-1]) if expert_cache else nbytes
 
 
 def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) -> float:
@@ -226,48 +212,52 @@ def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) 
 
 
 def _layer(
-    placing: PlacementProblem, index: int, costs: LayerCosts, choice: Choice, unpacked: UnpackedRate | None
+    problem: PlacementProblem,
+    index: int,
+    costs: LayerCosts,
+    devices: LayerDevices,
+    unpacked: UnpackedRate | None,
 ) -> _Layer:
     """The parts of layer `index` on the CPU and on the GPU."""
-    layer = placing.sizes.layers[index]
+    layer = problem.sizes.layers[index]
     sides: tuple[list[_Part], list[_Part]] = ([], [])
     always = [matrix for each in layer.blocks for matrix in each.undivided()]
-    own = costs.attention[choice.attention]
-    shared = costs.always[choice.attention] if costs.always else None
+    own = costs.attention[devices.attention]
+    shared = costs.always[devices.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
-    operations, slow = 2.0 * sum(matrix.weights for matrix in always), placing.machine.processor.slowness
+    operations, slow = 2.0 * sum(matrix.weights for matrix in always), problem.machine.processor.slowness
     unpacking = nbytes * _unpacking(always, unpacked)
     alike = _slowness(always, slow)
-    sides[choice.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
+    sides[devices.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
     block = layer.divisible
     if block is not None:
-        _add_units(placing, index, costs, choice, unpacked, block, sides)
-    cached = placing.context_bytes_of(layer) / placing.wishes.context
-    attends = choice.attention == GPU
+        _add_units(problem, index, costs, devices, unpacked, block, sides)
+    cached = problem.context_bytes_of(layer) / problem.options.context
+    attends = devices.attention == GPU
     return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)
 
 
 def _add_units(
-    placing: PlacementProblem,
+    problem: PlacementProblem,
     index: int,
     costs: LayerCosts,
-    choice: Choice,
+    devices: LayerDevices,
     unpacked: UnpackedRate | None,
     block: DivisibleSizes,
     sides: tuple[list[_Part], list[_Part]],
 ) -> None:
     """Add the units of a divisible block on the CPU and on the GPU."""
     matrices, total = block.unit_matrices(), block.units
-    share = costs.unit_neurons[choice.units] / total
+    share = costs.unit_neurons[devices.units] / total
     weights = sum(matrix.weights for matrix in matrices) * (block.units_per_token if block.is_routed else 1)
     byte_unpacking, at_once = _unpacking(matrices, unpacked), 0
-    slowness = _slowness(matrices, placing.machine.processor.slowness)
+    slowness = _slowness(matrices, problem.machine.processor.slowness)
     if block.is_routed:
-        slowness /= CPU_EXPERTS_SHARE
+        slowness /= CPU_EXPERT_PREFILL_SHARE
         at_once = max(SCRATCH_WEIGHTS // max(matrix.weights for matrix in matrices), 1)
-    chances = _chances(placing, index, choice.units)
-    shards = (_host_bytes(placing, costs, choice.units), 1 - share), (costs.gpu_bytes[choice.units], share)
-    for side, (nbytes, part), touched in zip(sides, shards, chances, strict=True):
+    probs = _probs(problem, index, devices.units)
+    shards = (_host_bytes(problem, costs, devices.units), 1 - share), (costs.gpu_bytes[devices.units], share)
+    for side, (nbytes, part), touched in zip(sides, shards, probs, strict=True):
         if nbytes:
             pieces, operations = round(part * total), 2 * weights * part
             unpacking = float(nbytes) * byte_unpacking

@@ -65,30 +65,30 @@ class ExpertCachePolicy:
     """
 
     def __init__(
-        self, count: int, used: int, residents: Sequence[Sequence[int]], habits: ExpertUsage | None = None
+        self, count: int, used: int, residents: Sequence[Sequence[int]], usage: ExpertUsage | None = None
     ) -> None:
-        self.habits, self._used = habits or ExpertUsage(), used
-        self.look_after = self.habits.look_after
+        self.usage, self._used = usage or ExpertUsage(), used
+        self.look_after = self.usage.look_after
         shape = len(residents), count
         self.slots: Ints = np.full(shape, -1, np.int64)
         for row, experts in zip(self.slots, residents, strict=True):
             row[list(experts)] = np.arange(len(experts))
         self._coming = np.zeros(shape, np.bool_)
         self._slow, self._fast = (
-            _Mean(shape, self.habits.slow_half_life),
-            _Mean(shape, self.habits.fast_half_life),
+            _Mean(shape, self.usage.slow_half_life),
+            _Mean(shape, self.usage.fast_half_life),
         )
 
-    def note(self, chosen: Ints) -> None:
-        """Add the counts `chosen` (layers, count): selections of each expert since the last call."""
-        tokens = float(chosen.sum(axis=1).mean()) / self._used
-        self._slow.add(chosen, tokens)
-        self._fast.add(chosen, tokens)
+    def note(self, requests: Ints) -> None:
+        """Add the counts `requests` (layers, count): selections of each expert since the last call."""
+        tokens = float(requests.sum(axis=1).mean()) / self._used
+        self._slow.add(requests, tokens)
+        self._fast.add(requests, tokens)
 
     @property
     def rates(self) -> Floats:
         """(layers, count): expected selections of each expert per token; zeros before the first token."""
-        share = self.habits.fast_share
+        share = self.usage.fast_share
         return (1 - share) * self._slow.rates + share * self._fast.rates
 
     def proposals(self) -> list[Swap]:
@@ -96,28 +96,26 @@ class ExpertCachePolicy:
         or there are too few observations.
         """
         found = self._proposals() if self._slow.tokens else []
-        self.look_after = (
-            self.habits.look_after if found else min(2 * self.look_after, self.habits.look_seldom)
-        )
+        self.look_after = self.usage.look_after if found else min(2 * self.look_after, self.usage.look_seldom)
         return found
 
     def _proposals(self) -> list[Swap]:
-        habits, rates, rows = self.habits, self.rates, np.arange(len(self.slots))[:, None]
+        usage, rates, rows = self.usage, self.rates, np.arange(len(self.slots))[:, None]
         resident = self.slots >= 0
-        best = _lowest(np.where(resident | self._coming, np.inf, -rates), habits.a_layer)
-        worst = _lowest(np.where(resident, rates, np.inf), habits.a_layer)
-        sure = self._certainty(rows, best, worst) >= habits.certainty
+        best = _lowest(np.where(resident | self._coming, np.inf, -rates), usage.a_layer)
+        worst = _lowest(np.where(resident, rates, np.inf), usage.a_layer)
+        sure = self._certainty(rows, best, worst) >= usage.certainty
         difference = rates[rows, best] - rates[rows, worst]
-        gain = np.where(sure, difference * min(self._slow.tokens, habits.horizon) - habits.cost, 0.0)
+        gain = np.where(sure, difference * min(self._slow.tokens, usage.horizon) - usage.cost, 0.0)
         gain[(resident | self._coming)[rows, best] | ~resident[rows, worst]] = 0.0
         found = []
-        for flat in np.argsort(-gain, axis=None)[: habits.at_once]:
-            row, place = np.unravel_index(flat, gain.shape)
-            if gain[row, place] <= 0:
+        for flat in np.argsort(-gain, axis=None)[: usage.at_once]:
+            row, token = np.unravel_index(flat, gain.shape)
+            if gain[row, token] <= 0:
                 break
-            expert, leaves = int(best[row, place]), int(worst[row, place])
+            expert, leaves = int(best[row, token]), int(worst[row, token])
             found.append(
-                Swap(int(row), expert, int(self.slots[row, leaves]), leaves, float(gain[row, place]))
+                Swap(int(row), expert, int(self.slots[row, leaves]), leaves, float(gain[row, token]))
             )
         return found
 
@@ -126,7 +124,7 @@ class ExpertCachePolicy:
         two: in the slow mean, which shows small lasting differences, and in the weighted sum, which shows
         changes early.
         """
-        share = self.habits.fast_share
+        share = self.usage.fast_share
         both = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
         found = np.zeros(best.shape)
         for rates, spread in ((self._slow.rates, self._slow.spread), (self.rates, both)):
@@ -158,9 +156,9 @@ class _Mean:
         self._sums: Floats = np.zeros(shape)
         self.tokens = self._squares = 0.0
 
-    def add(self, chosen: Ints, tokens: float) -> None:
+    def add(self, requests: Ints, tokens: float) -> None:
         kept = 0.5 ** (tokens / self._half_life)
-        self._sums = kept * self._sums + chosen
+        self._sums = kept * self._sums + requests
         self.tokens = kept * self.tokens + tokens
         self._squares = kept * kept * self._squares + tokens
 
@@ -178,13 +176,13 @@ class _Mean:
 class Replayed:
     """Result of a simulated expert cache on a recorded trace: requests, hits, and copies made."""
 
-    asked: int
+    requested: int
     hits: int
     copies: int
 
     @property
     def hit_rate(self) -> float:
-        return self.hits / self.asked if self.asked else 0.0
+        return self.hits / self.requested if self.requested else 0.0
 
 
 def replay(
@@ -198,21 +196,21 @@ def replay(
     count = slots.slots.shape[1]
     rows = np.arange(layers)[:, None]
     hits = copies = 0
-    chosen, looked = np.zeros((layers, count), np.int64), 0
-    wanted: list[Swap] = []
+    requests, looked = np.zeros((layers, count), np.int64), 0
+    queued: list[Swap] = []
     under_way: tuple[int, Swap] | None = None
-    for place in range(tokens):
-        if under_way and place >= under_way[0]:
+    for token in range(tokens):
+        if under_way and token >= under_way[0]:
             slots.land(under_way[1])
             under_way = None
-        if wanted and under_way is None:
-            under_way = place + tokens_a_copy, wanted.pop(0)
+        if queued and under_way is None:
+            under_way = token + tokens_a_copy, queued.pop(0)
             slots.begin(under_way[1])
             copies += 1
-        hits += int((slots.slots[rows, trace[:, place]] >= 0).sum())
-        np.add.at(chosen, (rows, trace[:, place]), 1)
-        if swapping and under_way is None and place + 1 - looked >= slots.look_after:
-            slots.note(chosen)
-            chosen[:], looked = 0, place + 1
-            wanted = slots.proposals()
+        hits += int((slots.slots[rows, trace[:, token]] >= 0).sum())
+        np.add.at(requests, (rows, trace[:, token]), 1)
+        if swapping and under_way is None and token + 1 - looked >= slots.look_after:
+            slots.note(requests)
+            requests[:], looked = 0, token + 1
+            queued = slots.proposals()
     return Replayed(trace.size, hits, copies)

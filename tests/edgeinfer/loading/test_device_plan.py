@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.device_plan import PlanRequest, faster_with_a_gibibyte, plan_devices
+from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
@@ -19,12 +19,12 @@ def request(sizes: ModelSizes | None = None, **options: object) -> PlanRequest:
 
 
 def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
-    assert plan_devices(request(), laptop()).kind == "gpu"
-    assert plan_devices(request(vram=3 * GIB), laptop()).kind == "split"
-    assert plan_devices(request(), cpu_only()).kind == "cpu"
-    assert plan_devices(request(device="cpu"), laptop()).kind == "cpu"
+    assert plan_devices(request(), laptop()).memory.device == "gpu"
+    assert plan_devices(request(vram=3 * GIB), laptop()).memory.device is None
+    assert plan_devices(request(), cpu_only()).memory.device == "cpu"
+    assert plan_devices(request(device="cpu"), laptop()).memory.device == "cpu"
     nothing = plan_devices(request(vram=0), laptop())
-    assert nothing.kind == "cpu"
+    assert nothing.memory.device == "cpu"
     assert nothing.memory.limit_reason is not None
     assert "nothing is on the GPU: its buffers and libraries alone take" in nothing.memory.limit_reason
     with pytest.raises(GpuUnavailableError, match="nothing is on the GPU"):
@@ -35,7 +35,7 @@ def test_speeds_are_measured_only_for_a_split() -> None:
     def measured(machine: object) -> None:
         raise AssertionError("measured")
 
-    assert plan_devices(request(), laptop(), measured).kind == "gpu"  # type: ignore[arg-type]
+    assert plan_devices(request(), laptop(), measured).memory.device == "gpu"  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         plan_devices(request(vram=3 * GIB), laptop(), measured)  # type: ignore[arg-type]
 
@@ -43,10 +43,10 @@ def test_speeds_are_measured_only_for_a_split() -> None:
 def test_a_draft_is_on_the_gpu_with_its_model_or_on_the_cpu_beside_it() -> None:
     drafting = request(draft=SMALL, draft_required=True)
     whole = plan_devices(drafting, laptop())
-    assert (whole.kind, whole.memory.draft) == ("gpu", "gpu")
+    assert (whole.memory.device, whole.memory.draft) == ("gpu", "gpu")
     alone = plan_devices(request(), laptop()).memory.bytes_on("gpu")
     tight = plan_devices(replace(drafting, vram=alone + 1000), laptop())
-    assert (tight.kind, tight.memory.draft) == ("gpu", "cpu")
+    assert (tight.memory.device, tight.memory.draft) == ("gpu", "cpu")
     assert plan_devices(request(draft=SMALL), laptop()).memory.draft is None
     assert plan_devices(request(draft=SMALL), cpu_only()).memory.draft == "cpu"
 
@@ -68,7 +68,7 @@ def test_advice_is_the_speed_of_a_plan_with_a_gibibyte_more(vram: int, ram: int 
         wanted = request(sizes, vram=vram * GIB, ram=ram, context=256)  # of which some is left on the disk
         planned = plan_devices(wanted, laptop())
         more = plan_devices(replace(wanted, vram=(vram + 1) * GIB), laptop())
-        advised = faster_with_a_gibibyte(wanted, laptop(), planned).next_gibibyte
+        advised = with_one_gib_more(wanted, laptop(), planned).rate_with_one_gib_more
         assert advised == more.memory.prediction.decode_tokens_per_second
     whole = plan_devices(request(), laptop())
-    assert faster_with_a_gibibyte(request(), laptop(), whole).next_gibibyte is None
+    assert with_one_gib_more(request(), laptop(), whole).rate_with_one_gib_more is None

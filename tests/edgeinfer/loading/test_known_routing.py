@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer.planning.known_routing import known_routing
 from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer.planning.plan_request import known_routing
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
 from tests.random_models import ZOO
 
@@ -44,7 +44,7 @@ def test_a_profile_of_another_model_is_remarked_on(mixture: Path, tmp_path: Path
     beside_model(mixture).rename(beside_model(other))
     routing, (remark,) = known_routing(other, model_sizes(other))
     assert routing is None
-    assert remark.startswith("experts are taken to be used alike: ")
+    assert remark.startswith("all experts count as equally likely: ")
     assert "profile of another model" in remark
 
 

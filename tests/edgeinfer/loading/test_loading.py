@@ -20,7 +20,7 @@ from edgeinfer.errors import (
     UnknownModelError,
     UnsupportedModelError,
 )
-from edgeinfer.loading import cpu_loading
+from edgeinfer.loading import engine_building
 from edgeinfer.options.load_options import MAX_THREADS
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
@@ -206,7 +206,7 @@ def test_failures_of_the_floors_below_are_told_in_one_line(
     def fail(*arguments: Any, **settings: Any) -> Callable[[], None]:
         raise raised
 
-    monkeypatch.setattr(cpu_loading, "CpuBackend", fail)
+    monkeypatch.setattr(engine_building, "CpuBackend", fail)
     with pytest.raises(expected) as caught:
         edgeinfer.load(zoo_file("llama"))
     assert str(caught.value).startswith(text)
@@ -287,7 +287,7 @@ def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(z
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
             found.add(model.plan.repacking.bytes)
-            assert any(" of the weights stay in the file, as " in note for note in model.warnings)
+            assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
             assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
             assert np.array_equal(model.logits([5, 9, 30]), logits)
     assert len(found) > 2  # more of them with less memory
@@ -331,6 +331,6 @@ def test_what_does_not_fit_is_refused_before_kernels_are_compiled(
     def compiled(*arguments: Any, **settings: Any) -> None:
         raise AssertionError("kernels were asked for")
 
-    monkeypatch.setattr(cpu_loading, "load_kernels", compiled)
+    monkeypatch.setattr(engine_building, "load_kernels", compiled)
     with pytest.raises(OutOfMemoryError):
         edgeinfer.load(zoo_file("llama"), ram="64 KiB")

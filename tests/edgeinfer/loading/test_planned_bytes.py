@@ -50,7 +50,7 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         states = engine.backend.state.blocks.values()
         caches = [state.cache for state in states if isinstance(state, AttentionState)]
         of_cache = {id(array) for cache in caches for array in cache.arrays()}
-        kept_bytes = [kept for kept in engine.backend.decoder.arena.kept if kept.dtype == np.uint8]
+        kept_bytes = [kept for kept in engine.backend.decoder.arena.arrays if kept.dtype == np.uint8]
         arrays = [kept for kept in kept_bytes if id(kept) not in of_cache]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes

@@ -92,7 +92,7 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         SettingError, match="has no predictors; train them with edgeinfer profile --predictor"
     ):
         edgeinfer.load(path, device="cpu", sparse="predicted")
-    with pytest.raises(SettingError, match="sparse: 'exact' keeps layouts of its own"):
+    with pytest.raises(SettingError, match="sparse: 'exact' needs repacked weights"):
         edgeinfer.load(path, device="cpu", sparse="exact", repack=False)
     with pytest.raises(SettingError, match=r"sparse: llama\.cpp doesn't support 'exact'; leave out sparse"):
         edgeinfer.load(path, engine="llama.cpp", sparse="exact")
@@ -111,7 +111,7 @@ def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
-        kept = model.engine.backend.decoder.arena.kept
+        kept = model.engine.backend.decoder.arena.arrays
         ours = sum(
             array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
         )

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
+from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, GIVEN_UP, SENT
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -46,7 +46,7 @@ class PlainMailbox:
     @classmethod
     def empty(cls) -> "PlainMailbox":
         return cls(
-            np.zeros(MAILBOX_BYTES // 8, np.int64),
+            np.zeros(EXCHANGE_WORDS, np.int64),
             np.zeros((BATCH, WIDTH), np.float32),
             np.zeros(BATCH * USED, np.int64),
             np.zeros(BATCH * USED, np.float32),
@@ -101,8 +101,8 @@ def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
     deadline = threading.Event()
     timer = threading.Timer(SECONDS, deadline.set)
     timer.start()
-    while words[at // 8] < number:
-        assert not deadline.is_set(), f"word {at} is {words[at // 8]}, wanted {number}"
+    while words[at] < number:
+        assert not deadline.is_set(), f"word {at} is {words[at]}, wanted {number}"
     timer.cancel()
 
 
@@ -157,19 +157,19 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
             mailbox.words[:] = 0
             mailbox.rows[:tokens] = rows_for(1, tokens)
             if not host.stages.stages[0]:
-                mailbox.words[MAILBOX.answered // 8] = 1
+                mailbox.words[ANSWERED] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
             for turn in range(1, count + 1):
                 if turn > 1:
                     mailbox.rows[:tokens] = rows_for(turn, tokens)
-                    mailbox.words[MAILBOX.sent // 8] = turn
-                wait_for(mailbox.words, MAILBOX.answered, turn)
+                    mailbox.words[SENT] = turn
+                wait_for(mailbox.words, ANSWERED, turn)
                 if turn > 1 or host.stages.stages[0]:
                     np.testing.assert_array_equal(mailbox.rows[:tokens], wanted[turn - 1], err_msg=str(again))
             serving.join(SECONDS)
             assert not serving.is_alive()
-            assert mailbox.words[MAILBOX.given_up // 8] == 0
+            assert mailbox.words[GIVEN_UP] == 0
 
 
 @pytest.mark.parametrize("tokens", [1, BATCH])
@@ -250,13 +250,13 @@ def test_a_predictor_is_asked_about_the_neurons_that_are_here(
 
 def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:
     with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, mailbox):
-        mailbox.words[MAILBOX.answered // 8] = 1
+        mailbox.words[ANSWERED] = 1
         serving = threading.Thread(target=host.serve, args=(1, 0))
         serving.start()
-        mailbox.words[MAILBOX.sent // 8] = 2
-        wait_for(mailbox.words, MAILBOX.answered, 2)
+        mailbox.words[SENT] = 2
+        wait_for(mailbox.words, ANSWERED, 2)
         assert serving.is_alive()
-        mailbox.words[MAILBOX.given_up // 8] = 1
+        mailbox.words[GIVEN_UP] = 1
         serving.join(SECONDS)
         assert not serving.is_alive()
-        assert mailbox.words[MAILBOX.answered // 8] == len(host.stages.stages)
+        assert mailbox.words[ANSWERED] == len(host.stages.stages)

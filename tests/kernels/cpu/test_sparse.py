@@ -1,5 +1,6 @@
 """A sparse feed-forward gives what the dense one gives, whatever the format, and reads no neuron at rest."""
 
+from ctypes import addressof
 from dataclasses import replace
 from functools import cache
 
@@ -26,11 +27,12 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
     ACTIVE_LISTS,
-    NEURON_COLUMNS,
     ROWS_AHEAD,
     SPARSE_TOKENS,
     lane_activations_bytes,
 )
+from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
+from edgeinfer_kernels.cpu.runtime.structure import field_types
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.decoder import (
     BlockIndex,
@@ -94,17 +96,14 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    fields = np.zeros(len(NEURON_COLUMNS), np.int64)
-    for name in NEURON_COLUMNS._fields:
-        if name not in ("kernel", "weights"):
-            fields[getattr(NEURON_COLUMNS, name) // 8] = getattr(layout, name)
-    fields[NEURON_COLUMNS.weights // 8] = address(laid_out)
+    names = [name for name in field_types(NeuronColumnsArgs) if name not in ("kernel", "weights")]
+    columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
     out, scratch = (
         np.full((len(quantized), layout.outputs), np.nan, np.float32),
         allocate(ACTIVE_LISTS * ACTIVE_BYTES),
     )
     kernels.function(f"neuron_sums_{matrix.format}", 10)(
-        address(fields),
+        addressof(columns),
         first,
         layout.outputs,
         address(quantized),
@@ -189,7 +188,8 @@ def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
     laid_out = lay_out_columns(matrix)
     want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
     super_blocks = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
-    blocks = super_blocks.reshape(-1, layout.blocks_a_super, layout.block_bytes)[:, :, layout.factor_bytes :]
+    shape = (-1, layout.blocks_per_super, layout.block_bytes)
+    blocks = super_blocks.reshape(shape)[:, :, layout.factor_bytes :]
     neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
     neurons[:, :, ::2] ^= 255
     assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))

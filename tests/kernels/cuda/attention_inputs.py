@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cache_formats import rotated, rounded_to_nibbles
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.layer_cache import CacheType
 
 NORM = NormSpec("rms", 1e-5)
@@ -53,6 +54,11 @@ class DeviceCache:
         whole = [torch.full(shape, BYTE, dtype=dtype, device=device) for _ in "kv"]
         scales = [torch.full(groups, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
         return cls(whole[0], whole[1], scales[0], scales[1], head_dim)
+
+    @property
+    def args(self) -> CacheArgs:
+        """What prompt kernels take."""
+        return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, self.keys.shape[1])
 
     def read(self, end: int) -> tuple[Any, Any]:
         """Keys and values (kv_heads, end, head_dim) float64 of the first `end` positions."""

@@ -76,7 +76,7 @@ def test_a_machine_may_have_no_gpu() -> None:
         ("x: 8GiB, 256GB/s, pcie 64gbps", "'pcie 64gbps' in "),
         ("x: 8GiB, 256GB/s, 12GB", "'12GB' in 'x: 8GiB, 256GB/s, 12GB': saw '8GiB' before, wanted one"),
         ("rtx 4090, pcie 4 x8, pcie 12GB/s", "'pcie 12GB/s' in "),
-        ("cpu: 8GiB, 90GB/s ram", "'8GiB' in 'cpu: 8GiB, 90GB/s ram': 'cpu' stands for no GPU"),
+        ("cpu: 8GiB, 90GB/s ram", "'8GiB' in 'cpu: 8GiB, 90GB/s ram': 'cpu' means no GPU"),
     ],
 )
 def test_what_can_not_be_read_is_named(text: str, wrong: str) -> None:

@@ -28,7 +28,7 @@ def test_threads_are_added_while_they_read_faster(rates: dict[int, float], best:
 
 def test_the_choice_of_threads_gives_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
-    monkeypatch.setattr(measure, "load_kernels", lambda folder, isa: None)
+    monkeypatch.setattr(measure, "load_kernels", lambda folder, isa, progress: None)
     monkeypatch.setattr(measure, "sweep", lambda kernels, usable: {8: 50.0, 12: 80.0, 16: 81.0})
     monkeypatch.setattr(measure, "usable_cpus", lambda: 2)
     limit = "; the machine has 32, affinity or a quota allows no more"

@@ -8,7 +8,6 @@ import pytest
 from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, StepSpeed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import this_machine
-from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import remembered_figures
 from edgeinfer_offload.machine.this_machine import GPU_FIGURES, unmeasured_machine, with_cpu_speeds, with_gpu
 
@@ -85,7 +84,7 @@ def test_the_better_of_two_measurements_counts(tmp_path: Path, monkeypatch: pyte
 
 def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
     known = {f"gpu 0 {name}": 1e10 for name in GPU_FIGURES} | {"gpu 0 Q4_K": 9e9, "gpu 0 Q8_0": 5e10}
-    known |= {"gpu 0 launch_seconds": 3e-6, "gpu 0 hand_over_seconds": 2e-5}
+    known |= {"gpu 0 launch_seconds": 3e-6, "gpu 0 sync_seconds": 2e-5}
     remembered_figures(tmp_path).keep(known)
     machine = with_gpu(unmeasured_machine(2), GPU, 7 << 30, tmp_path)
     assert machine.graphics is not None
@@ -95,7 +94,7 @@ def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
     assert machine.graphics.operations_per_second == 5e9
     # Noise never makes a kernel faster than memory.
     assert machine.graphics.kernels == {"Q4_K": 9e9, "Q8_0": 1e10}
-    assert (machine.graphics.launch_seconds, machine.link.hand_over_seconds) == (3e-6, 2e-5)
+    assert (machine.graphics.launch_seconds, machine.link.sync_seconds) == (3e-6, 2e-5)
 
 
 def test_a_gpu_that_was_not_measured_is_known_by_its_name_or_not_at_all(tmp_path: Path) -> None:
@@ -108,9 +107,3 @@ def test_a_gpu_that_was_not_measured_is_known_by_its_name_or_not_at_all(tmp_path
     assert unknown.graphics is not None
     assert unknown.graphics.bytes_per_second == float("inf")
     assert unknown.origin == "unmeasured"
-
-
-def test_a_measured_machine_survives_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
-    machine = with_gpu(with_cpu_speeds(unmeasured_machine(2), tmp_path, []), GPU, 7 << 30, tmp_path)
-    assert Machine.from_json(machine.to_json()) == machine

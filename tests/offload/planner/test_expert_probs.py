@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeinfer_offload.planner.expert_probs import expert_chances
+from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile
 from tests.offload.model_shapes import dense_model, mixture_model
 
@@ -23,7 +23,7 @@ def test_hot_experts_are_told_and_sum_to_those_in_use() -> None:
     sizes = mixture_model()
     hottest = np.full((2, 128), 10, np.uint32)
     hottest[:, 96:] = 900
-    found = expert_chances(profile(dict.fromkeys(range(48), hottest)), sizes)
+    found = expert_probs(profile(dict.fromkeys(range(48), hottest)), sizes)
     assert found is not None
     assert len(found) == 48
     assert sum(found[0]) == pytest.approx(8)
@@ -33,14 +33,14 @@ def test_hot_experts_are_told_and_sum_to_those_in_use() -> None:
 def test_what_does_not_hold_on_the_other_half_is_taken_for_chance() -> None:
     counts = np.full((2, 128), 10, np.uint32)
     counts[0, :32], counts[1, 32:64] = 900, 900
-    found = expert_chances(profile(dict.fromkeys(range(48), counts)), mixture_model())
+    found = expert_probs(profile(dict.fromkeys(range(48), counts)), mixture_model())
     assert found is not None
     assert found[0] == (8 / 128,) * 128
 
 
 def test_a_profile_of_something_else_tells_nothing() -> None:
-    assert expert_chances(profile({}), mixture_model()) is None
-    assert expert_chances(profile({0: skewed(3)}), mixture_model()) is None
+    assert expert_probs(profile({}), mixture_model()) is None
+    assert expert_probs(profile({0: skewed(3)}), mixture_model()) is None
     small = np.ones((2, 64), np.uint32)
-    assert expert_chances(profile(dict.fromkeys(range(48), small)), mixture_model()) is None
-    assert expert_chances(profile({0: skewed(3)}), dense_model()) is None
+    assert expert_probs(profile(dict.fromkeys(range(48), small)), mixture_model()) is None
+    assert expert_probs(profile({0: skewed(3)}), dense_model()) is None

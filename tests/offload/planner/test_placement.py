@@ -6,10 +6,11 @@ import pytest
 
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_offload.machine.hardware import CPU_BLOCK_SECONDS
+from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, MAX_EXPERT_CACHE_SLOWDOWN
+from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
-from edgeinfer_offload.planner.planner import CHANGING_WORTH, STAYING, plan_memory
+from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.planner import NO_EXPERT_CACHE, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,
@@ -22,6 +23,7 @@ from tests.offload.model_shapes import (
     mixture_model,
     planned,
     server,
+    with_link,
 )
 
 
@@ -30,7 +32,7 @@ def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
     assert plan.device == plan.head == plan.embedding == "gpu"
     assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
     assert plan.limit_reason is None
-    assert plan.next_gibibyte is None
+    assert plan.rate_with_one_gib_more is None
     assert plan.prediction.stream_min_tokens is None
     assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
 
@@ -69,8 +71,7 @@ def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
 
 def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() -> None:
     machine = server()
-    assert machine.link is not None
-    slow = replace(machine, link=replace(machine.link, hand_over_seconds=2e-3))
+    slow = with_link(machine, sync_seconds=2e-3)
     plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
     assert any(layer.whole_on == "gpu" for layer in plan.layers)
     # At most two changes of side: none of the layers is divided but for one at the limit.
@@ -137,7 +138,7 @@ def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
     assert {layer.attention for layer in plan.layers} == {"cpu", "disk"}
     assert plan.head == "cpu"
     assert sum(item.ms_per_token for item in spilled) > sum(item.bytes for item in spilled) / 2e9 * 1000
-    assert "the rest is read again from the disk for every token" in plan.explain()
+    assert "each token reads the rest from the disk again" in plan.explain()
 
 
 def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
@@ -149,14 +150,14 @@ def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
 
 def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_nothing() -> None:
     for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
-        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, changing_experts=True)
+        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
         plan = plan_memory(model, laptop(), wishes)
-        assert (plan.head, plan.wishes.disk) == ("gpu", True)
+        assert (plan.head, plan.options.disk) == ("gpu", True)
         assert plan.prediction.stream_min_tokens is None
         assert plan.bytes_on("cpu") <= GIB
         assert any(layer.rest == "disk" and layer.attention == "gpu" for layer in plan.layers)
-        assert not any(layer.changing for layer in plan.layers)
-        assert (STAYING in plan.steps) == any(layer.has_some_experts for layer in plan.layers)
+        assert not any(layer.expert_cache for layer in plan.layers)
+        assert (NO_EXPERT_CACHE in plan.relaxations) == any(layer.has_some_experts for layer in plan.layers)
 
 
 def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_every_token() -> None:
@@ -164,8 +165,8 @@ def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_eve
     small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
     assert small.layers == large.layers
     assert small.bytes_on("disk") == large.bytes_on("disk")
-    assert "read again from the disk" in small.explain()
-    assert "read again from the disk" not in large.explain()
+    assert "from the disk again" in small.explain()
+    assert "from the disk again" not in large.explain()
     whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(wishes, ram=None))
     assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
 
@@ -207,22 +208,22 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
 
 
 def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
     fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     changing = plan_memory(mixture_model(), laptop(), wishes)
     slots = [len(layer.gpu_experts) for layer in changing.layers]
     assert len(set(slots)) == 1
-    assert all(layer.changing and layer.has_some_experts for layer in changing.layers)
+    assert all(layer.expert_cache and layer.has_some_experts for layer in changing.layers)
     before = sum(len(layer.gpu_experts) for layer in fixed.layers)
-    on_their_way = next(item.bytes for item in changing.items if item.item == "experts on their way")
+    on_their_way = next(item.bytes for item in changing.items if item.item == "expert cache buffers")
     one = next(item.bytes for item in changing.items if item.device == "gpu" and "experts, " in item.item)
     spare = len(slots) + on_their_way / (one / slots[0])
     assert before - spare - len(slots) < sum(slots) <= before
     assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
     assert changing.limit_reason is not None
-    assert changing.limit_reason.startswith("experts change places as they are asked for")
+    assert changing.limit_reason.startswith("the GPU's experts change while decoding")
     # What is promised is even routing, for which whole layers are a little better.
-    assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= CHANGING_WORTH
+    assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= MAX_EXPERT_CACHE_SLOWDOWN
     there = sum(
         i.bytes for i in changing.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
     )
@@ -231,22 +232,22 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
 
 
 def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routing_were_slower() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, changing_experts=True)
+    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
     fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
-    assert not any(layer.changing for layer in short.layers)
+    assert not any(layer.expert_cache for layer in short.layers)
     assert short.prediction == fixed.prediction
-    assert short.steps == (STAYING,)
-    slow = replace(laptop(), link=replace(laptop().link, hand_over_seconds=1e-3))  # type: ignore[type-var]
+    assert short.relaxations == (NO_EXPERT_CACHE,)
+    slow = with_link(laptop(), sync_seconds=1e-3)
     plan = plan_memory(mixture_model(), slow, wishes)
-    assert not any(layer.changing for layer in plan.layers)
-    assert plan.steps == ()
+    assert not any(layer.expert_cache for layer in plan.layers)
+    assert plan.relaxations == ()
 
 
 def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
-    plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, changing_experts=True))
+    plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, expert_cache=True))
     assert plan == replace(
-        plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), wishes=plan.wishes
+        plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), options=plan.options
     )
 
 

@@ -8,12 +8,13 @@ import pytest
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine.cost_constants import MAX_PREFILL_SLOWDOWN
 from edgeinfer_offload.machine.hardware import Link, Machine
+from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.placement_problem import PROMPT_WORTH
-from edgeinfer_offload.planner.plan_types import LayerPlacement, PlanOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server, with_link
 
 MODELS = {
     "dense": dense_model(),
@@ -25,7 +26,7 @@ MODELS = {
 MACHINES = {
     "laptop": laptop(),
     "server": server(),
-    "slow link": replace(laptop(), link=Link(3e9, 3e9, 1e9, 1e9, hand_over_seconds=5e-4)),
+    "slow link": with_link(laptop(), to_gpu=3e9, from_gpu=3e9, sync_seconds=5e-4),
 }
 BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
 
@@ -77,7 +78,7 @@ def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: st
         wishes = PlanOptions(4096, vram=int(gibibytes * GIB))
         plan = plan_memory(sizes, MACHINES[machine], wishes)
         check(plan, sizes)
-        assert plan.ms_per_token <= before * PROMPT_WORTH
+        assert plan.ms_per_token <= before * MAX_PREFILL_SLOWDOWN
         before = min(before, plan.ms_per_token)
 
 
@@ -91,15 +92,16 @@ def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> 
 
     base = laptop()
     assert base.graphics is not None
-    machine = Machine(
-        replace(
-            base.processor, bytes_per_second=between(5e9, 3e11), operations_per_second=between(1e11, 1e13)
-        ),
-        replace(
-            base.graphics, bytes_per_second=between(5e10, 4e12), operations_per_second=between(1e12, 1e15)
-        ),
-        Link(between(1e9, 6e10), 2e10, 4e9, 4e9, between(1e-6, 1e-3)),
+    graphics = replace(
+        base.graphics,
+        bytes_per_second=between(5e10, 4e12),
+        operations_per_second=between(1e12, 1e15),
+        link=Link(between(1e9, 6e10), 2e10, 4e9, 4e9, between(1e-6, 1e-3)),
     )
+    processor = replace(
+        base.processor, bytes_per_second=between(5e9, 3e11), operations_per_second=between(1e11, 1e13)
+    )
+    machine = Machine(processor, (graphics,))
     for name, model in MODELS.items():
         wishes = PlanOptions(
             int(between(64, 65536)),
@@ -126,7 +128,7 @@ def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanOptions) -> tu
 def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
     model = dense_model()
     from edgeinfer_offload.planner.placement_problem import PlacementProblem
-    from edgeinfer_offload.planner.placement_search import CPU, GPU, Choice
+    from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices
 
     for gibibytes in (2, 3, 4, 5):
         placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
@@ -135,11 +137,11 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
         fitting = []
         for whole in range(33):
             choices = [
-                Choice(GPU, GPU, cost.units) if index >= 32 - whole else Choice(CPU, CPU, 0)
+                LayerDevices(GPU, cost.units) if index >= 32 - whole else LayerDevices(CPU)
                 for index, cost in enumerate(placing.costs)
             ]
             found = placing.search.placement(choices, ends)
             if found.gpu_bytes <= room:
                 fitting.append(found.seconds)
         plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
-        assert plan.prediction.seconds <= PROMPT_WORTH * min(fitting) + 1e-5
+        assert plan.prediction.seconds <= MAX_PREFILL_SLOWDOWN * min(fitting) + 1e-5

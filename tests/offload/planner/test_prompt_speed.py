@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.machine.cost_constants import COPY_OVERLAP_LOSS
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from edgeinfer_offload.planner.prompt_speed import BESIDE
-from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server, with_link
 
 WISHES = PlanOptions(1024)
 
@@ -19,9 +19,9 @@ def planned(model: ModelSizes, machine: Machine, vram: float, prompt: int = 512)
     return plan_memory(model, machine, replace(WISHES, vram=int(vram * GIB), prompt=prompt))
 
 
-def with_link(machine: Machine, factor: float) -> Machine:
+def with_link_speed(machine: Machine, factor: float) -> Machine:
     assert machine.link is not None
-    return replace(machine, link=replace(machine.link, to_gpu=factor * machine.link.to_gpu))
+    return with_link(machine, to_gpu=factor * machine.link.to_gpu)
 
 
 def weights_here(plan: MemoryPlan) -> int:
@@ -34,8 +34,8 @@ def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
     plan = planned(model, machine, 1.2)
     assert machine.link is not None
     sending = weights_here(plan) / machine.link.to_gpu
-    assert sending < plan.prediction.prompt_seconds < (1.05 + BESIDE) * sending
-    slower = planned(model, with_link(machine, 0.5), 1.2).prediction.prompt_seconds
+    assert sending < plan.prediction.prompt_seconds < (1.05 + COPY_OVERLAP_LOSS) * sending
+    slower = planned(model, with_link_speed(machine, 0.5), 1.2).prediction.prompt_seconds
     assert slower - plan.prediction.prompt_seconds == pytest.approx(sending, rel=0.1)
 
 
@@ -48,13 +48,13 @@ def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -
         planned(model, laptop(), 3, prompt).prediction.prompt_seconds for prompt in (least - 1, least)
     )
     assert at == pytest.approx(below, rel=0.1)
-    unsent = planned(model, with_link(laptop(), 1e-3), 3).prediction
+    unsent = planned(model, with_link_speed(laptop(), 1e-3), 3).prediction
     assert unsent.stream_min_tokens is None or unsent.stream_min_tokens > 512
     assert planned(model, laptop(), 3).prediction.prompt_seconds < unsent.prompt_seconds
 
 
 def test_a_mixture_sends_the_experts_alone_that_some_token_uses() -> None:
-    model, machine = mixture_model(), with_link(laptop(), 0.1)
+    model, machine = mixture_model(), with_link_speed(laptop(), 0.1)
     fast = replace(machine, processor=replace(machine.processor, operations_per_second=1e9))
     few, many = (planned(model, fast, 3, prompt).prediction.prompt_seconds for prompt in (8, 512))
     assert many < 4 * few
@@ -63,6 +63,6 @@ def test_a_mixture_sends_the_experts_alone_that_some_token_uses() -> None:
 
 def test_sent_weights_take_room_on_the_gpu_that_the_plan_counts() -> None:
     plan = planned(dense_model(), server(), 2.5)
-    sent = next(item for item in plan.items if item.item == "weights that a prompt sends")
+    sent = next(item for item in plan.items if item.item == "buffers for streamed weights")
     assert 4 * (16 << 20) <= sent.bytes < 4 * (16 << 20) + (48 << 20)
     assert plan.bytes_on("gpu") <= plan.vram_bytes

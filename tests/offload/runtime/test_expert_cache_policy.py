@@ -113,4 +113,4 @@ def test_a_slot_is_nobodys_while_it_is_written() -> None:
     slow = replay(asked, slots, tokens_a_copy=10)
     assert slow.copies == 1
     assert slow.hits == 40 - 8 - 10
-    assert slow.asked == 40
+    assert slow.requested == 40

@@ -129,7 +129,7 @@ def test_a_gpu_here_is_measured_and_planned_for(
     monkeypatch.setattr(model_plan, "with_gpu", with_gpu)
     told = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
     assert measured == [["Q4_K", "Q6_K"]]
-    assert told["machine"]["graphics"]["free_bytes"] == 7 << 30
+    assert told["machine"]["gpus"][0]["free_bytes"] == 7 << 30
     assert told["budgets"]["vram"] == 7 << 30
 
 

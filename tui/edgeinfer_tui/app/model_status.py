@@ -116,7 +116,7 @@ class MemoryPanel(Static):
         lines = [Content.styled("Memory", "bold underline"), *drawn(place_shares(plan), width), Content("")]
         if (rate := plan.prediction.decode_tokens_per_second) > 0:
             lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
-        lines += [Content(f"so that it fits, {step}") for step in plan.steps]
+        lines += [Content(f"so that it fits, {relaxation}") for relaxation in plan.relaxations]
         lines += [Content(remark) for remark in self._remarks]
         self.update(Content("\n").join(lines))
 

@@ -37,7 +37,9 @@ class FileFacts(Protocol):
 
     path: Any
     version: int
-    metadata: Mapping[str, Any]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
 
     @property
     def tensors(self) -> Mapping[str, TensorFacts]: ...

@@ -2,8 +2,8 @@
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.layout.packed_matrix import bits
-from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CACHE_KINDS
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS
+from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 
@@ -31,15 +31,15 @@ def build(
     norm_width = w.attn_q.rows if spec.qk_norm == "row" else spec.head_dim
     kv_norm_width = w.attn_k.rows if spec.qk_norm == "row" else spec.head_dim
     block = builder.arena.fill(
-        ATTENTION,
+        AttentionArgs,
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         padded_head=padded_head,
         context=cache.positions,
         window=spec.window,
-        scale=bits(spec.scale),
-        soft_cap=bits(spec.soft_cap),
+        scale=spec.scale,
+        soft_cap=spec.soft_cap,
         rope_dim=spec.rope.dimensions if spec.rope else 0,
         rope_neox=int(spec.rope.neox) if spec.rope else 0,
         qk_norm=QK_NORMS[spec.qk_norm],
@@ -56,7 +56,7 @@ def build(
         k_norm=builder.norm(spec.norm, kv_norm_width, w.attn_k_norm) if spec.qk_norm != "none" else 0,
         **builder.norms(residual, weights),
         normed=builder.input("normed", builder.width, [w.attn_q, w.attn_k, w.attn_v]),
-        mixed=builder.input("mixed", spec.heads * spec.head_dim, [w.attn_output]),
+        attn_out=builder.input("mixed", spec.heads * spec.head_dim, [w.attn_output]),
         queries=queries,
         states=builder.workspace.states,
         projected_q=projected_q,

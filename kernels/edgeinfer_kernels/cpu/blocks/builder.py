@@ -9,7 +9,6 @@ from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
-    bits,
     group_bytes,
     is_float_format,
     kernel_columns,
@@ -17,7 +16,9 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_rows,
     padded_vector,
 )
-from edgeinfer_kernels.cpu.runtime.abi import HEAD, INPUT, MATRIX, NORM, TILE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import TILE_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector
@@ -99,11 +100,11 @@ class BlockBuilder:
         self.width = width
 
     def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
-        """A NORM structure; without a weight of kind 0, which copies its input."""
+        """A NormArgs structure; without a weight of kind 0, which copies its input."""
         return self.arena.fill(
-            NORM,
+            NormArgs,
             kind=NORM_KINDS[norm.kind] if weight is not None else 0,
-            epsilon=bits(norm.epsilon),
+            epsilon=norm.epsilon,
             weight=self.arena.keep(padded_vector(weight)),
             bias=self.arena.keep(padded_vector(bias)),
             width=width,
@@ -111,12 +112,12 @@ class BlockBuilder:
         )
 
     def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
-        """A MATRIX structure; the bias has a row for each expert."""
+        """A MatrixArgs structure; the bias has a row for each expert."""
         name = kernel_format(matrix)
         placed = self._placed[id(matrix)]
         rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
         return self.arena.fill(
-            MATRIX,
+            MatrixArgs,
             kernel=placed.kernel,
             tile_kernel=placed.tile_kernel,
             weights=placed.weights,
@@ -151,7 +152,7 @@ class BlockBuilder:
             float_stride, quantized_stride = strides
         tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
         return self.arena.fill(
-            INPUT,
+            InputArgs,
             floats=floats,
             float_stride=float_stride,
             quantized=quantized,
@@ -160,21 +161,21 @@ class BlockBuilder:
             tile_tokens=TILE_TOKENS if tiles else NEVER,
         )
 
-    def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, int]:
+    def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, float]:
         """The fields of the norms before and after a block, and its residual scale."""
         return {
             "norm": self.norm(residual.norm, self.width, w.norm, w.norm_bias),
             "post_norm": self.norm(residual.norm, self.width, w.post_norm),
-            "residual_scale": bits(residual.residual_scale),
+            "residual_scale": residual.residual_scale,
         }
 
     def scratch(self) -> dict[str, int]:
         return {"scratch": self.workspace.scratch, "scratch_stride": self.workspace.scratch_stride}
 
     def head(self, norm: NormSpec, weights: DecoderWeights) -> int:
-        """A HEAD structure; each call sets the address of its logits."""
+        """A HeadArgs structure; each call sets the address of its logits."""
         return self.arena.fill(
-            HEAD,
+            HeadArgs,
             norm=self.norm(norm, self.width, weights.output_norm, weights.output_norm_bias),
             matrix=self.matrix(weights.output),
             normed=self.input("normed", self.width, [weights.output]),

@@ -2,7 +2,8 @@
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, FEED_FORWARD
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
+from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 UNITS: tuple[str, ...] = ()
@@ -23,7 +24,7 @@ def build(
     projected, projected_stride = builder.workspace.rows("projected")
     gate, _ = builder.workspace.rows("gate")
     block = builder.arena.fill(
-        FEED_FORWARD,
+        FeedForwardArgs,
         gate_matrix=0 if w.ffn_gate is None else builder.matrix(w.ffn_gate, w.ffn_gate_bias),
         up_matrix=builder.matrix(w.ffn_up, w.ffn_up_bias),
         down_matrix=builder.matrix(w.ffn_down, w.ffn_down_bias),

@@ -3,8 +3,9 @@
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
-from edgeinfer_kernels.cpu.layout.packed_matrix import bits, is_float_format, padded_vector
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, EXPERTS, GATING_CODES, quantized_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
@@ -40,7 +41,7 @@ def _routed(
     weights: Weights,
     routing: RoutingRows | None,
 ) -> int:
-    """An EXPERTS structure; it writes the selected experts to `routing` if given."""
+    """An ExpertsArgs structure; it writes the selected experts to `routing` if given."""
     spec, w, rows = residual.block, weights.block, builder.workspace.rows
     scores, scores_stride = rows("expert.scores")
     ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * spec.experts_per_token)
@@ -48,12 +49,12 @@ def _routed(
     if w.shared is not None:
         first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
     return builder.arena.fill(
-        EXPERTS,
+        ExpertsArgs,
         router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
         early=int(spec.pre_attention_router),
         gating=GATING_CODES[spec.gating],
         normalized=int(spec.normalized),
-        weight_scale=bits(spec.scale),
+        weight_scale=spec.scale,
         scores=scores,
         scores_stride=scores_stride,
         ids=ids,
@@ -72,31 +73,31 @@ def _given(
     weights: Weights,
     options: BlockOptions,
 ) -> int:
-    """An EXPERTS structure for experts that another device selects."""
+    """An ExpertsArgs structure for experts that another device selects."""
     w, routing = weights.block, options.routing
     assert routing is not None
     return builder.arena.fill(
-        EXPERTS,
+        ExpertsArgs,
         ids=routing.ids,
         ids_stride=routing.stride,
         weights=options.expert_weights,
-        asked=0 if options.requests is None else builder.arena.keep(options.requests),
+        requests=0 if options.requests is None else builder.arena.keep(options.requests),
         normed=builder.input("normed", builder.width, [w.ffn_up_exps, w.ffn_gate_exps]),
         **_own(builder, residual, weights),
     )
 
 
-def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, int]:
+def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, float]:
     """The fields of the experts themselves."""
     spec, w, rows = residual.block, weights.block, builder.workspace.rows
     hidden, width = w.ffn_up_exps.rows, builder.width
     return {
         "norm": builder.norm(residual.norm, width, weights.norm, weights.norm_bias),
-        "residual_scale": bits(residual.residual_scale),
+        "residual_scale": residual.residual_scale,
         "count": w.ffn_up_exps.experts,
         "used": spec.experts_per_token,
         "activation": ACTIVATION_CODES[spec.activation],
-        "places": rows("expert.places")[0],
+        "pair_rows": rows("expert.places")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
         "gathered": _pair_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),

@@ -8,7 +8,7 @@ from edgeinfer_kernels.blocks.short_convolution import (
     ShortConvolutionWeights,
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import SHORT_CONVOLUTION
+from edgeinfer_kernels.cpu.runtime.block_args import ShortConvolutionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 
@@ -30,7 +30,7 @@ def build(
     rows = {name: builder.workspace.rows(f"convolution_{name}") for name in ("b", "c", "x")}
     projected, projected_stride = builder.workspace.rows("projected")
     block = builder.arena.fill(
-        SHORT_CONVOLUTION,
+        ShortConvolutionArgs,
         **builder.norms(residual, weights),
         b_matrix=builder.matrix(w.b),
         c_matrix=builder.matrix(w.c),

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cpu.native.gemv.row_formats import FLOAT_ROW_KERNELS, ROW
 from edgeinfer_kernels.cpu.native.gemv.row_loops import make_rows
 from edgeinfer_kernels.cpu.native.gemv.rows import ROW_ARGUMENTS
 from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.structures import numba_type
 from edgeinfer_kernels.cpu.native.sparse import sparse_feed_forward
 from edgeinfer_kernels.cpu.native.sparse.neuron_columns import (
     COLUMN_FORMATS,
@@ -30,6 +31,7 @@ from edgeinfer_kernels.cpu.native.sparse.neuron_rows import (
     SPLIT_FORMATS,
     make_neuron_rows,
 )
+from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
 
 PARTS = {
     "blocks": (
@@ -82,9 +84,11 @@ def unit_exports(unit: str, target: Target) -> dict[str, Any]:
     return {**exports, f"tile_{unit}": tile_rows(name)} if target.tiles else exports
 
 
-def compiled_for(function: Any, arguments: int) -> tuple[Any, Any]:
-    """An export: the function and its signature, with this many int64 arguments and no result."""
-    return inner(function), types.void(*(types.int64,) * arguments)
+def compiled_for(function: Any, arguments: int, first: type = int) -> tuple[Any, Any]:
+    """An export: the function and its signature, with this many int64 arguments and no result; the `first`
+    may be a structure.
+    """
+    return inner(function), types.void(numba_type(first), *(types.int64,) * (arguments - 1))
 
 
 @cache
@@ -113,5 +117,5 @@ def neuron_exports(name: str) -> dict[str, Any]:
     rows, sums = make_neuron_rows(SPLIT_FORMATS[name]), make_neuron_sums(COLUMN_FORMATS[name])
     return {
         f"neuron_rows_{name}": compiled_for(rows, NEURON_ROWS_ARGUMENTS),
-        f"neuron_sums_{name}": compiled_for(sums, NEURON_SUMS_ARGUMENTS),
+        f"neuron_sums_{name}": compiled_for(sums, NEURON_SUMS_ARGUMENTS, NeuronColumnsArgs),
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, RowLayout, group_bytes, kernel_format
-from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
+from edgeinfer_kernels.cpu.runtime.kernel_args import FileRowsArgs
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 
 
@@ -23,11 +23,11 @@ def file_rows_scratch(matrices: Iterable[MatrixShape]) -> int:
 
 
 def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int) -> int:
-    """Address of the matrix's FILE_ROWS, one for each expert; the arena keeps the memory map open."""
+    """Address of the matrix's FileRowsArgs, one for each expert; the arena keeps the memory map open."""
     name = kernel_format(matrix)
     layout = RowLayout.of(name, matrix.columns)
     first, expert_bytes = arena.keep(matrix.raw), matrix.rows * matrix.raw.strides[0]
-    alike = {
+    alike: dict[str, float] = {
         "kernel": kernels.address(f"rows_{name}"),
         "rows": matrix.rows,
         "row_bytes": matrix.raw.strides[0],
@@ -41,4 +41,5 @@ def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int)
         "group_offset": group_offset,
     }
     numbers = matrix.picked or range(matrix.experts)
-    return arena.fill_all(FILE_ROWS, [{**alike, "source": first + i * expert_bytes} for i in numbers])
+    made = [FileRowsArgs(**alike, source=first + i * expert_bytes) for i in numbers]
+    return arena.fill_all(made)

@@ -149,7 +149,7 @@ class ColumnLayout:
     factor_bytes: int
     """Factors of a block, stored before its neurons; if there are several factors, in the super-block."""
     super_factor_bytes: int
-    blocks_a_super: int
+    blocks_per_super: int
 
     @property
     def block_bytes(self) -> int:
@@ -157,11 +157,11 @@ class ColumnLayout:
 
     @property
     def super_bytes(self) -> int:
-        return self.super_factor_bytes + self.blocks_a_super * self.block_bytes
+        return self.super_factor_bytes + self.blocks_per_super * self.block_bytes
 
     @property
     def nbytes(self) -> int:
-        return self.blocks // self.blocks_a_super * self.super_bytes
+        return self.blocks // self.blocks_per_super * self.super_bytes
 
     @classmethod
     def of(cls, matrix: Matrix) -> "ColumnLayout":
@@ -173,7 +173,7 @@ class ColumnLayout:
             neuron_bytes=outputs * form.bits // 8,
             factor_bytes=outputs * form.bytes,
             super_factor_bytes=2 * outputs * form.halves,
-            blocks_a_super=block_format(matrix.format).block_elements // NEURONS_PER_BLOCK,
+            blocks_per_super=block_format(matrix.format).block_elements // NEURONS_PER_BLOCK,
         )
 
 
@@ -181,7 +181,7 @@ def lay_out_columns(matrix: Matrix) -> Bytes:
     """Down in the per-neuron layout, newly allocated."""
     form, layout = NEURON_FORMATS[matrix.format], ColumnLayout.of(matrix)
     quants = read_quants(FORMATS[matrix.format], _file_blocks(matrix))
-    super_blocks, each = layout.blocks // layout.blocks_a_super, layout.blocks_a_super
+    super_blocks, each = layout.blocks // layout.blocks_per_super, layout.blocks_per_super
     target = allocate(layout.nbytes)
     whole = target[: layout.nbytes].reshape(super_blocks, layout.super_bytes)
     halves = _by_output(quants.halves.reshape(matrix.rows, super_blocks, form.halves), layout.outputs)

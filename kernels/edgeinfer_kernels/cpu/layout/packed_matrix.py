@@ -4,7 +4,7 @@ layout.
 
 import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.runtime.abi import structure_bytes
+from edgeinfer_kernels.cpu.runtime.structure import Structure
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format, decode, encode
@@ -78,16 +78,6 @@ def byte_view(at: int, nbytes: int) -> Bytes:
     return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_uint8)), (nbytes,))
 
 
-def int_fields(at: int, count: int) -> npt.NDArray[np.int64]:
-    """The fields of the structure at an address, writable; its arena must outlive them."""
-    return np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count,))
-
-
-def bits(value: float) -> int:
-    """A float32 as the low 32 bits of an int64."""
-    return int(np.float32(value).view(np.uint32))
-
-
 def padded_vector(vector: npt.NDArray[np.float32] | None) -> npt.NDArray[np.float32] | None:
     """The vector, zero-padded to whole lanes."""
     return None if vector is None else padded_rows(vector[None])[0]
@@ -101,31 +91,34 @@ def padded_rows(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 class Arena:
-    """Keeps the arrays alive that kernels point to."""
+    """Keeps the arrays and structures alive that kernels point to."""
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.arrays: list[npt.NDArray[Any]] = []
+        self._args: list[Structure | ctypes.Array[Any]] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
         """Keep a reference to the array; return its address, 0 for None."""
         if array is not None:
-            self.kept.append(array)
+            self.arrays.append(array)
         return address(array)
 
-    def fill(self, offsets: Any, **values: int) -> int:
+    def fill(self, kind: type[Structure], /, **values: float) -> int:
         """Allocate a structure with these fields (all others 0); return its address."""
-        return self.fill_all(offsets, [values])
+        return self.keep_args(kind(**values))
 
-    def fill_all(self, offsets: Any, structures: Sequence[Mapping[str, int]]) -> int:
-        """Allocate consecutive structures; return the address of the first."""
-        memory = np.zeros((len(structures), structure_bytes(offsets) // 8), np.int64)
-        for row, values in zip(memory, structures, strict=True):
-            for name, value in values.items():
-                row[getattr(offsets, name) // 8] = value
-        return self.keep(memory)
+    def fill_all(self, structures: Sequence[Structure]) -> int:
+        """Allocate copies of structures of one kind, consecutive; return the address of the first."""
+        return self.keep_args((type(structures[0]) * len(structures))(*structures))
+
+    def keep_args(self, args: "Structure | ctypes.Array[Any]") -> int:
+        """Keep a reference to a structure, or to several; return the address of the first."""
+        self._args.append(args)
+        return addressof(args)
 
     def clear(self) -> None:
-        self.kept.clear()
+        self.arrays.clear()
+        self._args.clear()
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ memory-mapped.
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import sizeof
 
 from edgeinfer_kernels.cpu.blocks.builder import Placed
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, expert_bytes, interleave, kernel_format
-from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS, structure_bytes
+from edgeinfer_kernels.cpu.runtime.kernel_args import FileRowsArgs
 from edgeinfer_kernels.matrix import Matrix
 
 OnPlaced = Callable[[Matrix], None]
@@ -38,7 +39,7 @@ def leave_in_file(
     """Every matrix as memory-mapped rows, keyed by id; sixteen rows at a time are interleaved in a thread's
     scratch, from `group_offset` on.
     """
-    kernel, stride = kernels.address("rows_in_file"), structure_bytes(FILE_ROWS)
+    kernel, stride = kernels.address("rows_in_file"), sizeof(FileRowsArgs)
     return {
         id(matrix): Placed(kernel, file_rows(matrix, arena, kernels, group_offset), expert_stride=stride)
         for matrix in matrices

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import addressof
 from pathlib import Path
 from statistics import median
 
@@ -12,6 +13,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
+from edgeinfer_kernels.cpu.runtime.kernel_args import ReadMemoryArgs
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
 MIN_READ = 256 << 20
@@ -58,13 +60,13 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
     memory = allocate(nbytes)
     memory[:] = 1
     sums = np.zeros(8 * max(counts), np.int64)
-    call = np.array([nbytes, address(sums)], np.int64)
+    args = ReadMemoryArgs(nbytes=nbytes, sums=address(sums))
     teams = [ThreadPool(kernels, threads) for threads in counts]
 
     def reader(team: ThreadPool) -> Callable[[], float]:
         def read() -> float:
             begin = time.perf_counter()
-            team.run(kernels.address("read_memory"), address(memory), address(call))
+            team.run(kernels.address("read_memory"), address(memory), addressof(args))
             return nbytes / (time.perf_counter() - begin)
 
         return read

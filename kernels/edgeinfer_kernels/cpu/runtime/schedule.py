@@ -9,11 +9,11 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
-from edgeinfer_kernels.cpu.runtime.abi import CALL
-from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_call
+from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs
+from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_step
 
 Run = tuple[int, int, int]
-"""Arguments of a thread pool run: a function, its block and its call."""
+"""Arguments of a thread pool run: a function, its block and its step."""
 
 
 class StepCall(NamedTuple):
@@ -45,9 +45,9 @@ class StepSchedules:
         self._by_token = by_token
         self.x, self.stride = x, stride
         ropes = dict.fromkeys(step.rope for layer in layers for step in layer)
-        made = {rope: (RopeTable(rope), np.zeros(len(CALL), np.int64)) for rope in ropes}
+        made = {rope: (RopeTable(rope), StepArgs()) for rope in ropes}
         self.calls = list(made.values())
-        self._call_of = {rope: arena.keep(call) for rope, (_, call) in made.items()}
+        self._call_of = {rope: arena.keep_args(call) for rope, (_, call) in made.items()}
         self._table_of = {rope: table for rope, (table, _) in made.items()}
         self._made = dict[tuple[int, ...], Run]()
 
@@ -65,17 +65,17 @@ class StepSchedules:
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
         return self._listed(steps, before_head=True)
 
-    def fill(self, tokens: int, start: int, places: int = 0, span: int = 0, x: int = 0) -> None:
-        """Fill all calls for the next tokens: at positions start…, or at `places` within a span of positions
-        from `start` on.
+    def fill(self, tokens: int, start: int, token_args: int = 0, span: int = 0, x: int = 0) -> None:
+        """Fill all calls for the next tokens: at positions start…, or as in the `PositionTable` at
+        `token_args`.
 
-        `span`: number of positions with RoPE tables; `x`: address of the hidden states, if not the default.
+        `span`: number of positions from `start` on with RoPE tables; `x`: address of the hidden states, if
+        not the default.
         """
         at = x or self.x
         for table, call in self.calls:
-            fill_call(
-                call, at, self.stride, tokens, start, table.address_of(start, max(span, tokens)), places
-            )
+            rope = table.address_of(start, max(span, tokens))
+            fill_step(call, at, self.stride, tokens, start, rope, token_args)
 
     def table_of(self, rope: RopeSpec | None) -> RopeTable:
         """The table of a RoPE."""
@@ -90,8 +90,8 @@ class StepSchedules:
         ]
 
     def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
-        keep, count = self._arena.keep, np.array([len(steps)], np.int64)
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
         if before_head:  # It may be called for one of the rows only.
             listed[-2] = (*steps[-2], 1)
-        return self._runner, keep(np.array(listed, np.int64)), keep(count)
+        schedule = self._arena.fill_all([ScheduleStep(*step) for step in listed])
+        return self._runner, schedule, self._arena.keep(np.array([len(steps)], np.int64))

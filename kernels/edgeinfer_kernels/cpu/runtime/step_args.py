@@ -1,14 +1,13 @@
 """Per-call arguments: the addresses of the tokens' hidden states, their positions, and the RoPE tables."""
 
-from struct import pack_into
+from ctypes import addressof
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
-from edgeinfer_kernels.cpu.runtime.abi import CALL, PLACE
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, TokenArgs
 
 ROPE_POSITIONS = 256
 """Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
@@ -36,35 +35,27 @@ class RopeTable:
         return self._address + (start - self._start) * self.stride
 
 
-CALL_FIELDS = f"{len(CALL)}q"
-
-
-def fill_call(
-    call: npt.NDArray[np.int64],
-    rows: int,
-    stride: int,
-    tokens: int,
-    start: int,
-    rope: int,
-    places: int = 0,
+def fill_step(
+    step: StepArgs, x: int, stride: int, tokens: int, start: int, rope: int, token_args: int = 0
 ) -> None:
-    """Fill a CALL for tokens whose rows are at `rows`, `stride` bytes apart; `rope` is 0 without RoPE.
+    """Fill the arguments for tokens whose rows are at `x`, `stride` bytes apart; `rope` is 0 without RoPE.
 
-    `places`: 0, or the address of a `PositionTable`.
+    `token_args`: 0, or the address of a `PositionTable`.
     """
-    pack_into(CALL_FIELDS, call.data, 0, rows, stride, tokens, start, rope, places)
+    step.x, step.x_stride, step.tokens = x, stride, tokens
+    step.start, step.rope, step.token_args = start, rope, token_args
 
 
 class PositionTable:
-    """The PLACE structures of some tokens, at `address`."""
+    """The arguments of some tokens, at `address`."""
 
     def __init__(self, places: BatchPositions) -> None:
         self._pages = np.ascontiguousarray(places.pages, np.int64)
         self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
-        count = len(places.positions)
-        self._fields = np.zeros((count, len(PLACE)), np.int64)
-        self._fields[:, PLACE.position // 8] = places.positions
-        self._fields[:, PLACE.pages // 8] = address(self._pages) + self._pages.strides[0] * np.arange(count)
-        if self._copies:
-            self._fields[:, PLACE.copies // 8] = [address(copies) for copies in self._copies]
-        self.address = address(self._fields)
+        self._tokens = (TokenArgs * len(places.positions))()
+        pages, stride = address(self._pages), self._pages.strides[0]
+        for index, (token, position) in enumerate(zip(self._tokens, places.positions.tolist(), strict=True)):
+            token.position, token.pages = position, pages + stride * index
+        for token, copies in zip(self._tokens, self._copies, strict=False):
+            token.copies = address(copies)
+        self.address = addressof(self._tokens)

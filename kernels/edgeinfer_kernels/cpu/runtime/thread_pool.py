@@ -8,10 +8,9 @@ import threading
 import weakref
 from collections.abc import Callable
 
-import numpy as np
-
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.runtime.abi import TEAM, TEAM_BYTES
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 from edgeinfer_kernels.system.fork_locks import fork_safe_lock
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
@@ -23,7 +22,7 @@ def address_of(function: object) -> int:
 
 
 class ThreadPool:
-    """Runs `function(block, call, team, thread)` on all its threads at once.
+    """Runs `function(block, step, team, thread)` on all its threads at once.
 
     Safe to call from several Python threads (calls are serialized) and after a fork (the threads are
     restarted).
@@ -40,13 +39,11 @@ class ThreadPool:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._memory = np.zeros(TEAM_BYTES // 8 + 8, np.int64)
-        start = -(self._memory.ctypes.data // 8) % 8
-        fields = self._memory[start:]
-        self.address = fields.ctypes.data
-        for name, value in self._operating_system().items():
-            fields[getattr(TEAM, name) // 8] = value
-        fields[TEAM.threads // 8] = self.threads
+        self._memory = ctypes.create_string_buffer(ctypes.sizeof(ThreadPoolArgs) + CACHE_LINE)
+        self.address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
+        args = ThreadPoolArgs.from_address(self.address)
+        self._use_operating_system(args)
+        args.threads = self.threads
         workers = [
             threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
             for thread in range(1, self.threads)
@@ -58,34 +55,29 @@ class ThreadPool:
             self, _dismiss, self._process, self._dismiss, self.address, workers, kept_alive
         )
 
-    def _operating_system(self) -> dict[str, int]:
-        """Addresses of the C functions with which a thread yields or sleeps while it waits."""
+    def _use_operating_system(self, args: ThreadPoolArgs) -> None:
+        """Set the C functions with which a thread yields or sleeps while it waits."""
         if sys.platform == "win32":
             library = ctypes.windll.kernel32
             self._functions = [library.SwitchToThread, library.Sleep]
-            sleep_argument = 1
+            args.sleep_argument = 1
         else:
             library = ctypes.CDLL(None)
             self._functions = [library.sched_yield, library.usleep]
-            sleep_argument = REST_MICROSECONDS
-        fields = {
-            "yield_function": address_of(self._functions[0]),
-            "sleep_function": address_of(self._functions[1]),
-            "sleep_argument": sleep_argument,
-        }
+            args.sleep_argument = REST_MICROSECONDS
+        args.yield_function, args.sleep_function = map(address_of, self._functions)
         if sys.platform == "linux" and platform.machine() in FUTEX_NUMBERS:
             self._functions.append(library.syscall)
-            fields["syscall_function"] = address_of(library.syscall)
-            fields["futex"] = FUTEX_NUMBERS[platform.machine()]
-        return fields
+            args.syscall_function = address_of(library.syscall)
+            args.futex = FUTEX_NUMBERS[platform.machine()]
 
-    def run(self, function: int, block: int, call: int) -> None:
+    def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done."""
         with self._turn:
             if os.getpid() != self._process:
                 self._end.detach()
                 self._start()
-            self._run(self.address, function, block, call)
+            self._run(self.address, function, block, step)
 
     def close(self) -> None:
         """End the threads; the pool is unusable afterwards. Runs automatically on garbage collection."""

@@ -14,9 +14,16 @@ from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kern
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
-from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    AttentionConfig,
+    CacheArgs,
+    RopeArgs,
+    SplitArgs,
+    SplitConfig,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Tuning
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -133,55 +140,46 @@ def _attend(
 ) -> None:
     """Write the result of the heads as activations, and keys and values to the cache."""
     launches, space, out = step.launches, step.space("attention"), step.space("attention").mixed
-    tuning, positions = launches.tuning, launches.model.positions
-    k_at = spec.heads * spec.head_dim
-    rows = attention_rows(spec.heads, spec.kv_heads, tokens)
-    direct, splits = spec.head_dim % 16 == 0, tuning.splits_for(positions)
+    split = _split_config(launches.tuning, spec, launches.model.positions, tokens)
+    direct = spec.head_dim % 16 == 0
+    q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
-        (spec.kv_heads, splits),
+        (spec.kv_heads, split.splits),
         space.qkv,
         space.qkv.shape[1],
-        cache.keys,
-        cache.key_scales,
-        cache.values,
-        cache.value_scales,
-        positions,
+        CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, launches.model.positions),
         launches.workspace.state,
-        w.table,
-        launches.or_nothing(w.q_norm),
-        launches.or_nothing(w.k_norm),
-        spec.norm.epsilon,
+        RopeArgs(w.table, q_norm, k_norm, spec.norm.epsilon),
         spec.scale,
         spec.soft_cap,
-        space.parts,
-        space.peaks,
-        space.arrived,
+        SplitArgs(space.parts, space.peaks, space.arrived),
         out.words,
         space.flat,
         launches.or_nothing(w.sinks),
-        KV_HEADS=spec.kv_heads,
-        GROUP=spec.heads // spec.kv_heads,
-        HEAD_DIM=spec.head_dim,
-        DIMENSIONS=head_dimensions(spec.head_dim),
-        K_AT=k_at,
-        V_AT=k_at + spec.kv_heads * spec.head_dim,
-        TOKENS=tokens,
-        QUERIES=rows,
-        SPLITS=splits,
-        POSITIONS=max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim))),
-        WINDOW=spec.window,
-        QK_NORM=QK_NORMS[spec.qk_norm],
-        CAPPED=spec.soft_cap != 0,
-        CACHE=CACHES[cache.keys.dtype],
-        BLOCKS=out.blocks,
-        PLANES=out.planes,
+        ATTENTION=_attention_config(spec, cache, has_sinks=w.sinks is not None),
+        SPLIT=split,
+        OUT=out.config,
         DIRECT=direct,
-        SINKS=w.sinks is not None,
-        warps=min(tuning.attention_warps * max(1, rows // 16), MAX_WARPS),
+        warps=min(launches.tuning.attention_warps * max(1, split.queries // 16), MAX_WARPS),
     )
     if not direct:
         launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
+
+
+def _split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
+    rows = attention_rows(spec.heads, spec.kv_heads, tokens)
+    tile = max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim)))
+    return SplitConfig(tokens, rows, tuning.splits_for(positions), tile)
+
+
+def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool) -> AttentionConfig:
+    k_at = spec.heads * spec.head_dim
+    return AttentionConfig(
+        spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, head_dimensions(spec.head_dim), k_at,
+        k_at + spec.kv_heads * spec.head_dim, int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
+        spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
+    )  # fmt: skip
 
 
 class PromptSpace:
@@ -200,16 +198,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     qkv = prompt.products.stacked(h.rows, w.qkv)
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
-    key_scales, value_scales = cache.scales
-    rope_append(
-        qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.table, spec, start, queries,
-        cache.keys, cache.values, key_scales, value_scales,
-    )  # fmt: skip
+    args = cache.args
+    heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm)
+    rope_append(heads, w.table, spec, start, queries, args)
     mixed = space.mixed[: tokens * columns].view(tokens, columns)
-    flash_attention(
-        queries, cache.keys, cache.values, start, spec, mixed, _tile(prompt, spec, cache), key_scales,
-        value_scales, w.sinks,
-    )  # fmt: skip
+    flash_attention(queries, args, start, spec, mixed, _tile(prompt, spec, cache), w.sinks)
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)
     y = prompt.products.product(mixed, w.output)

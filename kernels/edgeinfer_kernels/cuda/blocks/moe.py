@@ -21,6 +21,7 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     expert_gated_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, SharedScores
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.layer_cache import CacheType
 
@@ -70,7 +71,7 @@ def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> 
     if not block.residual.block.pre_attention_router:
         return
     launches, early = step.launches, step.space("moe").early
-    launches.join(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
+    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
     _score(step, block.weights, Source(early, launches.workspace.squares[0]), tokens)
 
 
@@ -135,7 +136,9 @@ def _shared(
 
 def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, tokens: int) -> None:
     launches, space = step.launches, step.space("moe")
-    out, blocks = space.expert_hidden, source.activations.blocks
+    out, shape, blocks = space.expert_hidden, launches.tuning.gated, source.activations.blocks
+    tiles, code = (w.gate.shapes.tile, w.up.shapes.tile), int(ACTIVATIONS[spec.activation])
+    at_once = shape.step_for(blocks)
     launches.launch(
         expert_gated_kernel,
         (w.hidden // ROWS, tokens * spec.experts_per_token),
@@ -146,25 +149,21 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         launches.or_nothing(w.gate_bias),
         launches.or_nothing(w.up_bias),
         space.routing.ids,
-        source.squares,
-        source.norm.epsilon if source.norm else 0.0,
+        source.sum_squares,
         EXPERT_ROWS=w.hidden,
         USED=spec.experts_per_token,
-        HIDDEN_BLOCKS=out.blocks,
-        HIDDEN_PLANES=out.planes,
-        STEP=launches.tuning.gated.step_for(blocks),
-        GATE=w.gate.shapes.tile,
-        UP=w.up.shapes.tile,
-        BIAS=w.up_bias is not None,
-        ACTIVATION=ACTIVATIONS[spec.activation],
-        warps=launches.tuning.gated.warps_for(blocks),
-        **launches.of_source(source),
+        HIDDEN=out.config,
+        GATED=GatedConfig(*tiles, has_gate=True, has_bias=w.up_bias is not None, activation=code),
+        SOURCE=launches.source_config(source),
+        GEMV=GemvConfig(at_once, at_once, 1),
+        warps=shape.warps_for(blocks),
     )
 
 
 def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
     launches, space = step.launches, step.space("moe")
     read, width = space.expert_hidden, launches.model.spec.hidden_size
+    at_once = launches.tuning.down.step_for(read.blocks)
     kind = UNSHARED
     if w.shared is not None:
         kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
@@ -178,13 +177,11 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> N
         launches.or_nothing(w.down_bias),
         space.routing.ids,
         space.routing.weights,
-        space.routing.shared_scores,
-        space.routing.shared_scores.stride(0),
+        SharedScores(space.routing.shared_scores, space.routing.shared_scores.stride(0)),
         WIDTH=width,
         USED=spec.experts_per_token,
-        BLOCKS=read.blocks,
-        PLANES=read.planes,
-        STEP=launches.tuning.down.step_for(read.blocks),
+        READ=read.config,
+        GEMV=GemvConfig(at_once, at_once, 1),
         TILE=w.down.shapes.tile,
         BIAS=w.down_bias is not None,
         SHARED_EXPERT=kind,

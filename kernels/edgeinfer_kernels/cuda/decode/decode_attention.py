@@ -61,53 +61,41 @@ def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.con
 def decode_attention_kernel(
     qkv,
     stride,
-    keys,
-    key_scales,
-    values,
-    value_scales,
-    capacity,
+    cache,
     state,
-    table,
-    q_norm,
-    k_norm,
-    epsilon,
+    rope,
     scale,
     cap,
-    parts,
-    peaks,
-    arrived,
+    results,
     out,
     flat,
     sinks,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    K_AT: tl.constexpr,
-    V_AT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    QK_NORM: tl.constexpr,
-    CAPPED: tl.constexpr,
-    CACHE: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
+    ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OUT: tl.constexpr,
     DIRECT: tl.constexpr,
-    SINKS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Attention of TOKENS new tokens; program (KV head, KV split).
+    """Attention of the step's new tokens; program (KV head, KV split).
 
-    `qkv` (tokens, stride) float32: q, k at K_AT, v at V_AT. `state` int32: 8 ids, 8 positions, 8 masks (bit j
-    of a token's mask: it attends to token j of the step), cached length. `capacity`: positions of the cache.
-    Appends the new keys and values to the cache. The result is written to `out` as activations, or, if a head
-    does not fill groups of 16, to `flat` (tokens, heads · HEAD_DIM) float32. SINKS: every query head has one
-    more score, `sinks`, without a value. Reads every cached key and value once.
+    `qkv` (tokens, stride) float32: q, then k and v. `state` int32: 8 ids, 8 positions, 8 masks (bit j of a
+    token's mask: it attends to token j of the step), cached length. Appends the new keys and values to the
+    cache. The result is written to `out` as activations if DIRECT, else, if a head does not fill groups of
+    16, to `flat` (tokens, heads · head_dim) float32. `sinks`: one more score of every query head, without a
+    value. Reads every cached key and value once.
     """
     release_consumers(DEPENDENT)
+    GROUP: tl.constexpr = ATTENTION.group
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    QK_NORM: tl.constexpr = ATTENTION.qk_norm
+    WINDOW: tl.constexpr = ATTENTION.window
+    CACHE: tl.constexpr = ATTENTION.cache
+    CAPPED: tl.constexpr = ATTENTION.is_capped
+    TOKENS: tl.constexpr = SPLIT.tokens
+    QUERIES: tl.constexpr = SPLIT.queries
+    SPLITS: tl.constexpr = SPLIT.splits
+    POSITIONS: tl.constexpr = SPLIT.positions
     head, split = tl.program_id(0), tl.program_id(1)
     cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
@@ -115,23 +103,12 @@ def decode_attention_kernel(
     asks = row < GROUP * TOKENS
     first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
-    inverses = row_inverses(qkv, stride, token, TOKENS, KV_HEADS * GROUP * HEAD_DIM, QK_NORM, epsilon)
+    width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
+    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
-    queries = rotated(
-        qkv + token * stride + q_at,
-        token,
-        asks,
-        state + 8,
-        table,
-        q_norm,
-        norm_at,
-        epsilon,
-        inverses,
-        HEAD_DIM,
-        DIMENSIONS,
-        QK_NORM,
-    )
+    base = qkv + token * stride + q_at
+    queries = rotated(base, token, asks, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     if CACHE == Q4_0:
         queries = hadamard_of_halves(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
@@ -141,27 +118,7 @@ def decode_attention_kernel(
     mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         key_tile, value_tile = append_new(
-            qkv,
-            stride,
-            keys,
-            key_scales,
-            values,
-            value_scales,
-            head,
-            capacity,
-            cached,
-            state + 8,
-            table,
-            k_norm,
-            epsilon,
-            KV_HEADS,
-            HEAD_DIM,
-            DIMENSIONS,
-            K_AT,
-            V_AT,
-            TOKENS,
-            QK_NORM,
-            CACHE,
+            qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS
         )
         visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
         highest, total, mixed = _attend(
@@ -171,9 +128,11 @@ def decode_attention_kernel(
     for start in range(first, last, POSITIONS):
         at = start + offset
         inside = at < last
-        key_tile = load_cache_tile(keys, key_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE)
+        key_tile = load_cache_tile(
+            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
         value_tile = load_cache_tile(
-            values, value_scales, head, at, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         visible = inside[None, :] & (row >= 0)[:, None]
         if WINDOW > 0:
@@ -184,71 +143,48 @@ def decode_attention_kernel(
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
     found = asks & (split < used)
-    tl.store(parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
-    tl.store(peaks + part * 2, highest, mask=found)
-    tl.store(peaks + part * 2 + 1, total, mask=found)
+    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
+    tl.store(results.peaks + part * 2, highest, mask=found)
+    tl.store(results.peaks + part * 2 + 1, total, mask=found)
     tl.debug_barrier()
-    before = tl.atomic_add(arrived + head, 1, sem="acq_rel")
+    before = tl.atomic_add(results.arrived + head, 1, sem="acq_rel")
     if before == SPLITS - 1:
-        tl.store(arrived + head, 0)
-        _combine(
-            parts,
-            peaks,
-            out,
-            flat,
-            sinks,
-            head,
-            used,
-            KV_HEADS,
-            GROUP,
-            HEAD_DIM,
-            DIMENSIONS,
-            TOKENS,
-            QUERIES,
-            SPLITS,
-            BLOCKS,
-            PLANES,
-            DIRECT,
-            SINKS,
-            CACHE,
-        )
+        tl.store(results.arrived + head, 0)
+        _combine(results, out, flat, sinks, head, used, ATTENTION, SPLIT, OUT, DIRECT)
 
 
 @triton.jit
-def _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
+def _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
     """`total` (n,) and `mixed` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
     `inside`.
     """
-    weight = tl.exp2(tl.load(peaks + part * 2, mask=inside, other=FAR) - peak)
-    total += weight * tl.load(peaks + part * 2 + 1, mask=inside, other=0.0)
-    pointers = parts + part[:, None] * DIMENSIONS + dimension[None, :]
+    weight = tl.exp2(tl.load(results.peaks + part * 2, mask=inside, other=FAR) - peak)
+    total += weight * tl.load(results.peaks + part * 2 + 1, mask=inside, other=0.0)
+    pointers = results.parts + part[:, None] * DIMENSIONS + dimension[None, :]
     mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
     return total, mixed
 
 
 @triton.jit
 def _combine(
-    parts,
-    peaks,
+    results,
     out,
     flat,
     sinks,
     head,
     used,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
+    ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr,
+    OUT: tl.constexpr,
     DIRECT: tl.constexpr,
-    SINKS: tl.constexpr,
-    CACHE: tl.constexpr,
 ):
     """Add up the first `used` KV splits of one KV head, for all tokens; write activations or floats."""
+    GROUP: tl.constexpr = ATTENTION.group
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    TOKENS: tl.constexpr = SPLIT.tokens
+    QUERIES: tl.constexpr = SPLIT.queries
+    SPLITS: tl.constexpr = SPLIT.splits
     ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
     # Splits whose partial results are loaded together; more would not fit into registers.
@@ -260,8 +196,8 @@ def _combine(
     peak = tl.zeros((ROWS,), tl.float32) + FAR
     for split in tl.static_range(SPLITS):
         at = (head * SPLITS + split) * QUERIES + row
-        peak = tl.maximum(peak, tl.load(peaks + at * 2, mask=taken & (split < used), other=FAR))
-    if SINKS:
+        peak = tl.maximum(peak, tl.load(results.peaks + at * 2, mask=taken & (split < used), other=FAR))
+    if ATTENTION.has_sinks:
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)
     total = tl.zeros((ROWS,), tl.float32)
@@ -270,19 +206,17 @@ def _combine(
         for split in tl.static_range(SPLITS):
             part = (head * SPLITS + split) * QUERIES + row
             inside = taken & (split < used)
-            total, mixed = _add_part(parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+            total, mixed = _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS)
     else:
         for start in tl.range(0, used, AT_ONCE, num_stages=1):
             for index in tl.static_range(AT_ONCE):
                 part = (head * SPLITS + start + index) * QUERIES + row
                 inside = taken & (start + index < used)
-                total, mixed = _add_part(
-                    parts, peaks, part, inside, dimension, peak, total, mixed, DIMENSIONS
-                )
-    if SINKS:
+                total, mixed = _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+    if ATTENTION.has_sinks:
         total += tl.exp2(sink - peak)
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    if CACHE == Q4_0:
+    if ATTENTION.cache == Q4_0:
         mixed = hadamard_of_halves(mixed, HEAD_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
@@ -293,11 +227,10 @@ def _combine(
             out,
             tl.reshape(group, (ROWS * CHUNKS,)),
             tl.reshape(stored, (ROWS * CHUNKS,)),
-            BLOCKS,
-            PLANES,
+            OUT,
             tl.reshape(token[:, None] + chunk * 0, (ROWS * CHUNKS,)),
         )
     else:
-        base = flat + token * (KV_HEADS * GROUP * HEAD_DIM) + query_head * HEAD_DIM
+        base = flat + token * (ATTENTION.kv_heads * GROUP * HEAD_DIM) + query_head * HEAD_DIM
         stored = taken[:, None] & (dimension < HEAD_DIM)[None, :]
         tl.store(base[:, None] + dimension[None, :], mixed, mask=stored)

@@ -93,7 +93,7 @@ class DecodeStep:
     def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:
         """x += scale·y, and apply the norm after block `number`."""
         target = self._target(number)
-        self.launches.join(y, None, scale, self._norm_after(number), target.activations, tokens)
+        self.launches.add_norm(y, None, scale, self._norm_after(number), target.activations, tokens)
         return target
 
     def close_block(
@@ -114,7 +114,7 @@ class DecodeStep:
             post = None if weight is None else NextNorm(residual.norm, weight, None)
             y = self.workspace.y
             self.launches.rows((matrix,), Source(read, target.squares), y, bias, kernel, tokens)
-            self.launches.join(y, post, residual.residual_scale, norm, target.activations, tokens)
+            self.launches.add_norm(y, post, residual.residual_scale, norm, target.activations, tokens)
             return target
         scale = residual.residual_scale
         self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
@@ -141,12 +141,12 @@ class DecodeStep:
         self.launches.embed(norm.weight if norm.folds else None, out, squares, tokens)
         if norm.folds:
             return Source(out, squares, norm.facts if norm.weight is not None else None)
-        self.launches.join(None, None, 0.0, norm, out, tokens)
+        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
         return target
 
     def head_of(self, tokens: int) -> None:
         """Compute the logits of hidden states that are already in the workspace's x."""
         out, model = self.workspace.entering[0], self.model
         norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
-        self.launches.join(None, None, 0.0, norm, out, tokens)
+        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
         self.launches.head(Source(out, self.workspace.squares[0]), tokens)

@@ -21,35 +21,29 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def inverse_norms(squares, epsilon, TOKENS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """1/√(mean x² + ε) of the tokens, (columns, 1), from `COUNT` partial sums of squares each."""
+def inverse_norms(squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr):
+    """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
+    COUNT: tl.constexpr = SOURCE.count
     COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
-    parts = tl.load(squares + token * COUNT + index, mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=1) / WIDTH + epsilon)[:, None]
+    parts = tl.load(squares.sums + token * COUNT + index, mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(parts, axis=1) / SOURCE.width + squares.epsilon)[:, None]
 
 
 @triton.jit
-def _project_behind_producers(
-    matrix,
-    activations,
-    row,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
-    TILE: tl.constexpr,
+def _project_after_producers(
+    matrix, activations, row, SOURCE: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-):
+):  # fmt: skip
     """`project`; the first weights are loaded before the kernel waits for the producers of the
     activations.
     """
-    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    BLOCKS: tl.constexpr = SOURCE.blocks
+    ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    return project(matrix, ahead, activations, PLANES * BLOCKS, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    return project(matrix, ahead, activations, SOURCE.planes * BLOCKS, row, BLOCKS, GEMV, TILE)
 
 
 @triton.jit
@@ -60,43 +54,33 @@ def rows_kernel(
     y,
     bias,
     squares,
-    epsilon,
     stride,
     FIRST_PROGRAMS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
     BIAS: tl.constexpr,
-    NORM: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SOURCE: tl.constexpr,
+    GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """y (tokens, stride) = rows of two matrices times activations + bias; two, because formats may differ.
 
-    Reads the rows' planes once, 4·PLANES·BLOCKS bytes per token; writes 64 bytes per token and program.
+    Reads the rows' planes once, and the activations per token; writes 64 bytes per token and program.
     """
+    TOKENS: tl.constexpr = GEMV.tokens
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     if program < FIRST_PROGRAMS:
         row = program * ROWS
-        value = _project_behind_producers(
-            first, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, FIRST, DEPENDENT
-        )
+        value = _project_after_producers(first, activations, row, SOURCE, GEMV, FIRST, DEPENDENT)
     else:
         row = (program - FIRST_PROGRAMS) * ROWS
-        value = _project_behind_producers(
-            second, activations, row, BLOCKS, PLANES, STEP, VECTOR, TOKENS, SECOND, DEPENDENT
-        )
+        value = _project_after_producers(second, activations, row, SOURCE, GEMV, SECOND, DEPENDENT)
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
-    if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
+    if SOURCE.norm == ROOT_MEAN_SQUARE:
+        value *= inverse_norms(squares, TOKENS, SOURCE)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -111,22 +95,10 @@ def gated_kernel(
     gate_bias,
     up_bias,
     squares,
-    epsilon,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    HIDDEN_BLOCKS: tl.constexpr,
-    HIDDEN_PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
-    GATE: tl.constexpr,
-    UP: tl.constexpr,
+    HIDDEN: tl.constexpr,
     GATED: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    NORM: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    SOURCE: tl.constexpr,
+    GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """hidden = activation(gate·h) · (up·h), as activations; without a gate: activation(up·h).
@@ -134,33 +106,34 @@ def gated_kernel(
     Reads sixteen rows of both matrices once; writes 12 words per 32 hidden values and token.
     """
     release_consumers(DEPENDENT)
+    BLOCKS: tl.constexpr = SOURCE.blocks
+    TOKENS: tl.constexpr = GEMV.tokens
+    UP: tl.constexpr = GATED.up
     program = tl.program_id(0)
-    row, words = program * ROWS, PLANES * BLOCKS
-    if GATED:
-        pair = load_pair_ahead(gate, up, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP)
+    row, words = program * ROWS, SOURCE.planes * BLOCKS
+    if GATED.has_gate:
+        pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         wait_for_producers(DEPENDENT)
-        gates, ups = project_pair(
-            gate, up, pair, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, GATE, UP
-        )
+        gates, ups = project_pair(gate, up, pair, activations, words, row, BLOCKS, GEMV, GATED)
     else:
-        ahead = load_ahead(up, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
+        ahead = load_ahead(up, row, BLOCKS, GEMV, UP)
         wait_for_producers(DEPENDENT)
-        ups = project(up, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, UP)
+        ups = project(up, ahead, activations, words, row, BLOCKS, GEMV, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
-    if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
+    if SOURCE.norm == ROOT_MEAN_SQUARE:
+        inverse = inverse_norms(squares, TOKENS, SOURCE)
         ups, gates = ups * inverse, gates * inverse
-    if BIAS:
+    if GATED.has_bias:
         rows = (row + tl.arange(0, 16))[None, :]
         ups += tl.load(up_bias + rows)
         gates += tl.load(gate_bias + rows)
-    if GATED:
-        value = activate_gated(gates, ups, ACTIVATION)
+    if GATED.has_gate:
+        value = activate_gated(gates, ups, GATED.activation)
     else:
-        value = activate(ups, ACTIVATION)
+        value = activate(ups, GATED.activation)
     token = tl.arange(0, COLUMNS)
-    quantize(value, hidden, program + token * 0, token < TOKENS, HIDDEN_BLOCKS, HIDDEN_PLANES, token)
+    quantize(value, hidden, program + token * 0, token < TOKENS, HIDDEN, token)
 
 
 @triton.jit
@@ -174,13 +147,9 @@ def residual_kernel(
     out,
     squares,
     WIDTH: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    OUT_BLOCKS: tl.constexpr,
-    OUT_PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
+    READ: tl.constexpr,
+    OUT: tl.constexpr,
+    GEMV: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
     GAIN: tl.constexpr,
@@ -188,21 +157,23 @@ def residual_kernel(
 ):
     """x += scale·(rows times activations + bias); then x·gain as activations, and Σ x² of these rows.
 
-    Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes per token; reads and writes 64 bytes of x per
-    token, and writes half a block of activations.
+    Reads sixteen rows' planes once, and the activations per token; reads and writes 64 bytes of x per token,
+    and writes half a block of activations.
     """
     release_consumers(DEPENDENT)
+    BLOCKS: tl.constexpr = READ.blocks
+    TOKENS: tl.constexpr = GEMV.tokens
     program = tl.program_id(0)
     COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     inside = (rows < WIDTH) & (token < TOKENS)[:, None]
     pointers = x + token[:, None] * WIDTH + rows
-    row, words = program * ROWS, PLANES * BLOCKS
-    ahead = load_ahead(matrix, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    row, words = program * ROWS, READ.planes * BLOCKS
+    ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
     before = tl.load(pointers, mask=inside, other=0.0)
-    value = project(matrix, ahead, activations, words, row, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+    value = project(matrix, ahead, activations, words, row, BLOCKS, GEMV, TILE)
     if BIAS:
         value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
     value = tl.where(inside, before + scale * value, 0.0)
@@ -214,7 +185,7 @@ def residual_kernel(
     tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
     if GAIN:
         value *= tl.load(gain + rows, mask=rows < WIDTH, other=0.0)
-    quantize(value, out, program + token * 0, token < TOKENS, OUT_BLOCKS, OUT_PLANES, token)
+    quantize(value, out, program + token * 0, token < TOKENS, OUT, token)
 
 
 @triton.jit
@@ -225,38 +196,30 @@ def head_kernel(
     best,
     best_ids,
     squares,
-    epsilon,
     scale,
     cap,
     VOCABULARY: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    NORM: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
     CAPPED: tl.constexpr,
+    SOURCE: tl.constexpr,
+    GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """logits (tokens, vocabulary), scaled and soft-capped, and the largest of these sixteen with its id.
 
-    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, 4·PLANES·BLOCKS bytes per token; writes
+    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, and the activations per token; writes
     72 bytes per token.
     """
+    TOKENS: tl.constexpr = GEMV.tokens
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = _project_behind_producers(
-        matrix, activations, program * ROWS, BLOCKS, PLANES, STEP, VECTOR, TOKENS, TILE, DEPENDENT
-    )
+    value = _project_after_producers(matrix, activations, program * ROWS, SOURCE, GEMV, TILE, DEPENDENT)
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
-    if NORM == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, epsilon, TOKENS, COUNT, WIDTH)
+    if SOURCE.norm == ROOT_MEAN_SQUARE:
+        value *= inverse_norms(squares, TOKENS, SOURCE)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

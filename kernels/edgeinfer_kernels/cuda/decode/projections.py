@@ -27,14 +27,14 @@ def load_ahead(
     matrix,
     first_row,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
+    GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Load the first tile of sixteen rows, before a kernel waits for its producers."""
     rows = first_row + tl.arange(0, 16)
-    if TOKENS == 1:
+    STEP: tl.constexpr = GEMV.step
+    VECTOR: tl.constexpr = GEMV.vector
+    if GEMV.tokens == 1:
         return load_tile(matrix, rows, tl.arange(0, STEP), BLOCKS, STEP > BLOCKS, TILE)
     else:
         # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
@@ -67,14 +67,15 @@ def _project_several(
     stride,
     rows,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
+    GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """(columns, 16): processes STEP blocks at a time for all tokens, two tokens at a time while the next are
     loaded.
     """
+    STEP: tl.constexpr = GEMV.step
+    VECTOR: tl.constexpr = GEMV.vector
+    TOKENS: tl.constexpr = GEMV.tokens
     PARTLY: tl.constexpr = BLOCKS % STEP > 0
     tile = ahead
     totals = ()
@@ -116,21 +117,19 @@ def project(
     stride,
     first_row,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
+    GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Sixteen rows of the matrix times the activations of TOKENS tokens, `stride` words apart.
+    """Sixteen rows of the matrix times the activations of all tokens, `stride` words apart.
 
-    `ahead` is the result of `load_ahead`. STEP blocks of a row are summed at a time. The sums of a token have
-    the same order for any batch of tokens if STEP and VECTOR are the same.
+    `ahead` is the result of `load_ahead`. GEMV.step blocks of a row are summed at a time. The sums of a token
+    have the same order for any batch of tokens if step and vector are the same.
     """
     rows = first_row + tl.arange(0, 16)
-    if TOKENS == 1:
-        return _project_one(matrix, ahead, activations, rows, BLOCKS, STEP, TILE)
+    if GEMV.tokens == 1:
+        return _project_one(matrix, ahead, activations, rows, BLOCKS, GEMV.step, TILE)
     else:
-        return _project_several(matrix, ahead, activations, stride, rows, BLOCKS, STEP, VECTOR, TOKENS, TILE)
+        return _project_several(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
 
 
 @triton.jit
@@ -181,16 +180,15 @@ def load_pair_ahead(
     second,
     first_row,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    GEMV: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     """`load_ahead` for `project_pair`; with several tokens the second matrix is loaded later."""
-    ahead = load_ahead(first, first_row, BLOCKS, STEP, VECTOR, TOKENS, FIRST)
-    if TOKENS == 1:
-        return ahead, load_ahead(second, first_row, BLOCKS, STEP, VECTOR, TOKENS, SECOND)
+    FIRST: tl.constexpr = GATED.gate
+    SECOND: tl.constexpr = GATED.up
+    ahead = load_ahead(first, first_row, BLOCKS, GEMV, FIRST)
+    if GEMV.tokens == 1:
+        return ahead, load_ahead(second, first_row, BLOCKS, GEMV, SECOND)
     else:
         return ahead, ahead
 
@@ -204,24 +202,21 @@ def project_pair(
     stride,
     first_row,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    VECTOR: tl.constexpr,
-    TOKENS: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    GEMV: tl.constexpr,
+    GATED: tl.constexpr,
 ):
     """`project` for the same rows of two matrices: both results; together for one token, in sequence for
     several.
     """
-    if TOKENS == 1:
+    FIRST: tl.constexpr = GATED.gate
+    SECOND: tl.constexpr = GATED.up
+    if GEMV.tokens == 1:
         rows = first_row + tl.arange(0, 16)
         return _project_pair_of_one(
-            first, second, ahead[0], ahead[1], activations, rows, BLOCKS, STEP, FIRST, SECOND
+            first, second, ahead[0], ahead[1], activations, rows, BLOCKS, GEMV.step, FIRST, SECOND
         )
     else:
-        one = project(first, ahead[0], activations, stride, first_row, BLOCKS, STEP, VECTOR, TOKENS, FIRST)
-        following = load_ahead(second, first_row, BLOCKS, STEP, VECTOR, TOKENS, SECOND)
-        other = project(
-            second, following, activations, stride, first_row, BLOCKS, STEP, VECTOR, TOKENS, SECOND
-        )
+        one = project(first, ahead[0], activations, stride, first_row, BLOCKS, GEMV, FIRST)
+        following = load_ahead(second, first_row, BLOCKS, GEMV, SECOND)
+        other = project(second, following, activations, stride, first_row, BLOCKS, GEMV, SECOND)
         return one, other

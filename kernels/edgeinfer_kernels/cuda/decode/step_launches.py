@@ -10,7 +10,14 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    GatedConfig,
+    GemvConfig,
+    NormArgs,
+    NormConfig,
+    SourceConfig,
+)
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -47,25 +54,21 @@ class StepLaunches:
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
-    def _cut(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, int]:
-        """The tile config of a GEMV kernel: its constants STEP, VECTOR and TOKENS, and its warps."""
+    def _gemv(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, Any]:
+        """The tile config of a GEMV kernel, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
         step = shape.step_for(blocks)
-        cut = {"STEP": step, "VECTOR": min(shape.vector, step), "TOKENS": tokens}
-        return {**cut, "warps": shape.warps_for(blocks)}
+        config = GemvConfig(step, min(shape.vector, step), tokens)
+        return {"GEMV": config, "warps": shape.warps_for(blocks)}
 
     def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor
 
-    def of_source(self, source: Source) -> dict[str, Any]:
-        """The constants for the layout of the activations and the norm that remains to be applied."""
-        return {
-            "BLOCKS": source.activations.blocks,
-            "PLANES": source.activations.planes,
-            "NORM": int(source.norm is not None),
-            "COUNT": source.squares.shape[1],
-            "WIDTH": self.model.spec.hidden_size,
-        }
+    def source_config(self, source: Source) -> SourceConfig:
+        """The layout of the activations, and the norm that remains to be applied."""
+        read, has_norm = source.activations, source.norm is not None
+        count, width = source.squares.shape[1], self.model.spec.hidden_size
+        return SourceConfig(read.blocks, read.planes, int(has_norm), count, width)
 
     def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
         """The embeddings of the ids in `state` to x, and x·gain as activations."""
@@ -82,9 +85,8 @@ class StepLaunches:
             model.spec.embedding_scale,
             WIDTH=model.spec.hidden_size,
             COUNT=squares.shape[1],
-            BLOCKS=out.blocks,
             IN_BLOCKS=model.embedding.shapes.blocks,
-            PLANES=out.planes,
+            OUT=out.config,
             GAIN=gain is not None,
             TILE=model.embedding.shapes.tile,
             warps=1,
@@ -109,15 +111,14 @@ class StepLaunches:
             source.activations.words,
             y,
             self.or_nothing(bias),
-            source.squares,
-            source.norm.epsilon if source.norm else 0.0,
+            source.sum_squares,
             y.stride(0),
             FIRST_PROGRAMS=programs[0],
             FIRST=parts[0].shapes.tile,
             SECOND=parts[-1].shapes.tile,
             BIAS=bias is not None,
-            **self.of_source(source),
-            **self._cut(kernel, source.activations.blocks, tokens),
+            SOURCE=self.source_config(source),
+            **self._gemv(kernel, source.activations.blocks, tokens),
         )
 
     def stacked(self, stack: Stack, source: Source, y: Tensor, bias: Tensor | None, tokens: int) -> None:
@@ -133,7 +134,9 @@ class StepLaunches:
         self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int
     ) -> None:
         """Gate and up to the hidden rows, as activations."""
-        gate = ffn.gate or ffn.up
+        gate, code = ffn.gate or ffn.up, int(ACTIVATIONS[activation])
+        has_gate, has_bias = ffn.gate is not None, ffn.up_bias is not None
+        gated = GatedConfig(gate.shapes.tile, ffn.up.shapes.tile, has_gate, has_bias, code)
         self.launch(
             gated_kernel,
             (ffn.up.shapes.padded_rows // ROWS,),
@@ -143,17 +146,11 @@ class StepLaunches:
             out.words,
             self.or_nothing(ffn.gate_bias),
             self.or_nothing(ffn.up_bias),
-            source.squares,
-            source.norm.epsilon if source.norm else 0.0,
-            HIDDEN_BLOCKS=out.blocks,
-            HIDDEN_PLANES=out.planes,
-            GATE=gate.shapes.tile,
-            UP=ffn.up.shapes.tile,
-            GATED=ffn.gate is not None,
-            BIAS=ffn.up_bias is not None,
-            ACTIVATION=ACTIVATIONS[activation],
-            **self.of_source(source),
-            **self._cut("gated", source.activations.blocks, tokens),
+            source.sum_squares,
+            HIDDEN=out.config,
+            GATED=gated,
+            SOURCE=self.source_config(source),
+            **self._gemv("gated", source.activations.blocks, tokens),
         )
 
     def residual(
@@ -181,17 +178,15 @@ class StepLaunches:
             out.words,
             target.squares,
             WIDTH=self.model.spec.hidden_size,
-            BLOCKS=read.blocks,
-            PLANES=read.planes,
-            OUT_BLOCKS=out.blocks,
-            OUT_PLANES=out.planes,
+            READ=read.config,
+            OUT=out.config,
             TILE=matrix.shapes.tile,
             BIAS=bias is not None,
             GAIN=gain is not None,
-            **self._cut(kernel, read.blocks, tokens),
+            **self._gemv(kernel, read.blocks, tokens),
         )
 
-    def join(
+    def add_norm(
         self,
         y: Tensor | None,
         post_norm: NextNorm | None,
@@ -201,59 +196,50 @@ class StepLaunches:
         tokens: int,
     ) -> None:
         """x += scale·post_norm(y), or x unchanged without y; then its norm into `out`."""
-        space, width = self.workspace, self.model.spec.hidden_size
-        read = space.x if y is None else y
-        post = post_norm.weight if post_norm else None
+        read = self.workspace.x if y is None else y
+        has_post_norm = post_norm is not None and post_norm.weight is not None
         self.launch(
-            join_kernel,
+            add_norm_kernel,
             (tokens,),
             read,
             read.shape[1],
-            space.x,
+            self.workspace.x,
             scale,
-            self.or_nothing(post),
-            post_norm.facts.epsilon if post_norm else 0.0,
-            self.or_nothing(norm.weight),
-            self.or_nothing(norm.bias),
-            norm.facts.epsilon,
+            self.norm_args(post_norm),
+            self.norm_args(norm),
             out.words,
-            WIDTH=width,
-            GROUPS=next_power_of_two(-(-width // 16)),
-            BLOCKS=out.blocks,
-            PLANES=out.planes,
-            ADDS=y is not None,
-            POST=post is not None,
-            NORM=norm.weight is not None,
-            LAYER=norm.facts.kind == "layer",
-            BIAS=norm.bias is not None,
+            NORM=self.norm_config(norm, adds=y is not None, has_post_norm=has_post_norm),
+            OUT=out.config,
             warps=8,
         )
 
+    def norm_args(self, norm: NextNorm | None) -> NormArgs:
+        """The weights of a norm, if there is one."""
+        if norm is None:
+            return NormArgs(self.workspace.nothing, self.workspace.nothing, 0.0)
+        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.facts.epsilon)
+
+    def norm_config(self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False) -> NormConfig:
+        """The configuration of a kernel that normalizes whole rows of x."""
+        width = self.model.spec.hidden_size
+        kinds = norm.weight is not None, norm.facts.kind == "layer", norm.bias is not None
+        return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
+
     def quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
         """Quantize rows of floats to activations."""
-        nothing = self.workspace.nothing
+        no_norm, groups = self.norm_args(None), next_power_of_two(-(-width // 16))
         self.launch(
-            join_kernel,
+            add_norm_kernel,
             (tokens,),
             values,
             width,
-            nothing,
+            self.workspace.nothing,
             0.0,
-            nothing,
-            0.0,
-            nothing,
-            nothing,
-            0.0,
+            no_norm,
+            no_norm,
             out.words,
-            WIDTH=width,
-            GROUPS=next_power_of_two(-(-width // 16)),
-            BLOCKS=out.blocks,
-            PLANES=out.planes,
-            ADDS=False,
-            POST=False,
-            NORM=False,
-            LAYER=False,
-            BIAS=False,
+            NORM=NormConfig(width, groups, False, False, False, False, False),
+            OUT=out.config,
             warps=4,
         )
 
@@ -269,13 +255,12 @@ class StepLaunches:
             space.logits,
             space.best,
             space.best_ids,
-            source.squares,
-            source.norm.epsilon if source.norm else 0.0,
+            source.sum_squares,
             facts.logit_scale,
             facts.logit_soft_cap,
             VOCABULARY=facts.vocabulary_size,
             TILE=model.head.shapes.tile,
             CAPPED=facts.logit_soft_cap != 0,
-            **self.of_source(source),
-            **self._cut("head", source.activations.blocks, tokens),
+            SOURCE=self.source_config(source),
+            **self._gemv("head", source.activations.blocks, tokens),
         )

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cuda.decode.workspace import Activations
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
 
 
 @dataclass
@@ -15,6 +16,11 @@ class Source:
     activations: Activations
     squares: Tensor
     norm: NormSpec | None = None
+
+    @property
+    def sum_squares(self) -> SumSquares:
+        """What the consumer needs to apply the norm."""
+        return SumSquares(self.squares, self.norm.epsilon if self.norm else 0.0)
 
 
 @dataclass(frozen=True)

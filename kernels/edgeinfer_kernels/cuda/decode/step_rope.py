@@ -22,34 +22,23 @@ def _row_norm(row, WIDTH: tl.constexpr, epsilon):
 
 
 @triton.jit
-def rotated(
-    base,
-    token,
-    mask,
-    positions,
-    table,
-    norm_weight,
-    norm_at,
-    epsilon,
-    row_inverse,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    QK_NORM: tl.constexpr,
-):
+def rotated(base, token, mask, positions, rope, norm_weight, norm_at, row_inverse, ATTENTION: tl.constexpr):
     """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), with norm and the RoPE of their tokens'
     positions.
 
     `norm_at` (n,): offset of each head's norm weights; `row_inverse` (n,): the factor of a row norm.
     """
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    QK_NORM: tl.constexpr = ATTENTION.qk_norm
     HALF: tl.constexpr = HEAD_DIM // 2
-    dimension = tl.arange(0, DIMENSIONS)
+    dimension = tl.arange(0, ATTENTION.dimensions)
     partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
     inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
     value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
     other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
     if QK_NORM != NO_QK_NORM:
         if QK_NORM == HEAD_QK_NORM:
-            inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + epsilon)
+            inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + rope.epsilon)
         else:
             inverse = row_inverse
         weight = norm_weight + norm_at[:, None]
@@ -57,8 +46,8 @@ def rotated(
         other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
     position = tl.load(positions + token, mask=mask, other=0)
     pair = (dimension % HALF)[None, :]
-    cosine = tl.load(table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
-    sine = tl.load(table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
+    cosine = tl.load(rope.table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
+    sine = tl.load(rope.table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
     sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
     return value * cosine + other * sine * sign
 
@@ -78,65 +67,50 @@ def row_inverses(
 
 @triton.jit
 def append_new(
-    qkv,
-    stride,
-    keys,
-    key_scales,
-    values,
-    value_scales,
-    head,
-    capacity,
-    cached,
-    positions,
-    table,
-    k_norm,
-    epsilon,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    K_AT: tl.constexpr,
-    V_AT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QK_NORM: tl.constexpr,
-    CACHE: tl.constexpr,
+    qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
 ):
     """The step's new keys and values of a head, as read back from the cache: (NEW, DIMENSIONS) float16 each.
 
     They are appended to the cache. For q4_0 the Hadamard transform is expensive, so padding rows are skipped.
     """
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    QK_NORM: tl.constexpr = ATTENTION.qk_norm
+    CACHE: tl.constexpr = ATTENTION.cache
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
     written = new < TOKENS
-    inverses = row_inverses(qkv + K_AT, stride, new, TOKENS, KV_HEADS * HEAD_DIM, QK_NORM, epsilon)
+    inverses = row_inverses(
+        qkv + ATTENTION.k_at, stride, new, TOKENS, ATTENTION.kv_heads * HEAD_DIM, QK_NORM, rope.epsilon
+    )
     norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
     new_keys = rotated(
-        qkv + new * stride + K_AT + head * HEAD_DIM,
+        qkv + new * stride + ATTENTION.k_at + head * HEAD_DIM,
         new,
         written,
         positions,
-        table,
-        k_norm,
+        rope,
+        rope.k_norm,
         norm_at,
-        epsilon,
         inverses,
-        HEAD_DIM,
-        DIMENSIONS,
-        QK_NORM,
+        ATTENTION,
     )
     dimension = tl.arange(0, DIMENSIONS)
     inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
-    row = qkv + new * stride + V_AT + head * HEAD_DIM
+    row = qkv + new * stride + ATTENTION.v_at + head * HEAD_DIM
     new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
-    to = head.to(tl.int64) * capacity + cached + new
-    store_cache_rows(keys, key_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
-    store_cache_rows(values, value_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
+    to = head.to(tl.int64) * cache.capacity + cached + new
+    store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(cache.v, cache.v_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
         at = cached + tl.arange(0, NEW)
         written = tl.arange(0, NEW) < TOKENS
-        key_tile = load_cache_tile(keys, key_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE)
+        key_tile = load_cache_tile(
+            cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
         value_tile = load_cache_tile(
-            values, value_scales, head, at, written, capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.v, cache.v_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)

@@ -10,6 +10,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, padded_blocks
@@ -31,6 +32,11 @@ class Activations:
     words: Tensor
     planes: int
     blocks: int
+
+    @property
+    def config(self) -> WordsConfig:
+        """The layout for kernels."""
+        return WordsConfig(self.blocks, self.planes)
 
     def of_blocks(self, blocks: int) -> "Activations":
         """The same memory with a shorter row length."""

@@ -7,13 +7,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX
+from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, LOST, SENT
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, send_kernel
-from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.stages import CpuStages
 
 
@@ -42,7 +41,7 @@ class DecodeExchange:
         self.between: Callable[[int], None] | None = None
 
     def _word(self, at: int) -> Tensor:
-        return self.mailbox.words[at // 8 :]
+        return self.mailbox.words[at:]
 
     def send(
         self,
@@ -62,7 +61,7 @@ class DecodeExchange:
             (1,),
             space.x,
             box.rows,
-            self._word(MAILBOX.sent),
+            self._word(SENT),
             stage,
             routing.ids if used else space.state,
             routing.weights if used else space.x,
@@ -90,12 +89,12 @@ class DecodeExchange:
         """x = the host's hidden states + scale·y; then its norm into `out`."""
         if self.between is not None:
             self.between(stage)
-        space, box, width = launches.workspace, self.mailbox, launches.model.spec.hidden_size
+        space, box = launches.workspace, self.mailbox
         launches.launch(
             receive_kernel,
             (tokens,),
-            self._word(MAILBOX.answered),
-            self._word(MAILBOX.lost),
+            self._word(ANSWERED),
+            self._word(LOST),
             stage,
             space.state[LOST_AT:],
             box.rows,
@@ -103,19 +102,11 @@ class DecodeExchange:
             space.y.stride(0),
             scale,
             space.x,
-            launches.or_nothing(norm.weight),
-            launches.or_nothing(norm.bias),
-            norm.facts.epsilon,
+            launches.norm_args(norm),
             out.words,
-            WIDTH=width,
             STRIDE=box.rows.shape[1],
-            GROUPS=next_power_of_two(-(-width // 16)),
-            BLOCKS=out.blocks,
-            PLANES=out.planes,
-            ADDS=y is not None,
-            NORM=norm.weight is not None,
-            LAYER=norm.facts.kind == "layer",
-            BIAS=norm.bias is not None,
+            NORM=launches.norm_config(norm, adds=y is not None),
+            OUT=out.config,
             warps=8,
         )
 

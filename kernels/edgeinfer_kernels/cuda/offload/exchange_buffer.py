@@ -5,13 +5,12 @@ import torch
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.cpu_shard import ExchangeRows
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, MAILBOX_BYTES
+from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, GIVEN_UP, LOST, SENT
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.layer_cache import padded
 
 EVERY_TURN = 1 << 30
 """Value of `answered` with which the device never waits."""
-SENT, ANSWERED, LOST, GIVEN_UP = (at // 8 for at in MAILBOX)
 
 
 def most_used(spec: DecoderSpec) -> int:
@@ -20,14 +19,14 @@ def most_used(spec: DecoderSpec) -> int:
 
 
 class ExchangeBuffer:
-    """`words` (MAILBOX) int64; for each of `tokens` tokens a row of x, and its experts with weights.
+    """`words` (ExchangeWords) int64; for each of `tokens` tokens a row of x, and its experts with weights.
 
     On a device without CUDA (the CPU, in tests) it is ordinary memory.
     """
 
     def __init__(self, device: torch.device, tokens: int, width: int, used: int) -> None:
         pinned = device.type == "cuda"
-        self.words = torch.zeros(MAILBOX_BYTES // 8, dtype=torch.int64, pin_memory=pinned)
+        self.words = torch.zeros(EXCHANGE_WORDS, dtype=torch.int64, pin_memory=pinned)
         self.rows = torch.zeros((tokens, padded(width)), dtype=torch.float32, pin_memory=pinned)
         self.ids = torch.zeros(tokens * used, dtype=torch.int64, pin_memory=pinned)
         self.weights = torch.zeros(tokens * used, dtype=torch.float32, pin_memory=pinned)

@@ -121,38 +121,32 @@ def receive_kernel(
     y_stride,
     scale,
     x,
-    weight,
-    bias,
-    epsilon,
+    norm,
     out,
-    WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    ADDS: tl.constexpr,
     NORM: tl.constexpr,
-    LAYER: tl.constexpr,
-    BIAS: tl.constexpr,
+    OUT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x = the exchange buffer's rows after the host has `answered` this stage, + scale·y if ADDS; then
-    norm(x) as activations; one program per token.
+    """x = the exchange buffer's rows after the host has `answered` this stage, + scale·y if NORM.adds;
+    then norm(x) as activations; one program per token.
 
-    Reads 4·WIDTH bytes of host memory and of y, writes x and 12 words (44 with floats) per 32 columns.
+    Reads 4·width bytes of host memory and of y, writes x and 12 words (44 with floats) per 32 columns.
     """
+    WIDTH: tl.constexpr = NORM.width
+    BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     _await_number(answered, stage.to(tl.int64), lost, told_lost)
     token = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
+    group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
     value = tl.load(rows + token * STRIDE + column, mask=inside, other=0.0)
-    if ADDS:
+    if NORM.adds:
         value += scale * tl.load(y + token * y_stride + column, mask=inside, other=0.0)
     tl.store(x + token * WIDTH + column, value, mask=inside)
-    if NORM:
-        value = normalized(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
-    target = out + token * (PLANES * BLOCKS)
-    quantize(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    if NORM.has_norm:
+        value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
+    target = out + token * (OUT.planes * BLOCKS)
+    quantize(value, target, group, group < 2 * BLOCKS, OUT)

@@ -55,8 +55,8 @@ class ExpertPolicy(Protocol):
         """Number of tokens between two checks of the request counts."""
         ...
 
-    def note(self, chosen: Counts) -> None:
-        """Add `chosen` (layers, experts): request counts since the last call."""
+    def note(self, requests: Counts) -> None:
+        """Add `requests` (layers, experts): request counts since the last call."""
         ...
 
     def proposals(self) -> Sequence[Any]:

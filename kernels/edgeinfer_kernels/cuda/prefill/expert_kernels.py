@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM
 from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 SOFTMAX = tl.constexpr(0)
@@ -90,21 +91,12 @@ def expert_gated_kernel(
     up_bias,
     ids,
     squares,
-    epsilon,
     EXPERT_ROWS: tl.constexpr,
     USED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    HIDDEN_BLOCKS: tl.constexpr,
-    HIDDEN_PLANES: tl.constexpr,
-    STEP: tl.constexpr,
-    GATE: tl.constexpr,
-    UP: tl.constexpr,
-    BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    NORM: tl.constexpr,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    GATED: tl.constexpr,
+    SOURCE: tl.constexpr,
+    GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """hidden = activation(gate·h) · (up·h) of a token's selected expert; program (16 rows, token·USED +
@@ -115,26 +107,28 @@ def expert_gated_kernel(
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    BLOCKS: tl.constexpr = SOURCE.blocks
     program, pair = tl.program_id(0), tl.program_id(1)
     token = pair // USED
     expert = tl.load(ids + pair)
     if expert < 0:
         return
     row = expert * EXPERT_ROWS + program * ROWS
-    words = PLANES * BLOCKS
+    words = SOURCE.planes * BLOCKS
     read = activations + token * words
-    ahead = load_pair_ahead(gate, up, row, BLOCKS, STEP, STEP, 1, GATE, UP)
-    gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, STEP, STEP, 1, GATE, UP)
-    if NORM == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares + token * COUNT, epsilon, 1, COUNT, WIDTH)
+    ahead = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
+    gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, GEMV, GATED)
+    if SOURCE.norm == ROOT_MEAN_SQUARE:
+        own = SumSquares(squares.sums + token * SOURCE.count, squares.epsilon)
+        inverse = inverse_norms(own, 1, SOURCE)
         ups, gates = ups * inverse, gates * inverse
-    if BIAS:
+    if GATED.has_bias:
         rows = (row + tl.arange(0, 16))[None, :]
         ups += tl.load(up_bias + rows)
         gates += tl.load(gate_bias + rows)
-    value = activate_gated(gates, ups, ACTIVATION)
+    value = activate_gated(gates, ups, GATED.activation)
     one = tl.arange(0, 1)
-    quantize(value, hidden, program + one, one == 0, HIDDEN_BLOCKS, HIDDEN_PLANES, pair + one)
+    quantize(value, hidden, program + one, one == 0, HIDDEN, pair + one)
 
 
 @triton.jit
@@ -146,13 +140,11 @@ def expert_down_kernel(
     bias,
     ids,
     weights,
-    shared_scores,
-    shared_stride,
+    shared,
     WIDTH: tl.constexpr,
     USED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    STEP: tl.constexpr,
+    READ: tl.constexpr,
+    GEMV: tl.constexpr,
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
     SHARED_EXPERT: tl.constexpr,
@@ -160,8 +152,8 @@ def expert_down_kernel(
 ):
     """y = Σ weight · (down·hidden + bias), plus the previous y times its weight; program (16 rows, token).
 
-    SHARED_EXPERT: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(shared_scores) is its
-    weight. Reads sixteen rows of every selected expert, writes 64 bytes per token.
+    SHARED_EXPERT: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(its score) is its weight.
+    Reads sixteen rows of every selected expert, writes 64 bytes per token.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -172,16 +164,17 @@ def expert_down_kernel(
     if SHARED_EXPERT != UNSHARED:
         total = tl.load(place)
         if SHARED_EXPERT == SHARED_AND_WEIGHED:
-            total = total / (1.0 + tl.exp(-tl.load(shared_scores + token * shared_stride)))
-    words = PLANES * BLOCKS
+            total = total / (1.0 + tl.exp(-tl.load(shared.scores + token * shared.stride)))
+    BLOCKS: tl.constexpr = READ.blocks
+    words = READ.planes * BLOCKS
     for slot in range(USED):
         pair = token * USED + slot
         expert = tl.load(ids + pair)
         if expert >= 0:
             row = expert * WIDTH + program * ROWS
             read = activations + pair * words
-            ahead = load_ahead(down, row, BLOCKS, STEP, STEP, 1, TILE)
-            value = project(down, ahead, read, words, row, BLOCKS, STEP, STEP, 1, TILE)
+            ahead = load_ahead(down, row, BLOCKS, GEMV, TILE)
+            value = project(down, ahead, read, words, row, BLOCKS, GEMV, TILE)
             if BIAS:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
             total += value * tl.load(weights + pair)

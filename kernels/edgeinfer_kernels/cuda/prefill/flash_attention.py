@@ -8,6 +8,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -17,20 +18,24 @@ ROTATED_ELEMENTS = 4096
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, mixed, first, last, keys, key_scales, values, value_scales, positions,
-    scale, window, soft_cap,
-    HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, BLOCK_N: tl.constexpr, CACHE: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, MASKED: tl.constexpr,
+    q, asking, head, best, total, mixed, first, last, cache, scale, window, soft_cap,
+    PROMPT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
     not attend to all of them.
     """
+    HEAD_DIM: tl.constexpr = PROMPT.head_dim
+    DIMENSIONS: tl.constexpr = PROMPT.dimensions
+    CACHE: tl.constexpr = PROMPT.cache
+    BLOCK_N: tl.constexpr = PROMPT.positions
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
-        k = load_cache_tile(keys, key_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
+        k = load_cache_tile(
+            cache.k, cache.k_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
         scores = tl.dot(q, tl.trans(k))
-        if CAP:
+        if PROMPT.is_capped:
             # tanh z = 1 - 2 / (e^2z + 1)
             turned = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
             scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (turned + 1.0))
@@ -38,7 +43,7 @@ def _attend_tiles(
             scores = scores * (scale * LOG2_E)
         if MASKED:
             visible = seen[None, :] <= asking[:, None]
-            if WINDOW:
+            if PROMPT.has_window:
                 visible = visible & (seen[None, :] > asking[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
@@ -48,7 +53,9 @@ def _attend_tiles(
         shares = tl.exp2(scores - level[:, None])
         kept = tl.exp2(best - level)
         total = total * kept + tl.sum(shares, axis=1)
-        v = load_cache_tile(values, value_scales, head, seen, within, positions, HEAD_DIM, DIMENSIONS, CACHE)
+        v = load_cache_tile(
+            cache.v, cache.v_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
         mixed = tl.dot(shares.to(tl.float16), v, mixed * kept[:, None])
         best = now
     return best, total, mixed
@@ -56,37 +63,20 @@ def _attend_tiles(
 
 @triton.jit(do_not_specialize=["start", "tokens"])
 def flash_attention_kernel(
-    queries,
-    keys,
-    key_scales,
-    values,
-    value_scales,
-    out,
-    sinks,
-    start,
-    tokens,
-    positions,
-    scale,
-    window,
-    soft_cap,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMENSIONS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    CACHE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    SINKS: tl.constexpr,
+    queries, cache, out, sinks, start, tokens, scale, window, soft_cap, PROMPT: tl.constexpr
 ):
     """softmax(cap(q · k · scale) where visible) · v, for the queries of some tokens and one KV head as rows.
 
-    SINKS: every query head has one more score, without a value.
+    sinks: one more score of every query head, without a value.
 
     The last tokens, which attend to the most positions, are scheduled first. Reads the visible keys and
-    values once per BLOCK_M // GROUP tokens, mostly from cache; writes tokens · heads · head_dim · 2 bytes.
+    values once per rows // group tokens, mostly from cache; writes tokens · heads · head_dim · 2 bytes.
     """
+    GROUP: tl.constexpr = PROMPT.group
+    HEAD_DIM: tl.constexpr = PROMPT.head_dim
+    DIMENSIONS: tl.constexpr = PROMPT.dimensions
+    BLOCK_M: tl.constexpr = PROMPT.rows
+    BLOCK_N: tl.constexpr = PROMPT.positions
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
     first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_TOKENS
     head = tl.program_id(1)
@@ -95,7 +85,8 @@ def flash_attention_kernel(
     rows_mask = (row < TILE_TOKENS * GROUP) & (token < tokens)
     asking = start + token
     dimension = tl.arange(0, DIMENSIONS)
-    at = (token.to(tl.int64) * HEADS + head * GROUP + row % GROUP)[:, None] * HEAD_DIM + dimension[None, :]
+    query = token.to(tl.int64) * PROMPT.heads + head * GROUP + row % GROUP
+    at = query[:, None] * HEAD_DIM + dimension[None, :]
     mask = rows_mask[:, None] & (dimension < HEAD_DIM)[None, :]
     q = tl.load(queries + at, mask=mask, other=0.0)
 
@@ -106,29 +97,26 @@ def flash_attention_kernel(
     begin = 0
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
     open_from = 0
-    if WINDOW:
+    if PROMPT.has_window:
         begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
         open_from = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_N) * BLOCK_N
     open_to = (lowest + 1) // BLOCK_N * BLOCK_N
-    if WINDOW:
+    if PROMPT.has_window:
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
         best, total, mixed = _attend_tiles(
             q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
-            keys, key_scales, values, value_scales, positions, scale, window, soft_cap,
-            HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
+            cache, scale, window, soft_cap, PROMPT, True,
         )  # fmt: skip
     best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_from, open_to, keys, key_scales, values,
-        value_scales, positions, scale, window, soft_cap,
-        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, False,
+        q, asking, head, best, total, mixed, open_from, open_to,
+        cache, scale, window, soft_cap, PROMPT, False,
     )  # fmt: skip
     best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_to, highest, keys, key_scales, values,
-        value_scales, positions, scale, window, soft_cap,
-        HEAD_DIM, DIMENSIONS, BLOCK_N, CACHE, WINDOW, CAP, True,
+        q, asking, head, best, total, mixed, open_to, highest,
+        cache, scale, window, soft_cap, PROMPT, True,
     )  # fmt: skip
-    if SINKS:
+    if PROMPT.has_sinks:
         sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
         top = tl.maximum(best, sink)
         kept = tl.exp2(best - top)
@@ -185,35 +173,31 @@ def attention_tile(head_dim: int, group: int, capability: int, quantized: bool =
 
 def flash_attention(
     queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    cache: CacheArgs,
     start: int,
     facts: AttentionSpec,
     out: torch.Tensor,
     tile: AttentionTile,
-    key_scales: torch.Tensor | None = None,
-    value_scales: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> None:
     """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 at positions
     start….
 
-    keys and values (kv_heads, positions, head_dim) hold all positions up to start + tokens. With scales
-    (kv_heads, positions, ⌈head_dim/32⌉) they are q8_0, or q4_0 if they are int32 (kv_heads, positions,
-    ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
-    score per head.
+    The cache (kv_heads, positions, head_dim) holds all positions up to start + tokens. With scales (kv_heads,
+    positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions, ⌈head_dim/8⌉); for
+    q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more score per head.
     """
     tokens, heads, head_dim = queries.shape
-    group, dimensions, cache = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[keys.dtype]
-    grid = (-(-tokens // (tile.rows // group)), facts.kv_heads)
-    flash_attention_kernel[grid](
-        queries, keys, key_scales, values, value_scales, out, sinks, start, tokens, keys.shape[1],
-        facts.scale, facts.window, facts.soft_cap,
-        HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMENSIONS=max(16, dimensions),
-        BLOCK_M=tile.rows, BLOCK_N=tile.positions, CACHE=cache, WINDOW=facts.window > 0,
-        CAP=facts.soft_cap > 0, SINKS=sinks is not None, num_warps=tile.warps, num_stages=tile.stages,
+    group, dimensions, kind = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
+    prompt = PromptConfig(
+        heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
+        has_window=facts.window > 0, is_capped=facts.soft_cap > 0, has_sinks=sinks is not None,
     )  # fmt: skip
-    if cache == Q4_0:
+    flash_attention_kernel[(-(-tokens // (tile.rows // group)), facts.kv_heads)](
+        queries, cache, out, sinks, start, tokens, facts.scale, facts.window, facts.soft_cap,
+        PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if kind == Q4_0:
         rows = max(ROTATED_ELEMENTS // dimensions, 1)
         rotate_heads_kernel[(-(-tokens * heads // rows),)](
             out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSizes
-from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.attention import PromptSpace
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
 from edgeinfer_kernels.cuda.prefill.prefill_experts import PrefillExperts
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_rows, norm_rows
 from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blocks
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
@@ -117,9 +117,9 @@ class Prefill:
 
     def apply_next_norm(self, chunk: Chunk, number: int) -> None:
         """Apply to x the norm after block `number`."""
-        norm, weight, bias, is_last = self._norm_after(chunk, number)
+        norm, is_last = self._norm_after(chunk, number)
         if not is_last:
-            norm_rows(chunk.x, norm, weight, bias, chunk.h.rows, chunk.h.scales)
+            norm_rows(chunk.x, norm.facts, norm.weight, norm.bias, chunk.h.rows, chunk.h.scales)
 
     def _embed(self, x: Tensor) -> None:
         spec, embedding = self.model.spec, self.model.embedding
@@ -137,30 +137,27 @@ class Prefill:
         self, chunk: Chunk, number: int, y: Tensor, bias: Tensor | None, scales: Tensor | None = None
     ) -> None:
         """x += residual_scale · post_norm(scales · y + bias) of block `number`; then the next norm."""
-        block, h = chunk.blocks[number], chunk.h
-        norm, weight, next_bias, is_last = self._norm_after(chunk, number)
-        join_rows(
-            chunk.x, y, self._ones[: len(chunk.x)] if scales is None else scales, bias, block.residual.norm,
-            block.norms.post_norm, block.residual.residual_scale, norm, weight, next_bias,
-            None if is_last else h.rows, None if is_last else h.scales,
-        )  # fmt: skip
+        block, (norm, is_last) = chunk.blocks[number], self._norm_after(chunk, number)
+        rows = ScaledRows(y, self._ones[: len(chunk.x)] if scales is None else scales)
+        post_norm = NextNorm(block.residual.norm, block.norms.post_norm, None)
+        scale, out = block.residual.residual_scale, None if is_last else chunk.h
+        add_norm_rows(chunk.x, rows, bias, post_norm, scale, norm, out)
 
     def add_part(self, chunk: Chunk, number: int, y: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         """x += residual_scale · (scales · y + bias) of a part of block `number`."""
         residual = chunk.blocks[number].residual
-        join_rows(
-            chunk.x, y, scales, bias, residual.norm, None, residual.residual_scale,
-            residual.norm, None, None, None, None,
-        )  # fmt: skip
+        no_norm = NextNorm(residual.norm, None, None)
+        rows = ScaledRows(y, scales)
+        add_norm_rows(chunk.x, rows, bias, no_norm, residual.residual_scale, no_norm, None)
 
     def host_states(self, kind: str) -> Any:
         """The states on the host of a block kind, which streamed blocks read."""
         assert self.sent is not None, "only streamed blocks have their state on the host"
         return self.sent.host_states[kind]
 
-    def _norm_after(self, chunk: Chunk, number: int) -> tuple[NormSpec, Tensor | None, Tensor | None, bool]:
+    def _norm_after(self, chunk: Chunk, number: int) -> tuple[NextNorm, bool]:
         """The norm after block `number`, and whether it is the last block."""
         if number + 1 == len(chunk.blocks):
-            return self.model.spec.norm, None, None, True
+            return NextNorm(self.model.spec.norm, None, None), True
         block = chunk.blocks[number + 1]
-        return block.residual.norm, block.norms.norm, block.norms.norm_bias, False
+        return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), False

@@ -13,7 +13,9 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS, activate, activate_gated
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormRowsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LARGEST = tl.constexpr(30000.0)
@@ -28,7 +30,7 @@ PIECE = 2048
 
 @dataclass(frozen=True)
 class ScaledRows:
-    """Rows of float16 with a scale each: the value is rows · scales."""
+    """Rows with a scale each: the value is rows · scales."""
 
     rows: torch.Tensor
     scales: torch.Tensor
@@ -93,7 +95,7 @@ def norm_rows_kernel(
 
 
 @triton.jit
-def join_rows_kernel(
+def add_norm_rows_kernel(
     x_rows,
     y_rows,
     y_scales,
@@ -106,30 +108,26 @@ def join_rows_kernel(
     post_epsilon,
     epsilon,
     residual_scale,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    Y_BIAS: tl.constexpr,
-    POST_NORM: tl.constexpr,
-    NORM: tl.constexpr,
-    BIAS: tl.constexpr,
-    LAST: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """x += residual scale · post norm(row scale · y + bias); then out = norm(x) / row scale, unless LAST.
+    """x += residual scale · post norm(row scale · y + bias); then out = norm(x) / row scale, unless
+    ROWS.is_last.
 
-    Reads WIDTH · 8 bytes per row, writes WIDTH · 6.
+    Reads width · 8 bytes per row, writes width · 6.
     """
+    WIDTH: tl.constexpr = ROWS.width
     row = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, ROWS.block)
     mask = offsets < WIDTH
     y = tl.load(y_rows + row * WIDTH + offsets, mask=mask, other=0.0).to(tl.float32) * tl.load(y_scales + row)
-    if Y_BIAS:
+    if ROWS.has_y_bias:
         y += tl.load(y_bias + offsets, mask=mask, other=0.0)
-    y = normed(y, mask, post_weight, post_weight, offsets, post_epsilon, WIDTH, POST_NORM, False)
+    y = normed(y, mask, post_weight, post_weight, offsets, post_epsilon, WIDTH, ROWS.post_norm, False)
     x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0) + residual_scale * y
     tl.debug_barrier()  # As in `residual_kernel`.
     tl.store(x_rows + row * WIDTH + offsets, x, mask=mask)
-    if not LAST:
-        z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
+    if not ROWS.is_last:
+        z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, ROWS.norm, ROWS.has_bias)
         _store_scaled(out, row_scales, row, z, offsets, mask, WIDTH)
 
 
@@ -222,31 +220,29 @@ def norm_rows(
     )  # fmt: skip
 
 
-def join_rows(
+def add_norm_rows(
     x: torch.Tensor,
-    y: torch.Tensor,
-    y_scales: torch.Tensor,
+    y: ScaledRows,
     y_bias: torch.Tensor | None,
-    post_norm: NormSpec,
-    post_weight: torch.Tensor | None,
+    post_norm: NextNorm,
     residual_scale: float,
-    norm: NormSpec,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    row_scales: torch.Tensor | None,
+    norm: NextNorm,
+    out: ScaledRows | None,
 ) -> None:
-    """x (tokens, width) float32 += residual_scale · post_norm(y_scales · y + y_bias); then `norm_rows` of it.
+    """x (tokens, width) float32 += residual_scale · post_norm(y + y_bias); then `norm_rows` of it.
 
-    y is a matmul result (tokens, width), float32 or float16. `out` None: only x is updated.
+    y is a matmul result (tokens, width), float32 or float16, with its scales. `out` None: only x is updated.
     """
     tokens, width = x.shape
     block = next_power_of_two(width)
-    join_rows_kernel[(tokens,)](
-        x, y, y_scales, y_bias, post_weight, weight, bias, out, row_scales,
-        post_norm.epsilon, norm.epsilon, residual_scale,
-        WIDTH=width, BLOCK=block, Y_BIAS=y_bias is not None, POST_NORM=_kind(post_norm, post_weight),
-        NORM=_kind(norm, weight), BIAS=bias is not None, LAST=out is None, num_warps=warps_for(block),
+    rows = NormRowsConfig(
+        width, block, y_bias is not None, _kind(post_norm.facts, post_norm.weight),
+        _kind(norm.facts, norm.weight), norm.bias is not None, out is None,
+    )  # fmt: skip
+    add_norm_rows_kernel[(tokens,)](
+        x, y.rows, y.scales, y_bias, post_norm.weight, norm.weight, norm.bias, out and out.rows,
+        out and out.scales, post_norm.facts.epsilon, norm.facts.epsilon, residual_scale,
+        ROWS=rows, num_warps=warps_for(block),
     )  # fmt: skip
 
 
@@ -276,5 +272,5 @@ def activation_rows(
     )  # fmt: skip
 
 
-def _kind(norm: NormSpec, weight: torch.Tensor | None) -> tl.constexpr:
-    return NO_NORM if weight is None else NORMS[norm.kind]
+def _kind(norm: NormSpec, weight: torch.Tensor | None) -> int:
+    return int(NO_NORM if weight is None else NORMS[norm.kind])

@@ -19,9 +19,8 @@ def embed_kernel(
     scale,
     WIDTH: tl.constexpr,
     COUNT: tl.constexpr,
-    BLOCKS: tl.constexpr,
     IN_BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
+    OUT: tl.constexpr,
     GAIN: tl.constexpr,
     TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -43,7 +42,8 @@ def embed_kernel(
     tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
         value *= tl.load(gain + column, mask=inside, other=0.0)
-    quantize(value, activations + token * (PLANES * BLOCKS), group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    BLOCKS: tl.constexpr = OUT.blocks
+    quantize(value, activations + token * (OUT.planes * BLOCKS), group, group < 2 * BLOCKS, OUT)
 
 
 @triton.jit

@@ -7,65 +7,47 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 
 
 @triton.jit
-def normalized(
-    value, weight, bias, inside, column, epsilon, WIDTH: tl.constexpr, LAYER: tl.constexpr, BIAS: tl.constexpr
-):
+def normalized(value, norm, inside, column, NORM: tl.constexpr, BIAS: tl.constexpr):
     """The norm of a whole row: (groups, 16) float32, rms or layer, times weight, plus bias."""
-    if LAYER:
+    WIDTH: tl.constexpr = NORM.width
+    if NORM.is_layer_norm:
         mean = tl.sum(tl.sum(value, axis=1), axis=0) / WIDTH
         value = tl.where(inside, value - mean, 0.0)
     square = tl.sum(tl.sum(value * value, axis=1), axis=0) / WIDTH
-    value = value * tl.rsqrt(square + epsilon) * tl.load(weight + column, mask=inside, other=0.0)
+    value = value * tl.rsqrt(square + norm.epsilon) * tl.load(norm.weight + column, mask=inside, other=0.0)
     if BIAS:
-        value += tl.load(bias + column, mask=inside, other=0.0)
+        value += tl.load(norm.bias + column, mask=inside, other=0.0)
     return value
 
 
 @triton.jit
-def join_kernel(
-    y,
-    stride,
-    x,
-    scale,
-    post_weight,
-    post_epsilon,
-    weight,
-    bias,
-    epsilon,
-    out,
-    WIDTH: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLANES: tl.constexpr,
-    ADDS: tl.constexpr,
-    POST: tl.constexpr,
-    NORM: tl.constexpr,
-    LAYER: tl.constexpr,
-    BIAS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+def add_norm_kernel(
+    y, stride, x, scale, post_norm, norm, out, NORM: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """x += scale·post_norm(y) if ADDS, then norm(x) as activations; one program per token, a whole row at
-    once.
+    """x += scale·post_norm(y) if NORM.adds, then norm(x) as activations; one program per token, a whole row
+    at once.
 
-    For norms that cannot be fused into the next kernel: layer norms and post-norms. Without x (ADDS 0) it
-    quantizes y. GROUPS·16 columns cover the width. Reads WIDTH·4 bytes of y and of x, writes x again and 12
-    words (44 with floats) per 32 columns.
+    For norms that cannot be fused into the next kernel: layer norms and post-norms. Without a sum it
+    quantizes y. Reads width·4 bytes of y and of x, writes x again and 12 words (44 with floats) per 32
+    columns.
     """
+    WIDTH: tl.constexpr = NORM.width
+    BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token = tl.program_id(0)
-    group = tl.arange(0, GROUPS)
+    group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
     value = tl.load(y + token * stride + column, mask=inside, other=0.0)
-    if POST:
-        value = normalized(value, post_weight, bias, inside, column, post_epsilon, WIDTH, LAYER, False)
-    if ADDS:
+    if NORM.has_post_norm:
+        value = normalized(value, post_norm, inside, column, NORM, False)
+    if NORM.adds:
         pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
         tl.debug_barrier()  # As in `residual_kernel`.
         tl.store(pointers, value, mask=inside)
-    if NORM:
-        value = normalized(value, weight, bias, inside, column, epsilon, WIDTH, LAYER, BIAS)
-    target = out + token * (PLANES * BLOCKS)
-    quantize(value, target, group, group < 2 * BLOCKS, BLOCKS, PLANES)
+    if NORM.has_norm:
+        value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
+    target = out + token * (OUT.planes * BLOCKS)
+    quantize(value, target, group, group < 2 * BLOCKS, OUT)

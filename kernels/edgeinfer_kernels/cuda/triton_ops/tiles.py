@@ -226,13 +226,15 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
 
 
 @triton.jit
-def quantize(values, activations, group, inside, BLOCKS: tl.constexpr, PLANES: tl.constexpr, token=0):
+def quantize(values, activations, group, inside, WORDS: tl.constexpr, token=0):
     """Store values (groups, 16) float32 as activations; `group` is the index of the sixteen elements in each
     row.
 
     `inside`: mask of the groups to store; `token`: the token index, one number or one per row. Writes 12
-    words per 32 values, and the float values if PLANES includes them.
+    words per 32 values, and the float values if WORDS has their planes.
     """
+    BLOCKS: tl.constexpr = WORDS.blocks
+    PLANES: tl.constexpr = WORDS.planes
     GROUPS: tl.constexpr = values.shape[0]
     block = group // 2
     half = group % 2

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX
+from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, SENT
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -22,7 +22,6 @@ STAGES = 32
 ROUNDS = 5
 PATIENCE = 1.0
 """Timeout in seconds for a device that does not synchronize with its host."""
-SENT, ANSWERED = MAILBOX.sent // 8, MAILBOX.answered // 8
 _FORMAT, _ROWS = "Q8_0", 32
 
 

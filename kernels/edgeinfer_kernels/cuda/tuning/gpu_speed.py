@@ -57,7 +57,7 @@ class GpuSpeed:
     from_gpu: float
     pageable_to_gpu: float
     pageable_from_gpu: float
-    hand_over_seconds: float
+    sync_seconds: float
     meets_in_graph: float
     pins_in_place: float
 
@@ -106,7 +106,7 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         from_gpu=copy_bytes / pinned[1],
         pageable_to_gpu=copy_bytes / pageable[0],
         pageable_from_gpu=copy_bytes / pageable[1],
-        hand_over_seconds=_hand_over(device) if stage is None else stage,
+        sync_seconds=_hand_over(device) if stage is None else stage,
         meets_in_graph=float(stage is not None),
         pins_in_place=float(_pins_in_place(device)),
     )

@@ -38,9 +38,9 @@ class Launch:
 
     kernel: Any
     signature: dict[str, Any]
-    constants: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
     aligned: tuple[tuple[int, ...], ...]
-    """Arguments that are multiples of 16: their position, and the position within a tuple."""
+    """Arguments that are multiples of 16: their position, and the positions within tuples."""
     options: tuple[tuple[str, Any], ...]
 
     @property
@@ -51,7 +51,7 @@ class Launch:
     @property
     def key(self) -> str:
         """Equal for launches that compile to the same binary."""
-        constants = sorted((name, str(value)) for name, value in self.constants.items())
+        constants = sorted((path, str(value)) for path, value in self.constants.items())
         return str((self.name, self.signature, constants, self.aligned, self.options))
 
 
@@ -91,25 +91,34 @@ def _launch(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> 
     options = tuple((name, keywords.pop(name)) for name in OPTIONS if name in keywords)
     values = dict(zip(kernel.arg_names, arguments, strict=False)) | keywords
     signature: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
-    aligned: list[tuple[int, ...]] = []
+    compiled = _Compiled()
     for position, parameter in enumerate(kernel.params):
         value = values.get(parameter.name, parameter.default)
-        kind: Any = "constexpr"
-        if isinstance(value, tuple) and not parameter.is_constexpr:
-            kind = tuple(_kind_of(each) for each in value)
-            aligned += [(position, at) for at, each in enumerate(value) if _is_aligned(each)]
-        elif not parameter.is_constexpr and value is not None:
-            free = parameter.do_not_specialize
-            # An integer 1 is a compile-time constant, unless the kernel disables that.
-            if free or isinstance(value, (bool, float, torch.Tensor)) or value != 1:
-                kind = _kind_of(value)
-            if not free and _is_aligned(value):
-                aligned.append((position,))
-        signature[parameter.name] = kind
-        if kind == "constexpr":
-            constants[parameter.name] = value
-    return Launch(kernel, signature, constants, tuple(aligned), options)
+        free = parameter.do_not_specialize
+        signature[parameter.name] = compiled.add((position,), value, free, parameter.is_constexpr)
+    return Launch(kernel, signature, compiled.constants, tuple(compiled.aligned), options)
+
+
+class _Compiled:
+    """What the compiler knows of the arguments of a launch; an argument is identified by its path."""
+
+    def __init__(self) -> None:
+        self.constants: dict[tuple[int, ...], Any] = {}
+        self.aligned: list[tuple[int, ...]] = []
+
+    def add(self, path: tuple[int, ...], value: Any, free: bool, is_constant: bool) -> Any:
+        """Add an argument; return its type, for a tuple those of its elements. `free`: not specialized."""
+        if isinstance(value, tuple) and not is_constant:
+            kinds = [self.add((*path, at), each, free, False) for at, each in enumerate(value)]
+            return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
+        is_one = isinstance(value, int) and not isinstance(value, bool) and value == 1
+        # An integer 1 is a compile-time constant, unless the kernel disables that.
+        if is_constant or value is None or (is_one and not free):
+            self.constants[path] = value
+            return "constexpr"
+        if not free and _is_aligned(value):
+            self.aligned.append(path)
+        return _kind_of(value)
 
 
 def _kind_of(value: Any) -> str:

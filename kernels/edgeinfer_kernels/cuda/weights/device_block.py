@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import BlockIndex, ResidualBlock
 from edgeinfer_kernels.layer_cache import CacheType
@@ -53,11 +54,12 @@ class DeviceCache:
         return cls(keys, key_scales, values, value_scales)
 
     @property
-    def scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scales of keys and of values, if any."""
+    def args(self) -> CacheArgs:
+        """The arguments of prompt kernels; no scales for float16."""
+        positions = self.keys.shape[1]
         if self.keys.dtype == torch.float16:
-            return None, None
-        return self.key_scales, self.value_scales
+            return CacheArgs(self.keys, None, self.values, None, positions)
+        return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, positions)
 
     @property
     def nbytes(self) -> int:

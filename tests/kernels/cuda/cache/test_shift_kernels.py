@@ -10,7 +10,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.shift_kernels import slide
-from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache as LayerCache
 from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
 from edgeinfer_kernels.layer_cache import CacheType
@@ -31,12 +31,10 @@ def filled(device: str, facts: AttentionSpec, kind: CacheType, kept: list[int]) 
     random = np.random.default_rng(1)
     rows = random.standard_normal((END, 4 * facts.head_dim)).astype(np.float32)[kept]
     cache = DeviceCache.poisoned(device, facts, POSITIONS, kind)
-    rope_append(
-        torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * facts.head_dim].copy()).to(device),
-        torch.ones(len(kept), device=device), None, None, None, table_of(device, facts), facts, 0,
-        torch.empty(len(kept), 2, facts.head_dim, dtype=torch.float16, device=device),
-        cache.keys, cache.values, cache.key_scales, cache.value_scales,
-    )  # fmt: skip
+    qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * facts.head_dim].copy()).to(device)
+    projected = ProjectedHeads(qkv, torch.ones(len(kept), device=device))
+    queries = torch.empty(len(kept), 2, facts.head_dim, dtype=torch.float16, device=device)
+    rope_append(projected, table_of(device, facts), facts, 0, queries, cache.args)
     return cache
 
 

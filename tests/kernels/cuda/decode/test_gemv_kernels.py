@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, rows_kernel
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import join_kernel
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    GatedConfig,
+    GemvConfig,
+    NormArgs,
+    NormConfig,
+    SourceConfig,
+    SumSquares,
+    WordsConfig,
+)
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import block_format, decode
@@ -56,21 +65,14 @@ def multiply(
         planes,
         y,
         nothing if bias is None else bias,
-        nothing,
-        0.0,
+        SumSquares(nothing, 0.0),
         y.shape[1],
         FIRST_PROGRAMS=programs[0],
-        BLOCKS=planes.shape[2],
-        PLANES=planes.shape[1],
-        STEP=step,
-        VECTOR=vector,
-        TOKENS=tokens,
         FIRST=first.shapes.tile,
         SECOND=second.shapes.tile,
         BIAS=bias is not None,
-        NORM=0,
-        COUNT=1,
-        WIDTH=1,
+        SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, count=1, width=1),
+        GEMV=GemvConfig(step, vector, tokens),
         DEPENDENT=False,
         num_warps=4,
     )
@@ -164,10 +166,11 @@ def test_gate_and_up_are_multiplied_in_one_launch(
     squares = torch.arange(1, 1 + 2 * tokens, dtype=torch.float32, device=device).view(tokens, 2)
     nothing = torch.zeros(1, device=device)
     gated_kernel[(2,)](
-        gate.parts, up.parts, planes, hidden, nothing, nothing, squares, 0.5,
-        BLOCKS=planes.shape[2], PLANES=PLANES, HIDDEN_BLOCKS=16, HIDDEN_PLANES=PLANES, STEP=step, VECTOR=2,
-        TOKENS=tokens, GATE=gate.shapes.tile, UP=up.shapes.tile, GATED=True, BIAS=False,
-        ACTIVATION=0, NORM=1, COUNT=2, WIDTH=4, DEPENDENT=False, num_warps=4,
+        gate.parts, up.parts, planes, hidden, nothing, nothing, SumSquares(squares, 0.5),
+        HIDDEN=WordsConfig(16, PLANES),
+        GATED=GatedConfig(gate.shapes.tile, up.shapes.tile, has_gate=True, has_bias=False, activation=0),
+        SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, count=2, width=4),
+        GEMV=GemvConfig(step, 2, tokens), DEPENDENT=False, num_warps=4,
     )  # fmt: skip
     inverse = 1 / np.sqrt(squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)
     g, u = (
@@ -187,10 +190,11 @@ def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: i
     words = activation_planes(x)
     out = torch.full(words.shape, 0x7FC12345, dtype=torch.int32, device=device)
     rows, nothing = torch.from_numpy(x).to(device), torch.zeros(1, device=device)
-    join_kernel[(3,)](
-        rows, width, nothing, 0.0, nothing, 0.0, nothing, nothing, 0.0, out,
-        WIDTH=width, GROUPS=64, BLOCKS=words.shape[2], PLANES=PLANES, ADDS=False, POST=False, NORM=False,
-        LAYER=False, BIAS=False, DEPENDENT=False,
+    no_norm = NormArgs(nothing, nothing, 0.0)
+    add_norm_kernel[(3,)](
+        rows, width, nothing, 0.0, no_norm, no_norm, out,
+        NORM=NormConfig(width, 64, False, False, False, False, False),
+        OUT=WordsConfig(words.shape[2], PLANES), DEPENDENT=False,
     )  # fmt: skip
     got = out.cpu().numpy()
     if not HAS_GPU:

@@ -46,10 +46,10 @@ class Restless(ExpertCachePolicy):
         super().__init__(count, used, residents)
         self.look_after = 1
 
-    def note(self, chosen: npt.NDArray[np.int64]) -> None:
-        before = getattr(self, "noted", np.zeros_like(chosen))
-        self.noted = before + chosen
-        super().note(chosen)
+    def note(self, requests: npt.NDArray[np.int64]) -> None:
+        before = getattr(self, "noted", np.zeros_like(requests))
+        self.noted = before + requests
+        super().note(requests)
 
     def proposals(self) -> list[Swap]:
         self.turn += 1

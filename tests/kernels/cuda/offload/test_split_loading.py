@@ -23,8 +23,7 @@ from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner import placement_problem
-from edgeinfer_offload.planner import planner as planning
+from edgeinfer_offload.planner import placement_problem, plan_items
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.random_models import ZOO
@@ -35,7 +34,7 @@ MIB = 1 << 20
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
     """A GPU of so many bytes, which libraries leave alone, beside a CPU that reads a megabyte a second."""
-    from edgeinfer.loading import gpu_loading, split_loading
+    from edgeinfer.loading import gpu_loading
 
     def slow(machine: Machine, *_: object) -> Machine:
         return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
@@ -47,9 +46,9 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
         gpu = Gpu(0, "a small GPU", 90, nbytes)
         monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
         monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
-        for module in (gpu_loading, split_loading, device_parts):
+        for module in (gpu_loading, device_parts):
             monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-        for module in (planning, placement_problem):
+        for module in (plan_items, placement_problem):
             monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
 
     return set_bytes
@@ -103,7 +102,7 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
 def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgeinfer.loading import split_loading
+    from edgeinfer.loading import gpu_loading
 
     path = model_file(tmp_path)
     small_gpu(1 << 40)
@@ -116,7 +115,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
             raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
         return CudaBackend(*arguments, **keywords)
 
-    monkeypatch.setattr(split_loading, "CudaBackend", filled_at_first)
+    monkeypatch.setattr(gpu_loading, "CudaBackend", filled_at_first)
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert "other programs took memory of the GPU" in model.warnings[0]
     assert len(made) == 2
@@ -143,7 +142,7 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
 ) -> None:
     # What would be more than these models are: staging, and more room for prompts where none are sent.
     monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
-    monkeypatch.setattr(placement_problem.PlacementProblem, "sends", False)
+    monkeypatch.setattr(placement_problem.PlacementProblem, "streams", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
@@ -154,7 +153,7 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert model.plan is not None
             found.append(model.plan)
-            stays = " of the weights stay in the file, as "
+            stays = " of the weights are memory-mapped, as "
             assert any(stays in note for note in model.warnings) == (ram is not None), model.warnings
             answers.append(model.logits([5 + index for index in range(10)]))
             ram = model.plan.bytes_on("cpu") - 1
@@ -208,7 +207,7 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
         assert any(note.startswith("running on the CPU: ") for note in model.warnings)
-        assert any(" of the weights stay in the file, as " in note for note in model.warnings)
+        assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
@@ -378,9 +377,9 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
 ) -> None:
     from edgeinfer_offload.planner import planner
 
-    monkeypatch.setattr(planner, "CHANGING_WORTH", 100.0)
+    monkeypatch.setattr(planner, "MAX_EXPERT_CACHE_SLOWDOWN", 100.0)
     monkeypatch.setattr(
-        placement_problem.PlacementProblem, "sends", False
+        placement_problem.PlacementProblem, "streams", False
     )  # or the CPU's buffers depend on it
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
@@ -388,9 +387,9 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
     with edgeinfer.load(path, context=64, threads=2) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert any(note.endswith("experts change places as they are asked for") for note in model.warnings)
+        assert any(note.endswith("the experts change while decoding") for note in model.warnings)
         assert model.plan is not None
-        changing = [layer for layer in model.plan.layers if layer.changing]
+        changing = [layer for layer in model.plan.layers if layer.expert_cache]
         assert changing
         assert all(0 < len(layer.gpu_experts) < layer.experts for layer in changing)
         needed = model.plan.bytes_on("cpu")
@@ -399,5 +398,5 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
         assert device_half.changed_experts == 0
     with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
         assert model.plan is not None
-        assert not any(layer.changing for layer in model.plan.layers)
-        assert model.plan.steps[0].startswith("experts stay where they are")
+        assert not any(layer.expert_cache for layer in model.plan.layers)
+        assert model.plan.relaxations[0].startswith("there is no expert cache")

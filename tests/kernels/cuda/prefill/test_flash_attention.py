@@ -33,10 +33,7 @@ def check(device: str, facts: AttentionSpec, start: int, tokens: int, kind: Cach
     q = random.standard_normal((tokens, facts.heads, facts.head_dim)).astype(np.float16)
     out = torch.full((tokens, facts.heads * facts.head_dim), float("nan"), dtype=torch.float16, device=device)
     asking = rotated(q).astype(np.float16) if kind == "q4_0" else q
-    flash_attention(
-        torch.from_numpy(asking).to(device), cache.keys, cache.values, start, facts, out, tile,
-        cache.key_scales, cache.value_scales,
-    )  # fmt: skip
+    flash_attention(torch.from_numpy(asking).to(device), cache.args, start, facts, out, tile)
     keys, values = cache.read(end)
     wanted = attend(q.astype(np.float64), keys, values, start, facts).reshape(tokens, -1)
     np.testing.assert_allclose(out.cpu().numpy(), wanted, rtol=3e-3, atol=4e-3)

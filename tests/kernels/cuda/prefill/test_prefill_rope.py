@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cache_formats import rotated
-from edgeinfer_kernels.cuda.prefill.prefill_rope import rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
 from edgeinfer_kernels.reference.step import normalize
@@ -61,11 +61,7 @@ def test_queries_are_turned_and_keys_and_values_appended(
     queries = torch.full((TOKENS, heads, head_dim), float("nan"), dtype=torch.float16, device=device)
     table = facts.rope.table(0, POSITIONS)
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
-    product, row_scales, its_bias, *norms, turns = there
-    rope_append(
-        product, row_scales, its_bias, norms[0], norms[1], turns, facts, START, queries,
-        cache.keys, cache.values, cache.key_scales, cache.value_scales,
-    )  # fmt: skip
+    rope_append(ProjectedHeads(*there[:-1]), there[-1], facts, START, queries, cache.args)
     q, k, v = wanted_of(facts, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
     q, rounding = (rotated(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=rounding)
@@ -92,10 +88,8 @@ def test_zeros_are_quantized_to_zeros_and_large_values_held(device: str) -> None
     queries = torch.empty(2, 1, 64, dtype=torch.float16, device=device)
     for kind, held in zip(KINDS, (65504.0, 1e6, 65504.0), strict=True):
         cache = DeviceCache.poisoned(device, facts, 4, kind)
-        rope_append(
-            torch.from_numpy(qkv).to(device), torch.ones(2, device=device), None, None, None, table, facts, 0,
-            queries, cache.keys, cache.values, cache.key_scales, cache.value_scales,
-        )  # fmt: skip
+        projected = ProjectedHeads(torch.from_numpy(qkv).to(device), torch.ones(2, device=device))
+        rope_append(projected, table, facts, 0, queries, cache.args)
         keys, values = cache.read(2)
         assert (keys == 0).all()
         assert (values[:, 0] == 0).all()

@@ -8,7 +8,8 @@ import torch
 
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
-from edgeinfer_kernels.cuda.prefill.prefill_rows import activation_rows, join_rows, norm_rows
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, add_norm_rows, norm_rows
 from edgeinfer_kernels.reference.blocks.feed_forward import activate
 from edgeinfer_kernels.reference.step import normalize
 
@@ -80,7 +81,7 @@ def test_values_that_are_no_numbers_stay_to_be_seen(device: str) -> None:
 @pytest.mark.parametrize("width", [111, 576])
 @pytest.mark.parametrize("post", [None, RMS, LAYER])
 @pytest.mark.parametrize("norm", [RMS, LAYER])
-def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
+def test_add_norm_rows_add_to_the_residual_and_norm_what_comes_next(
     device: str, width: int, post: NormSpec | None, norm: NormSpec
 ) -> None:
     x, y, y_scales = random(3, width), random(3, width, seed=1), np.array([1, 2, 0.5], np.float32)
@@ -88,9 +89,10 @@ def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
     post_weight = None if post is None else random(width, seed=5)
     x_device = on(device, x)
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
-    join_rows(
-        x_device, on(device, y), on(device, y_scales), on(device, y_bias), post or RMS,
-        on(device, post_weight), 0.7, norm, on(device, weight), on(device, bias), out, scales,
+    add_norm_rows(
+        x_device, ScaledRows(on(device, y), on(device, y_scales)), on(device, y_bias),
+        NextNorm(post or RMS, on(device, post_weight), None), 0.7,
+        NextNorm(norm, on(device, weight), on(device, bias)), ScaledRows(out, scales),
     )  # fmt: skip
     x = x.astype(np.float64)
     x += 0.7 * normalize(y.astype(np.float64) * y_scales[:, None] + y_bias, post or RMS, post_weight)
@@ -98,11 +100,12 @@ def test_join_rows_add_to_the_residual_and_norm_what_comes_next(
     np.testing.assert_allclose(rescaled(out, scales), normalize(x, norm, weight, bias), rtol=1e-3, atol=1e-3)
 
 
-def test_the_last_join_only_adds(device: str) -> None:
+def test_the_last_sum_has_no_norm(device: str) -> None:
     x, y = random(2, 80), random(2, 80, seed=1)
     x_device = on(device, x)
     ones = torch.ones(2, device=device)
-    join_rows(x_device, on(device, y).half(), ones, None, RMS, None, 1.0, RMS, None, None, None, None)
+    no_norm = NextNorm(RMS, None, None)
+    add_norm_rows(x_device, ScaledRows(on(device, y).half(), ones), None, no_norm, 1.0, no_norm, None)
     np.testing.assert_allclose(x_device.cpu().numpy(), x + y.astype(np.float16), rtol=1e-6, atol=1e-6)
 
 

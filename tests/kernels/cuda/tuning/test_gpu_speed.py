@@ -13,7 +13,7 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
     monkeypatch.setattr(gpu_speed, "HAND_OVERS", 5)
     found = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
     assert all(0 < figure < float("inf") for figure in astuple(found))
-    assert found.hand_over_seconds < 1
+    assert found.sync_seconds < 1
     assert found.meets_in_graph == 1
     assert found.pins_in_place == 1
 

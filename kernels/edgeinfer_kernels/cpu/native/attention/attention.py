@@ -1,7 +1,7 @@
 """The attention block: norm, projections, RoPE, KV cache, softmax attention, output projection, residual.
 
-`attention_block` computes a whole block for some tokens on all threads of a pool. `ATTENTION` lists what is
-fixed at load time: the specification, and addresses of matrices, cache and workspace.
+`attention_block` computes a whole block for some tokens on all threads of a pool. `AttentionArgs` holds what
+is fixed at load time: the specification, and addresses of matrices, cache and workspace.
 """
 
 from edgeinfer_kernels.cpu.native.attention.attention_states import (
@@ -34,19 +34,16 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
-from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATIONS_PER_BLOCK,
-    ATTENTION,
-    CALL,
-    INPUT,
-    PLACE,
     POSITIONS_PER_PIECE,
     ROWS_SCRATCH,
     SCORES_PER_THREAD,
     STEP_TOKENS,
-    TEAM,
 )
+from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 
 @inner
@@ -57,8 +54,8 @@ def pieces_of(block, team, tokens, positions):
     once is bit-identical to one by one.
     """
     alone = 1 if tokens <= STEP_TOKENS else tokens
-    items = alone * load_i64(block + ATTENTION.kv_heads)
-    threads = load_i64(team + TEAM.threads)
+    items = alone * block.kv_heads
+    threads = team.threads
     if items >= 4 * threads:
         return 1
     return min(
@@ -69,8 +66,8 @@ def pieces_of(block, team, tokens, positions):
 @inner
 def state_bytes(block):
     """Bytes of the states of all query heads of one KV head."""
-    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
-    return group * (STATE_BYTES + 4 * load_i64(block + ATTENTION.padded_head))
+    group = block.heads // block.kv_heads
+    return group * (STATE_BYTES + 4 * block.padded_head)
 
 
 @inner
@@ -78,23 +75,23 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has `pieces`
     items.
     """
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
-    padded = load_i64(block + ATTENTION.padded_head)
-    group = load_i64(block + ATTENTION.heads) // kv_heads
+    kv_heads = block.kv_heads
+    padded = block.padded_head
+    group = block.heads // kv_heads
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
     end = position_of(call, token) + 1
     place = place_of(call, token)
-    pages = load_i64(place + PLACE.pages) if place != 0 else 0
-    window = load_i64(block + ATTENTION.window)
+    pages = place.pages if place.address != 0 else 0
+    window = block.window
     begin = max(0, end - window) if window > 0 else 0
     share = (end - begin + own_pieces - 1) // own_pieces
     first = min(end, begin + item % pieces * share)
     last = min(end, first + share)
-    query = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+    query = block.queries + token * block.query_stride
     query += 4 * padded * group * kv_head
     clear_states(states, group, padded)
-    kind = load_i64(block + ATTENTION.cache_kind)
+    kind = block.cache_kind
     if kind == 3:
         gather_nibbles(block, query, kv_head, first, last, pages, states, scores, copied)
     elif kind == 2:
@@ -108,8 +105,8 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
 @inner
 def heads_fill_blocks(block):
     """Whether the query heads of a KV head fill whole blocks of activations."""
-    group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
-    return group * load_i64(block + ATTENTION.head_dim) % ACTIVATIONS_PER_BLOCK == 0
+    group = block.heads // block.kv_heads
+    return group * block.head_dim % ACTIVATIONS_PER_BLOCK == 0
 
 
 @inner
@@ -117,16 +114,16 @@ def write_item(block, tokens, item, states):
     """Write the merged states of one token's KV head to its row of `mixed`; quantized if they fill whole
     blocks.
     """
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
-    head_dim = load_i64(block + ATTENTION.head_dim)
-    group = load_i64(block + ATTENTION.heads) // kv_heads
-    mixed = load_i64(block + ATTENTION.mixed)
+    kv_heads = block.kv_heads
+    head_dim = block.head_dim
+    group = block.heads // kv_heads
+    mixed = block.attn_out
     token = item // kv_heads
-    row = load_i64(mixed + INPUT.floats) + token * load_i64(mixed + INPUT.float_stride)
+    row = mixed.floats + token * mixed.float_stride
     first_head = group * (item % kv_heads)
     first = head_dim * first_head
-    padded = load_i64(block + ATTENTION.padded_head)
-    sinks = load_i64(block + ATTENTION.sinks)
+    padded = block.padded_head
+    sinks = block.sinks
     if sinks != 0:
         for g in range(group):
             state = states + g * (STATE_BYTES + 4 * padded)
@@ -144,8 +141,8 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
     """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces` completes
     it. `share`: as for `rotate_and_store`.
     """
-    tokens = load_i64(call + CALL.tokens)
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    tokens = call.tokens
+    kv_heads = block.kv_heads
     scores = scratch + ROWS_SCRATCH
     copied = scores + SCORES_PER_THREAD + state_bytes(block)
     own_items = 0
@@ -163,7 +160,7 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
             write_item(block, tokens, item, scores + SCORES_PER_THREAD)
         else:
             own = pieces_of(block, team, tokens, position_of(call, token) + 1)
-            states = load_i64(block + ATTENTION.states) + item * state_bytes(block)
+            states = block.states + item * state_bytes(block)
             if item % pieces < own:
                 gather_item(block, call, item, pieces, own, states, scores, copied)
 
@@ -171,16 +168,16 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
 @inner
 def merge_pieces(team, counter, block, call, pieces):
     """Phase: merge the states of all KV splits of a token's KV head, and write its row of `mixed`."""
-    tokens = load_i64(call + CALL.tokens)
-    padded = load_i64(block + ATTENTION.padded_head)
+    tokens = call.tokens
+    padded = block.padded_head
     nbytes = state_bytes(block)
     while True:
         item = next_item(team, counter)
-        token = item // load_i64(block + ATTENTION.kv_heads)
+        token = item // block.kv_heads
         if token >= tokens:
             break
         own = pieces_of(block, team, tokens, position_of(call, token) + 1)
-        states = load_i64(block + ATTENTION.states) + item * pieces * nbytes
+        states = block.states + item * pieces * nbytes
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
@@ -190,32 +187,32 @@ def merge_pieces(team, counter, block, call, pieces):
 exports = Exports()
 
 
-@exports.add("attention_block", 4)
+@exports.add("attention_block", AttentionArgs, StepArgs, ThreadPoolArgs, int)
 def attention_block(block, call, team, thread):
     """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are written to
     the cache.
     """
-    tokens = load_i64(call + CALL.tokens)
-    scratch = load_i64(block + ATTENTION.scratch) + thread * load_i64(block + ATTENTION.scratch_stride)
-    normed = load_i64(block + ATTENTION.normed)
-    mixed = load_i64(block + ATTENTION.mixed)
-    q_stride = load_i64(block + ATTENTION.q_stride)
-    kv_stride = load_i64(block + ATTENTION.kv_stride)
-    output = load_i64(block + ATTENTION.output_matrix)
-    projected = load_i64(block + ATTENTION.projected)
-    stride = load_i64(block + ATTENTION.projected_stride)
-    q_matrix = load_i64(block + ATTENTION.q_matrix)
+    tokens = call.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    normed = block.normed
+    mixed = block.attn_out
+    q_stride = block.q_stride
+    kv_stride = block.kv_stride
+    output = block.output_matrix
+    projected = block.projected
+    stride = block.projected_stride
+    q_matrix = block.q_matrix
     pieces = pieces_of(block, team, tokens, last_position(call) + 1)
     share = share_of_heads(block, team, tokens, pieces)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + ATTENTION.norm), normed)
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
     ahead, end = first_weights(team, thread, tokens, q_matrix)
     barrier_asking(team, ahead, end)
-    q = load_i64(block + ATTENTION.projected_q)
-    k = load_i64(block + ATTENTION.projected_k)
-    v = load_i64(block + ATTENTION.projected_v)
+    q = block.projected_q
+    k = block.projected_k
+    v = block.projected_v
     project(team, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
-    project(team, 2, thread, tokens, load_i64(block + ATTENTION.k_matrix), normed, k, kv_stride, scratch)
-    project(team, 3, thread, tokens, load_i64(block + ATTENTION.v_matrix), normed, v, kv_stride, scratch)
+    project(team, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
+    project(team, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
     ahead, end = first_weights(team, thread, tokens, output)
     ahead = barrier_asking(team, ahead, end)
     rotate_and_store(team, 4, thread, block, call, share, scratch)
@@ -231,6 +228,6 @@ def attention_block(block, call, team, thread):
         barrier_asking(team, ahead, end)
     project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
     barrier_between(team)
-    scale = load_f32(block + ATTENTION.residual_scale)
-    post_norm = load_i64(block + ATTENTION.post_norm)
+    scale = block.residual_scale
+    post_norm = block.post_norm
     add_residual(team, 9, thread, call, output, projected, stride, post_norm, scale)

@@ -37,7 +37,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i8,
     store_i16,
 )
-from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, PLACE, PLACE_BYTES, POSITIONS_PER_PAGE, SCALED
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_PAGE, SCALED
 
 LANES = 16
 
@@ -45,13 +45,13 @@ LANES = 16
 @inner
 def store_key(block, kv_head, position, row, spare):
     """Store a key: its element d is adjacent to element d of the fifteen other positions of its tile."""
-    padded = load_i64(block + ATTENTION.padded_head)
-    tile = kv_head * (load_i64(block + ATTENTION.context) // LANES) + position // LANES
+    padded = block.padded_head
+    tile = kv_head * (block.context // LANES) + position // LANES
     element = tile * padded * LANES + position % LANES
-    cache = load_i64(block + ATTENTION.key_cache)
-    kind = load_i64(block + ATTENTION.cache_kind)
+    cache = block.key_cache
+    kind = block.cache_kind
     if kind == 3:
-        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        scales = block.key_scales + scale_offset(tile, padded, position)
         cache += tile * padded // 2 * LANES + position % LANES
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
@@ -61,7 +61,7 @@ def store_key(block, kv_head, position, row, spare):
                     pair = load_u8(spare + i) | load_u8(spare + i + 1) << 4
                     store_i8(cache + LANES * ((d + i) // 2), pair)
     elif kind == 2:
-        scales = load_i64(block + ATTENTION.key_scales) + scale_offset(tile, padded, position)
+        scales = block.key_scales + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
             for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
@@ -79,14 +79,14 @@ def store_key(block, kv_head, position, row, spare):
 @inner
 def store_value(block, kv_head, position, row, spare):
     """Store a value as a padded row."""
-    padded = load_i64(block + ATTENTION.padded_head)
-    context = load_i64(block + ATTENTION.context)
+    padded = block.padded_head
+    context = block.context
     element = (kv_head * context + position) * padded
-    cache = load_i64(block + ATTENTION.value_cache)
-    kind = load_i64(block + ATTENTION.cache_kind)
+    cache = block.value_cache
+    kind = block.cache_kind
     if kind == 3:
         tile = kv_head * (context // LANES) + position // LANES
-        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        scales = block.value_scales + scale_offset(tile, padded, position)
         cache += (kv_head * context + position) * groups_bytes(padded)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
@@ -96,7 +96,7 @@ def store_value(block, kv_head, position, row, spare):
             store_as_bytes(cache + GROUP_BYTES * group, or_i32(codes, shift_left(upper, 4)))
     elif kind == 2:
         tile = kv_head * (context // LANES) + position // LANES
-        scales = load_i64(block + ATTENTION.value_scales) + scale_offset(tile, padded, position)
+        scales = block.value_scales + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
             for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
@@ -171,34 +171,34 @@ def nearest_code(row, inverse):
 
 @inner
 def place_of(call, token):
-    """Address of a token's PLACE, 0 if there are none."""
-    places = load_i64(call + CALL.places)
-    return places + PLACE_BYTES * token if places != 0 else 0
+    """A token's arguments; address 0 if there are none."""
+    places = call.token_args
+    return places[token] if places.address != 0 else places
 
 
 @inner
 def position_of(call, token):
     """Position of a token in its sequence."""
     place = place_of(call, token)
-    return load_i64(place + PLACE.position) if place != 0 else load_i64(call + CALL.start) + token
+    return place.position if place.address != 0 else call.start + token
 
 
 @inner
 def last_position(call):
     """The largest position of all tokens."""
-    tokens = load_i64(call + CALL.tokens)
+    tokens = call.tokens
     last = position_of(call, 0)
-    for token in range(1, tokens if load_i64(call + CALL.places) != 0 else 1):
+    for token in range(1, tokens if call.token_args.address != 0 else 1):
         last = max(last, position_of(call, token))
-    return last if load_i64(call + CALL.places) != 0 else last + tokens - 1
+    return last if call.token_args.address != 0 else last + tokens - 1
 
 
 @inner
 def slot_of(place, position):
     """Cache slot of the key and value of a position."""
-    if place == 0:
+    if place.address == 0:
         return position
-    page = load_i64(load_i64(place + PLACE.pages) + 8 * (position // POSITIONS_PER_PAGE))
+    page = load_i64(place.pages + 8 * (position // POSITIONS_PER_PAGE))
     return page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
 
 
@@ -207,7 +207,7 @@ def make_store_all(store):
     def store_all(block, kv_head, place, position, row, spare):
         """Store a key or a value in its slot and in the slots of its copies."""
         store(block, kv_head, slot_of(place, position), row, spare)
-        copy = load_i64(place + PLACE.copies) if place != 0 else 0
+        copy = place.copies if place.address != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:
             store(block, kv_head, load_i64(copy), row, spare)
             copy += 8

@@ -15,8 +15,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import normalize
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
 from edgeinfer_kernels.cpu.native.simd.exports import inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
-from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_f32
-from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, CALL, MATRIX, NORM, ROWS_SCRATCH, STEP_TOKENS, TEAM
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
+from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs
 
 
 @inner
@@ -50,20 +51,23 @@ def copy_padded(source, target, count, padded):
 
 @inner
 def take_head(block, matrix, norm, row, index, target):
-    """Copy head `index` of a projected row, with bias and q/k norm, to `target`, padded. norm = 0: none."""
-    head_dim = load_i64(block + ATTENTION.head_dim)
-    padded = load_i64(block + ATTENTION.padded_head)
-    qk_norm = load_i64(block + ATTENTION.qk_norm)
+    """Copy head `index` of a projected row, with bias and q/k norm, to `target`, padded.
+
+    `norm`: at address 0 for none.
+    """
+    head_dim = block.head_dim
+    padded = block.padded_head
+    qk_norm = block.qk_norm
     copy_padded(row + 4 * head_dim * index, target, head_dim, padded)
-    bias = load_i64(matrix + MATRIX.bias)
+    bias = matrix.bias
     if bias != 0:
         for i in range(head_dim):
             place = target + 4 * i
             store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
-    if norm != 0 and qk_norm == 1:
+    if norm.address != 0 and qk_norm == 1:
         normalize(norm, target, target)
-    elif norm != 0 and qk_norm == 2:
-        scale_by_row(norm, row, load_i64(matrix + MATRIX.rows), head_dim * index, head_dim, target)
+    elif norm.address != 0 and qk_norm == 2:
+        scale_by_row(norm, row, matrix.rows, head_dim * index, head_dim, target)
 
 
 @inner
@@ -73,9 +77,9 @@ def scale_by_row(norm, row, rows, first, count, target):
     for i in range(rows):
         value = load_f32(row + 4 * i)
         square += value * value
-    epsilon = load_f32(norm + NORM.epsilon)
+    epsilon = norm.epsilon
     scale = np.float32(1) / np.float32(np.sqrt(square / np.float32(rows) + epsilon))
-    weight = load_i64(norm + NORM.weight) + 4 * first
+    weight = norm.weight + 4 * first
     for i in range(count):
         store_f32(target + 4 * i, load_f32(target + 4 * i) * scale * load_f32(weight + 4 * i))
 
@@ -83,7 +87,7 @@ def scale_by_row(norm, row, rows, first, count, target):
 @inner
 def has_rotated_heads(block):
     """Whether the cache holds keys and values in the Hadamard basis."""
-    return load_i64(block + ATTENTION.cache_kind) == 3
+    return block.cache_kind == 3
 
 
 @inner
@@ -91,39 +95,39 @@ def turn_and_store(block, call, token, index, head):
     """Store head `index` of a token: a query head in its padded row, or, for larger indices, a key or value
     head in the cache. `head` is scratch.
     """
-    heads = load_i64(block + ATTENTION.heads)
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
-    rope_dim = load_i64(block + ATTENTION.rope_dim)
-    halves = load_i64(block + ATTENTION.rope_neox) != 0
-    head_dim = load_i64(block + ATTENTION.head_dim)
-    padded = load_i64(block + ATTENTION.padded_head)
+    heads = block.heads
+    kv_heads = block.kv_heads
+    rope_dim = block.rope_dim
+    halves = block.rope_neox != 0
+    head_dim = block.head_dim
+    padded = block.padded_head
     spare = head + 4 * padded
     place = place_of(call, token)
     position = position_of(call, token)
-    table = load_i64(call + CALL.rope) + 4 * rope_dim * (position - load_i64(call + CALL.start))
-    kv_offset = token * load_i64(block + ATTENTION.kv_stride)
+    table = call.rope + 4 * rope_dim * (position - call.start)
+    kv_offset = token * block.kv_stride
     if index < heads:
-        row = load_i64(block + ATTENTION.projected_q) + token * load_i64(block + ATTENTION.q_stride)
-        target = load_i64(block + ATTENTION.queries) + token * load_i64(block + ATTENTION.query_stride)
+        row = block.projected_q + token * block.q_stride
+        target = block.queries + token * block.query_stride
         target += 4 * padded * index
-        norm = load_i64(block + ATTENTION.q_norm)
-        take_head(block, load_i64(block + ATTENTION.q_matrix), norm, row, index, target)
+        norm = block.q_norm
+        take_head(block, block.q_matrix, norm, row, index, target)
         rotate(target, table, rope_dim, halves)
         if has_rotated_heads(block):
             rotate_head(target, head_dim, padded)
     elif index < heads + kv_heads:
         kv_head = index - heads
-        row = load_i64(block + ATTENTION.projected_k) + kv_offset
-        norm = load_i64(block + ATTENTION.k_norm)
-        take_head(block, load_i64(block + ATTENTION.k_matrix), norm, row, kv_head, head)
+        row = block.projected_k + kv_offset
+        norm = block.k_norm
+        take_head(block, block.k_matrix, norm, row, kv_head, head)
         rotate(head, table, rope_dim, halves)
         if has_rotated_heads(block):
             rotate_head(head, head_dim, padded)
         store_all_keys(block, kv_head, place, position, head, spare)
     else:
         kv_head = index - heads - kv_heads
-        row = load_i64(block + ATTENTION.projected_v) + kv_offset
-        take_head(block, load_i64(block + ATTENTION.v_matrix), 0, row, kv_head, head)
+        row = block.projected_v + kv_offset
+        take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head)
         if has_rotated_heads(block):
             rotate_head(head, head_dim, padded)
         store_all_values(block, kv_head, place, position, head, spare)
@@ -136,8 +140,8 @@ def share_of_heads(block, team, tokens, pieces):
     Nonzero only in a short step without KV splits in which all threads get the same number of heads. 0: each
     phase distributes the heads.
     """
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
-    threads = load_i64(team + TEAM.threads)
+    kv_heads = block.kv_heads
+    threads = team.threads
     if tokens > STEP_TOKENS or pieces > 1 or kv_heads % threads != 0:
         return 0
     return kv_heads // threads
@@ -148,8 +152,8 @@ def rotate_and_store(team, counter, thread, block, call, share, scratch):
     """Phase: store queries in their padded rows, keys and values in the cache, head by head; `share` is the
     result of `share_of_heads`.
     """
-    heads = load_i64(block + ATTENTION.heads)
-    kv_heads = load_i64(block + ATTENTION.kv_heads)
+    heads = block.heads
+    kv_heads = block.kv_heads
     group = heads // kv_heads
     every = share * (group + 2) if share > 0 else heads + 2 * kv_heads
     own = 0
@@ -157,7 +161,7 @@ def rotate_and_store(team, counter, thread, block, call, share, scratch):
         item = own if share > 0 else next_item(team, counter)
         own += 1
         token = item // every
-        if token >= load_i64(call + CALL.tokens):
+        if token >= call.tokens:
             break
         index = item - token * every
         if share > 0:  # The thread's query heads, then its key heads, then its value heads.

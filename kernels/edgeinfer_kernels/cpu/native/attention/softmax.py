@@ -37,8 +37,8 @@ from edgeinfer_kernels.cpu.native.simd.four_vectors import (
     store_four,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import has_wide_registers, load_f32, load_i64, store_i64
-from edgeinfer_kernels.cpu.runtime.abi import ATTENTION, SCALED, SCORES_BYTES
 from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
+from edgeinfer_kernels.cpu.runtime.abi import SCALED, SCORES_BYTES
 
 LANES = 16
 PAGES_PER_TILE = TILE // LANES
@@ -227,21 +227,21 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         the address of the page of each sixteen positions. A tile whose pages are not contiguous is copied to
         `copied` first, so its sums are bit-identical.
         """
-        padded = load_i64(block + ATTENTION.padded_head)
-        head_dim = load_i64(block + ATTENTION.head_dim)
-        group = load_i64(block + ATTENTION.heads) // load_i64(block + ATTENTION.kv_heads)
-        scale = load_f32(block + ATTENTION.scale)
-        soft_cap = load_f32(block + ATTENTION.soft_cap)
+        padded = block.padded_head
+        head_dim = block.head_dim
+        group = block.heads // block.kv_heads
+        scale = block.scale
+        soft_cap = block.soft_cap
         step = STATE_BYTES + 4 * padded
         # Four heads at once need 32 registers of 64 bytes.
         together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
         key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(padded)
         scale_bytes = 2 * LANES * ((padded + SCALED - 1) // SCALED) if scaled else 0
-        first_page = load_i64(block + ATTENTION.context) // LANES * kv_head
-        key_cache = load_i64(block + ATTENTION.key_cache) + key_page * first_page
-        value_cache = load_i64(block + ATTENTION.value_cache) + value_page * first_page
-        key_scale_cache = load_i64(block + ATTENTION.key_scales) + scale_bytes * first_page
-        value_scale_cache = load_i64(block + ATTENTION.value_scales) + scale_bytes * first_page
+        first_page = block.context // LANES * kv_head
+        key_cache = block.key_cache + key_page * first_page
+        value_cache = block.value_cache + value_page * first_page
+        key_scale_cache = block.key_scales + scale_bytes * first_page
+        value_scale_cache = block.value_scales + scale_bytes * first_page
         keys_ahead = PAGES_PER_TILE * key_page
         values_ahead = PAGES_PER_TILE * value_page
         scales_ahead = PAGES_PER_TILE * scale_bytes

@@ -1,6 +1,6 @@
 """The draft loop in one run of a thread pool: embedding, all layers, head, next token, repeated.
 
-No Python runs between two draft tokens. `GUESSING` lists what a loop reads and writes. Thread 0 selects a
+No Python runs between two draft tokens. `DraftArgs` lists what a loop reads and writes. Thread 0 selects a
 token and prepares the next iteration while the others wait; it processes a few thousand numbers.
 """
 
@@ -22,15 +22,9 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_f32, store_i64, trailing_zeros
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
-from edgeinfer_kernels.cpu.runtime.abi import (
-    CALL,
-    EMBED,
-    GUESS_CALL_BYTES,
-    GUESSING,
-    LOGITS_PER_PART,
-    MAX_CANDIDATES,
-    PART_BYTES,
-)
+from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
+from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 
 LANES = 16
 ALL_LANES = (1 << LANES) - 1
@@ -54,28 +48,25 @@ def exponential_of(value):
 @inner
 def go_on(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
-    calls = load_i64(block + GUESSING.calls)
-    for i in range(load_i64(block + GUESSING.call_count)):
-        call = load_i64(calls + GUESS_CALL_BYTES * i)
-        rope_bytes = load_i64(calls + GUESS_CALL_BYTES * i + 8)
-        read = load_i64(call + CALL.tokens)
-        store_i64(call + CALL.start, load_i64(call + CALL.start) + read)
-        store_i64(call + CALL.rope, load_i64(call + CALL.rope) + read * rope_bytes)
-        store_i64(call + CALL.tokens, 1)
-    store_i64(load_i64(block + GUESSING.head_call) + CALL.x, load_i64(block + GUESSING.x))
-    store_i64(load_i64(block + GUESSING.embed) + EMBED.ids, ids)
+    for i in range(block.call_count):
+        call = block.calls[i]
+        step = call.step
+        read = step.tokens
+        step.start = step.start + read
+        step.rope = step.rope + read * call.rope_bytes
+        step.tokens = 1
+    block.head_step.x = block.x
+    block.embed.ids = ids
 
 
 @inner
 def best_of(logits, end, part):
-    """Store in `part` the largest of `end` logits (a whole number of lanes), its index, and the sum of
-    exponentials relative to it.
-    """
+    """Fill a LogitsPart from `end` logits, a whole number of lanes."""
     largest = load_floats(logits)
     for i in range(LANES, end, LANES):
         largest = maximum(largest, load_floats(logits + 4 * i))
     top = lanes_max(largest)
-    place = 0
+    index = 0
     found = False
     total = splat_f32(np.float32(0))
     for i in range(0, end, LANES):
@@ -83,12 +74,12 @@ def best_of(logits, end, part):
         if not found:
             equal = ALL_LANES ^ positive_lanes(below)
             if equal != 0:
-                place = i + trailing_zeros(equal)
+                index = i + trailing_zeros(equal)
                 found = True
         total = add(total, exponential(subtract(splat_f32(np.float32(0)), below)))
-    store_f32(part, top)
-    store_f32(part + 4, lanes_sum(total))
-    store_i64(part + 8, place)
+    part.top = top
+    part.total = lanes_sum(total)
+    part.index = index
 
 
 @inner
@@ -96,9 +87,9 @@ def weigh_parts(team, counter, block):
     """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
     set below all others.
     """
-    choices = load_i64(block + GUESSING.choices)
-    scale = load_f32(block + GUESSING.logit_scale)
-    logits = load_i64(block + GUESSING.logits)
+    choices = block.choices
+    scale = block.logit_scale
+    logits = block.logits
     while True:
         item = next_item(team, counter)
         first = item * LOGITS_PER_PART
@@ -112,25 +103,25 @@ def weigh_parts(team, counter, block):
         if scale != np.float32(1):
             for i in range(0, end, LANES):
                 store_floats(at + 4 * i, multiply(load_floats(at + 4 * i), splat_f32(scale)))
-        best_of(at, end, load_i64(block + GUESSING.parts) + PART_BYTES * item)
+        best_of(at, end, block.parts[item])
 
 
 @inner
 def best_of_parts(block):
     """(logit, token, softmax) of the argmax token, the first of equals."""
-    parts = load_i64(block + GUESSING.parts)
-    count = (load_i64(block + GUESSING.choices) + LOGITS_PER_PART - 1) // LOGITS_PER_PART
-    top = load_f32(parts)
-    token = load_i64(parts + 8)
-    for part in range(1, count):
-        found = load_f32(parts + PART_BYTES * part)
+    parts = block.parts
+    count = (block.choices + LOGITS_PER_PART - 1) // LOGITS_PER_PART
+    top = parts.top
+    token = parts.index
+    for i in range(1, count):
+        found = parts[i].top
         if found > top:
             top = found
-            token = LOGITS_PER_PART * part + load_i64(parts + PART_BYTES * part + 8)
+            token = LOGITS_PER_PART * i + parts[i].index
     total = np.float32(0)
-    for part in range(count):
-        at = parts + PART_BYTES * part
-        total += load_f32(at + 4) * exponential_of(load_f32(at) - top)
+    for i in range(count):
+        part = parts[i]
+        total += part.total * exponential_of(part.top - top)
     return top, token, np.float32(1) / total
 
 
@@ -139,12 +130,12 @@ def gather(block, least, ids, weights):
     """Store tokens whose logit is at least `least` in `ids`, ascending, and their logits in `weights`; return
     their number, or MAX_CANDIDATES + 1 if there are more.
     """
-    parts = load_i64(block + GUESSING.parts)
-    choices = load_i64(block + GUESSING.choices)
-    logits = load_i64(block + GUESSING.logits)
+    parts = block.parts
+    choices = block.choices
+    logits = block.logits
     count = 0
     for part in range((choices + LOGITS_PER_PART - 1) // LOGITS_PER_PART):
-        if load_f32(parts + PART_BYTES * part) < least:
+        if parts[part].top < least:
             continue
         for i in range(part * LOGITS_PER_PART, min(choices, (part + 1) * LOGITS_PER_PART), LANES):
             taken = ALL_LANES ^ positive_lanes(subtract(splat_f32(least), load_floats(logits + 4 * i)))
@@ -170,12 +161,12 @@ def cut_off(block, top, weights, count, sorted_logits):
             store_f32(sorted_logits + 4 * place, load_f32(sorted_logits + 4 * (place - 1)))
             place -= 1
         store_f32(sorted_logits + 4 * place, value)
-    top_k = load_i64(block + GUESSING.top_k)
+    top_k = block.top_k
     kept = min(count, top_k) if top_k > 0 else count
     total = np.float32(0)
     for i in range(kept):
         total += exponential_of(load_f32(sorted_logits + 4 * i) - top)
-    wanted = load_f32(block + GUESSING.top_p) * total
+    wanted = block.top_p * total
     reached = np.float32(0)
     last = 0
     for i in range(kept):
@@ -190,16 +181,16 @@ def candidates(block, top, step):
     """The candidates of a draft token and their weights e^((logit - best)/temperature); (count, sum of
     weights).
     """
-    ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
-    weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
-    reach = load_f32(block + GUESSING.reach)
+    ids = block.candidates + 8 * MAX_CANDIDATES * step
+    weights = block.weights + 4 * MAX_CANDIDATES * step
+    reach = block.reach
     count = gather(block, top - reach, ids, weights)
     while count > MAX_CANDIDATES and reach > NEAREST:
         reach *= NEARER
         count = gather(block, top - reach, ids, weights)
     count = min(count, MAX_CANDIDATES)
-    least = cut_off(block, top, weights, count, load_i64(block + GUESSING.sorted_logits))
-    temperature = load_f32(block + GUESSING.temperature)
+    least = cut_off(block, top, weights, count, block.sorted_logits)
+    temperature = block.temperature
     kept = 0
     total = np.float32(0)
     for i in range(count):
@@ -216,9 +207,9 @@ def candidates(block, top, step):
 @inner
 def drawn(block, step, count, total):
     """(token, weight): one of the candidates, sampled with the given uniform number."""
-    ids = load_i64(block + GUESSING.candidates) + 8 * MAX_CANDIDATES * step
-    weights = load_i64(block + GUESSING.weights) + 4 * MAX_CANDIDATES * step
-    wanted = load_f32(load_i64(block + GUESSING.numbers) + 4 * step) * total
+    ids = block.candidates + 8 * MAX_CANDIDATES * step
+    weights = block.weights + 4 * MAX_CANDIDATES * step
+    wanted = load_f32(block.uniforms + 4 * step) * total
     place = 0
     reached = load_f32(weights)
     while place < count - 1 and reached <= wanted:
@@ -231,48 +222,48 @@ def drawn(block, step, count, total):
 def take_guess(block, step):
     """Sample the next token and prepare the next iteration, or end the loop."""
     top, token, chance = best_of_parts(block)
-    store_i64(block + GUESSING.going, 0)
-    store_i64(block + GUESSING.passes, step + 1)
+    block.is_running = 0
+    block.forwards = step + 1
     if not (LEAST < top < MOST and chance > np.float32(0)):  # A NaN among the logits propagates to the sum.
         return
-    if load_f32(block + GUESSING.temperature) > np.float32(0):
+    if block.temperature > np.float32(0):
         count, total = candidates(block, top, step)
-        store_i64(load_i64(block + GUESSING.candidate_counts) + 8 * step, count)
+        store_i64(block.candidate_counts + 8 * step, count)
         if count > 1:
             chance = np.float32(1) / total
-        if load_i64(block + GUESSING.numbers) != 0:
+        if block.uniforms != 0:
             token, weight = drawn(block, step, count, total)
             if count > 1:
                 chance = weight / total
-    reached = load_f32(block + GUESSING.reached) * chance
-    store_f32(block + GUESSING.reached, reached)
-    if reached < load_f32(load_i64(block + GUESSING.least) + 4 * step):
+    reached = block.reached * chance
+    block.reached = reached
+    if reached < load_f32(block.least + 4 * step):
         return
-    ids = load_i64(block + GUESSING.ids) + 8 * step
+    ids = block.ids + 8 * step
     store_i64(ids, token)
-    store_f32(load_i64(block + GUESSING.chances) + 4 * step, chance)
-    store_i64(block + GUESSING.count, step + 1)
-    worthwhile = reached >= load_f32(load_i64(block + GUESSING.further) + 4 * step)
-    if worthwhile and step + 1 < load_i64(block + GUESSING.most):
+    store_f32(block.probs + 4 * step, chance)
+    block.count = step + 1
+    worthwhile = reached >= load_f32(block.further + 4 * step)
+    if worthwhile and step + 1 < block.most:
         go_on(block, ids)
-        store_i64(block + GUESSING.going, 1)
+        block.is_running = 1
 
 
-@exports.add("guess_tokens", 4)
+@exports.add("guess_tokens", DraftArgs, int, ThreadPoolArgs, int)
 def guess_tokens(block, call, team, thread):
-    """Evaluate the tokens of EMBED and the calls, then draft and evaluate further tokens: `most` tokens, or
-    fewer if the next is not likely enough to be accepted.
+    """Evaluate the given tokens, then draft and evaluate further ones: `most` tokens, or fewer if the next is
+    not likely enough to be accepted.
 
     Reads the weights of all layers and of the head once per draft token.
     """
     step = 0
-    going = load_i64(block + GUESSING.going)
+    going = block.is_running
     while going != 0:
-        run_program(load_i64(block + GUESSING.program), load_i64(block + GUESSING.steps), team, thread)
+        run_program(block.schedule, block.steps, team, thread)
         weigh_parts(team, 0, block)
         meet(team, True, 0, 0)
         if thread == 0:
             take_guess(block, step)
         meet(team, True, 0, 0)
-        going = load_i64(block + GUESSING.going)
+        going = block.is_running
         step += 1

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     operands,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.routing import active_count, choose, entry_at, sort_by_expert
+from edgeinfer_kernels.cpu.native.blocks.routing import choose, sort_by_expert
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations_from
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
@@ -33,7 +33,8 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate_gated, sigmoid, sum_of_products
-from edgeinfer_kernels.cpu.runtime.abi import CALL, EXPERTS, INPUT, MATRIX, NORM, TEAM
+from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 CHUNKS_OF_MANY = 4
 """Factor of the chunk count if experts have different numbers of tokens."""
@@ -44,25 +45,25 @@ exports = Exports()
 @inner
 def gather(team, counter, block, tokens):
     """Phase: copy each pair's normed row to its index, in the format for its expert's number of pairs."""
-    used = load_i64(block + EXPERTS.used)
-    normed = load_i64(block + EXPERTS.normed)
-    gathered = load_i64(block + EXPERTS.gathered)
-    columns = load_i64(normed + INPUT.columns)
-    copies = load_i64(gathered + INPUT.floats)
+    used = block.used
+    normed = block.normed
+    gathered = block.gathered
+    columns = normed.columns
+    copies = gathered.floats
     while True:
         pair = next_item(team, counter)
         if pair >= tokens * used:
             break
-        row = load_i64(normed + INPUT.floats) + pair // used * load_i64(normed + INPUT.float_stride)
-        place = load_i64(load_i64(block + EXPERTS.places) + 8 * pair)
+        row = normed.floats + pair // used * normed.float_stride
+        place = load_i64(block.pair_rows + 8 * pair)
         if place < 0:
             continue
-        entry = entry_at(block, load_i64(load_i64(block + EXPERTS.entries) + 8 * pair))
-        start = load_i64(entry + 8)
-        pairs = load_i64(entry + 16)
+        entry = block.active.experts[load_i64(block.entries + 8 * pair)]
+        start = entry.first_row
+        pairs = entry.pairs
         write_activations_from(row, gathered, start, place - start, pairs, 0, columns)
         if copies != 0:
-            target = copies + place * load_i64(gathered + INPUT.float_stride)
+            target = copies + place * gathered.float_stride
             for i in range(0, columns, 16):
                 store_floats(target + 4 * i, load_floats(row + 4 * i))
 
@@ -71,7 +72,7 @@ def gather(team, counter, block, tokens):
 def chunk_of(team, rows, tokens):
     """Rows per chunk, out of `rows` in all experts in use."""
     step = ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP
-    shares = load_i64(team + TEAM.threads) * ROW_CHUNKS_A_THREAD
+    shares = team.threads * ROW_CHUNKS_A_THREAD
     if tokens > 1:
         shares *= CHUNKS_OF_MANY
     return max(step, rows // shares // step * step)
@@ -82,14 +83,14 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
     """Rows first..last of an expert's matrix times its rows of `source`, without bias; `one_row`: source has
     only one row.
     """
-    expert = load_i64(entry)
-    start = load_i64(entry + 8)
-    pairs = load_i64(entry + 16)
+    expert = entry.expert
+    start = entry.first_row
+    pairs = entry.pairs
     activations, stride = operands(matrix, source)
     call_pointer_10(
         kernel_for(matrix, source, pairs),
-        load_i64(matrix + MATRIX.weights) + expert * load_i64(matrix + MATRIX.expert_stride),
-        load_i64(matrix + MATRIX.columns),
+        matrix.weights + expert * matrix.expert_stride,
+        matrix.columns,
         first,
         last,
         activations if one_row else activations + start * stride,
@@ -106,9 +107,9 @@ def project_experts(team, counter, block, tokens, matrix, source, out, out_strid
     """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
     the normed row of a single token, all pairs use it.
     """
-    one_row = source == load_i64(block + EXPERTS.normed)
-    rows = load_i64(matrix + MATRIX.rows)
-    active = active_count(block)
+    one_row = source.address == block.normed.address
+    rows = matrix.rows
+    active = block.active.count
     chunk = chunk_of(team, rows * active, tokens)
     chunks = (rows + chunk - 1) // chunk
     while True:
@@ -117,7 +118,7 @@ def project_experts(team, counter, block, tokens, matrix, source, out, out_strid
             break
         index = item // chunks
         first = (item - index * chunks) * chunk
-        entry = entry_at(block, index)
+        entry = block.active.experts[index]
         last = min(rows, first + chunk)
         multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch)
 
@@ -125,66 +126,66 @@ def project_experts(team, counter, block, tokens, matrix, source, out, out_strid
 @inner
 def add_expert_bias(value, matrix, expert, i):
     """Sixteen values of a projected row plus the bias of its expert."""
-    bias = load_i64(matrix + MATRIX.bias)
+    bias = matrix.bias
     if bias != 0:
-        value = add(value, load_floats(bias + expert * load_i64(matrix + MATRIX.bias_stride) + 4 * i))
+        value = add(value, load_floats(bias + expert * matrix.bias_stride + 4 * i))
     return value
 
 
 @inner
 def activate_experts(team, counter, block, tokens):
     """Phase: hidden = activation(gate)·up of every pair, in the input format of W_down; in pieces."""
-    hidden = load_i64(block + EXPERTS.hidden)
-    gate_matrix = load_i64(block + EXPERTS.gate_matrix)
-    up_matrix = load_i64(block + EXPERTS.up_matrix)
-    code = load_i64(block + EXPERTS.activation)
-    columns = load_i64(hidden + INPUT.columns)
-    stride = load_i64(hidden + INPUT.float_stride)
-    pairs = tokens * load_i64(block + EXPERTS.used)
+    hidden = block.hidden
+    gate_matrix = block.gate_matrix
+    up_matrix = block.up_matrix
+    code = block.activation
+    columns = hidden.columns
+    stride = hidden.float_stride
+    pairs = tokens * block.used
     while True:
         pair, first, last = next_piece(team, counter, columns)
         if pair >= pairs:
             break
-        place = load_i64(load_i64(block + EXPERTS.places) + 8 * pair)
+        place = load_i64(block.pair_rows + 8 * pair)
         if place < 0:
             continue
-        entry = entry_at(block, load_i64(load_i64(block + EXPERTS.entries) + 8 * pair))
-        expert = load_i64(entry)
-        start = load_i64(entry + 8)
-        up = load_i64(hidden + INPUT.floats) + place * stride
-        gate = load_i64(block + EXPERTS.gate) + place * stride
+        entry = block.active.experts[load_i64(block.entries + 8 * pair)]
+        expert = entry.expert
+        start = entry.first_row
+        up = hidden.floats + place * stride
+        gate = block.gate + place * stride
         for i in range(first, last, 16):
             gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
             value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
             store_floats(up + 4 * i, activate_gated(code, gated, value))
-        write_activations_from(up, hidden, start, place - start, load_i64(entry + 16), first, last)
+        write_activations_from(up, hidden, start, place - start, entry.pairs, first, last)
 
 
 @inner
 def shared_weight(block, token):
     """The weight of the shared expert for a token: 1, or the sigmoid of its router."""
-    router = load_i64(block + EXPERTS.shared_router)
+    router = block.shared_router
     if router == 0:
         return np.float32(1)
-    normed = load_i64(block + EXPERTS.normed)
-    row = load_i64(normed + INPUT.floats) + token * load_i64(normed + INPUT.float_stride)
-    padded = load_i64(load_i64(block + EXPERTS.norm) + NORM.padded)
+    normed = block.normed
+    row = normed.floats + token * normed.float_stride
+    padded = block.norm.padded
     return lanes_max(sigmoid(splat_f32(sum_of_products(row, router, padded))))
 
 
 @inner
 def combine_columns(block, token, x, first, last):
     """x += scale · (Σ weight · (out + bias) + weight · shared) for columns first..last of a token."""
-    used = load_i64(block + EXPERTS.used)
-    scale = splat_f32(load_f32(block + EXPERTS.residual_scale))
-    down = load_i64(block + EXPERTS.down_matrix)
-    out = load_i64(block + EXPERTS.out)
-    out_stride = load_i64(block + EXPERTS.out_stride)
-    places = load_i64(block + EXPERTS.places) + 8 * used * token
-    ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
-    weights = load_i64(block + EXPERTS.weights) + 4 * used * token
-    shared = load_i64(block + EXPERTS.shared_up_matrix) != 0
-    shared_row = load_i64(block + EXPERTS.shared_out) + token * load_i64(block + EXPERTS.shared_out_stride)
+    used = block.used
+    scale = splat_f32(block.residual_scale)
+    down = block.down_matrix
+    out = block.out
+    out_stride = block.out_stride
+    places = block.pair_rows + 8 * used * token
+    ids = block.ids + token * block.ids_stride
+    weights = block.weights + 4 * used * token
+    shared = block.shared_up_matrix.address != 0
+    shared_row = block.shared_out + token * block.shared_out_stride
     factor = splat_f32(np.float32(0))
     if shared:
         factor = splat_f32(shared_weight(block, token))
@@ -205,35 +206,35 @@ def combine_columns(block, token, x, first, last):
 @inner
 def combine(team, counter, block, call):
     """Phase: add the experts' results to the residual, in pieces of columns."""
-    padded = load_i64(load_i64(block + EXPERTS.norm) + NORM.padded)
+    padded = block.norm.padded
     while True:
         token, first, last = next_piece(team, counter, padded)
-        if token >= load_i64(call + CALL.tokens):
+        if token >= call.tokens:
             break
-        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        x = call.x + token * call.x_stride
         combine_columns(block, token, x, first, last)
 
 
 @inner
 def score(team, counter, thread, block, tokens, source, scratch):
     """Phase: the router's scores of the rows of `source`, without bias."""
-    scores = load_i64(block + EXPERTS.scores)
-    stride = load_i64(block + EXPERTS.scores_stride)
-    project(team, counter, thread, tokens, load_i64(block + EXPERTS.router), source, scores, stride, scratch)
+    scores = block.scores
+    stride = block.scores_stride
+    project(team, counter, thread, tokens, block.router, source, scores, stride, scratch)
 
 
 @inner
 def scratch_of(block, thread):
-    return load_i64(block + EXPERTS.scratch) + thread * load_i64(block + EXPERTS.scratch_stride)
+    return block.scratch + thread * block.scratch_stride
 
 
-@exports.add("route_block", 4)
+@exports.add("route_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
 def route_block(block, call, team, thread):
     """Compute the scores of a pre-attention router, which reads the layer's input."""
-    source = load_i64(block + EXPERTS.router_input)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.router_norm), source)
+    source = block.router_input
+    normalize_and_quantize(team, 0, thread, call, block.router_norm, source)
     barrier(team)
-    score(team, 1, thread, block, load_i64(call + CALL.tokens), source, scratch_of(block, thread))
+    score(team, 1, thread, block, call.tokens, source, scratch_of(block, thread))
 
 
 @inner
@@ -250,13 +251,13 @@ def place_pairs(team, block, tokens, scratch):
 @inner
 def project_shared(team, thread, block, tokens, normed, scratch):
     """Counters 7 and 8: gate and up of the shared expert."""
-    hidden = load_i64(block + EXPERTS.shared_hidden)
-    stride = load_i64(hidden + INPUT.float_stride)
-    gate = load_i64(block + EXPERTS.shared_gate)
-    up = load_i64(hidden + INPUT.floats)
-    gate_matrix = load_i64(block + EXPERTS.shared_gate_matrix)
+    hidden = block.shared_hidden
+    stride = hidden.float_stride
+    gate = block.shared_gate
+    up = hidden.floats
+    gate_matrix = block.shared_gate_matrix
     project(team, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
-    up_matrix = load_i64(block + EXPERTS.shared_up_matrix)
+    up_matrix = block.shared_up_matrix
     project(team, 8, thread, tokens, up_matrix, normed, up, stride, scratch)
 
 
@@ -267,66 +268,66 @@ def activate_shared(team, block, tokens):
         team,
         10,
         tokens,
-        load_i64(block + EXPERTS.activation),
-        load_i64(block + EXPERTS.shared_gate_matrix),
-        load_i64(block + EXPERTS.shared_up_matrix),
-        load_i64(block + EXPERTS.shared_gate),
-        load_i64(block + EXPERTS.shared_hidden),
+        block.activation,
+        block.shared_gate_matrix,
+        block.shared_up_matrix,
+        block.shared_gate,
+        block.shared_hidden,
     )
 
 
 @inner
 def finish_shared(team, thread, block, tokens, scratch):
     """Counter 12: results of the shared expert."""
-    out = load_i64(block + EXPERTS.shared_out)
-    stride = load_i64(block + EXPERTS.shared_out_stride)
-    hidden = load_i64(block + EXPERTS.shared_hidden)
-    down = load_i64(block + EXPERTS.shared_down_matrix)
+    out = block.shared_out
+    stride = block.shared_out_stride
+    hidden = block.shared_hidden
+    down = block.shared_down_matrix
     project(team, 12, thread, tokens, down, hidden, out, stride, scratch)
 
 
-@exports.add("experts_block", 4)
+@exports.add("experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
 def experts_block(block, call, team, thread):
     """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `call`."""
     scratch = scratch_of(block, thread)
-    normed = load_i64(block + EXPERTS.normed)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
+    normed = block.normed
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
     barrier(team)
-    if load_i64(block + EXPERTS.early) == 0:
-        score(team, 1, thread, block, load_i64(call + CALL.tokens), normed, scratch)
+    if block.early == 0:
+        score(team, 1, thread, block, call.tokens, normed, scratch)
         barrier(team)
     choose(team, 2, block, call, scratch)
     barrier(team)
     add_experts(team, thread, block, call, scratch)
 
 
-@exports.add("chosen_experts_block", 4)
+@exports.add("chosen_experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
 def chosen_experts_block(block, call, team, thread):
     """`experts_block` after a device has selected the experts: `ids` and `weights` are given, and there is no
     shared expert.
     """
     scratch = scratch_of(block, thread)
-    normed = load_i64(block + EXPERTS.normed)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + EXPERTS.norm), normed)
+    normed = block.normed
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
     add_experts(team, thread, block, call, scratch)
 
 
 @inner
 def add_experts(team, thread, block, call, scratch):
     """Counters 3 to 13: from the selected experts to their results in x; starts with a barrier."""
-    tokens = load_i64(call + CALL.tokens)
-    normed = load_i64(block + EXPERTS.normed)
-    hidden = load_i64(block + EXPERTS.hidden)
-    hidden_stride = load_i64(hidden + INPUT.float_stride)
-    gate = load_i64(block + EXPERTS.gate)
-    up = load_i64(hidden + INPUT.floats)
-    out = load_i64(block + EXPERTS.out)
-    out_stride = load_i64(block + EXPERTS.out_stride)
-    shared = load_i64(block + EXPERTS.shared_up_matrix) != 0
+    tokens = call.tokens
+    normed = block.normed
+    hidden = block.hidden
+    hidden_stride = hidden.float_stride
+    gate = block.gate
+    up = hidden.floats
+    out = block.out
+    out_stride = block.out_stride
+    shared = block.shared_up_matrix.address != 0
     place_pairs(team, block, tokens, scratch)
-    source = load_i64(block + EXPERTS.gathered) if tokens > 1 else normed
-    gate_matrix = load_i64(block + EXPERTS.gate_matrix)
-    up_matrix = load_i64(block + EXPERTS.up_matrix)
+    source = block.gathered if tokens > 1 else normed
+    gate_matrix = block.gate_matrix
+    up_matrix = block.up_matrix
     project_experts(team, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
     project_experts(team, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
@@ -336,7 +337,7 @@ def add_experts(team, thread, block, call, scratch):
     if shared:
         activate_shared(team, block, tokens)
     barrier(team)
-    down = load_i64(block + EXPERTS.down_matrix)
+    down = block.down_matrix
     project_experts(team, 11, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
         finish_shared(team, thread, block, tokens, scratch)

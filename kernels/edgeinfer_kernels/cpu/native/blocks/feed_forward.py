@@ -14,18 +14,10 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barr
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, store_floats
-from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
-from edgeinfer_kernels.cpu.runtime.abi import (
-    ACTIVATIONS_PER_BLOCK,
-    CALL,
-    FEED_FORWARD,
-    HEAD,
-    INPUT,
-    MATRIX,
-    STEP_TOKENS,
-    TEAM,
-)
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs, HeadArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 exports = Exports()
 
@@ -34,7 +26,7 @@ exports = Exports()
 def biased(row, matrix, i):
     """Sixteen values of a projected row plus the matrix's bias."""
     value = load_floats(row + 4 * i)
-    bias = load_i64(matrix + MATRIX.bias)
+    bias = matrix.bias
     if bias != 0:
         value = add(value, load_floats(bias + 4 * i))
     return value
@@ -47,7 +39,7 @@ def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens
     """
     for i in range(first, last, 16):
         value = biased(up, up_matrix, i)
-        if gate_matrix != 0:
+        if gate_matrix.address != 0:
             value = activate_gated(code, biased(gate, gate_matrix, i), value)
         else:
             value = activate(code, value)
@@ -60,13 +52,13 @@ def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, g
     """Phase: hidden = activation(gate)·up, or activation(up) without a gate, in the input format of W_down;
     in pieces.
     """
-    columns = load_i64(hidden + INPUT.columns)
-    stride = load_i64(hidden + INPUT.float_stride)
+    columns = hidden.columns
+    stride = hidden.float_stride
     while True:
         token, first, last = next_piece(team, counter, columns)
         if token >= tokens:
             break
-        up = load_i64(hidden + INPUT.floats) + token * stride
+        up = hidden.floats + token * stride
         gate = gate_rows + token * stride
         activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
@@ -77,23 +69,23 @@ def project_activated(team, counter, thread, block, tokens, scratch):
     chunk of gate and up continues with it immediately: no barrier is needed, and the data is still in its L1
     cache.
     """
-    normed = load_i64(block + FEED_FORWARD.normed)
-    hidden = load_i64(block + FEED_FORWARD.hidden)
-    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
-    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
-    gate = load_i64(block + FEED_FORWARD.gate)
-    up = load_i64(hidden + INPUT.floats)
-    stride = load_i64(hidden + INPUT.float_stride)
-    code = load_i64(block + FEED_FORWARD.activation)
-    rows = load_i64(up_matrix + MATRIX.rows)
-    threads = load_i64(team + TEAM.threads)
+    normed = block.normed
+    hidden = block.hidden
+    gate_matrix = block.gate_matrix
+    up_matrix = block.up_matrix
+    gate = block.gate
+    up = hidden.floats
+    stride = hidden.float_stride
+    code = block.activation
+    rows = up_matrix.rows
+    threads = team.threads
     chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_PER_BLOCK)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
         if first < rows:
             last = min(rows, first + chunk)
-            if gate_matrix != 0:
+            if gate_matrix.address != 0:
                 multiply_input(gate_matrix, normed, first, last, tokens, gate, stride, scratch)
             multiply_input(up_matrix, normed, first, last, tokens, up, stride, scratch)
             for token in range(tokens):
@@ -104,51 +96,51 @@ def project_activated(team, counter, thread, block, tokens, scratch):
         item = threads + next_item(team, counter)
 
 
-@exports.add("feed_forward_block", 4)
+@exports.add("feed_forward_block", FeedForwardArgs, StepArgs, ThreadPoolArgs, int)
 def feed_forward_block(block, call, team, thread):
     """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
-    tokens = load_i64(call + CALL.tokens)
-    scratch = load_i64(block + FEED_FORWARD.scratch)
-    scratch += thread * load_i64(block + FEED_FORWARD.scratch_stride)
-    normed = load_i64(block + FEED_FORWARD.normed)
-    hidden = load_i64(block + FEED_FORWARD.hidden)
-    gate_matrix = load_i64(block + FEED_FORWARD.gate_matrix)
-    hidden_stride = load_i64(hidden + INPUT.float_stride)
-    down = load_i64(block + FEED_FORWARD.down_matrix)
-    projected = load_i64(block + FEED_FORWARD.projected)
-    stride = load_i64(block + FEED_FORWARD.projected_stride)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + FEED_FORWARD.norm), normed)
-    up_matrix = load_i64(block + FEED_FORWARD.up_matrix)
-    ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix != 0 else up_matrix)
+    tokens = call.tokens
+    scratch = block.scratch
+    scratch += thread * block.scratch_stride
+    normed = block.normed
+    hidden = block.hidden
+    gate_matrix = block.gate_matrix
+    hidden_stride = hidden.float_stride
+    down = block.down_matrix
+    projected = block.projected
+    stride = block.projected_stride
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
+    up_matrix = block.up_matrix
+    ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
     barrier_asking(team, ahead, end)
-    gate = load_i64(block + FEED_FORWARD.gate)
-    code = load_i64(block + FEED_FORWARD.activation)
+    gate = block.gate
+    code = block.activation
     ahead, end = first_weights(team, thread, tokens, down)
     if tokens <= STEP_TOKENS:
         project_activated(team, 1, thread, block, tokens, scratch)
     else:
-        if gate_matrix != 0:
+        if gate_matrix.address != 0:
             project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
-        up = load_i64(hidden + INPUT.floats)
+        up = hidden.floats
         project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
         ahead = barrier_asking(team, ahead, end)
         activate_and_quantize(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
     barrier_asking(team, ahead, end)
     project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
     barrier_between(team)
-    scale = load_f32(block + FEED_FORWARD.residual_scale)
-    post_norm = load_i64(block + FEED_FORWARD.post_norm)
+    scale = block.residual_scale
+    post_norm = block.post_norm
     add_residual(team, 5, thread, call, down, projected, stride, post_norm, scale)
 
 
-@exports.add("head_block", 4)
+@exports.add("head_block", HeadArgs, StepArgs, ThreadPoolArgs, int)
 def head_block(block, call, team, thread):
     """logits = W_output · norm(x) for the tokens of `call`."""
-    scratch = load_i64(block + HEAD.scratch) + thread * load_i64(block + HEAD.scratch_stride)
-    normed = load_i64(block + HEAD.normed)
-    tokens = load_i64(call + CALL.tokens)
-    matrix = load_i64(block + HEAD.matrix)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + HEAD.norm), normed)
+    scratch = block.scratch + thread * block.scratch_stride
+    normed = block.normed
+    tokens = call.tokens
+    matrix = block.matrix
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
     ahead, end = first_weights(team, thread, tokens, matrix)
     barrier_asking(team, ahead, end)
     project(
@@ -158,7 +150,7 @@ def head_block(block, call, team, thread):
         tokens,
         matrix,
         normed,
-        load_i64(block + HEAD.logits),
-        load_i64(block + HEAD.logits_stride),
+        block.logits,
+        block.logits_stride,
         scratch,
     )

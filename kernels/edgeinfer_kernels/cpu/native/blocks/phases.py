@@ -17,9 +17,8 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
-from edgeinfer_kernels.cpu.runtime.abi import CALL, INPUT, MATRIX, NORM, TEAM
 
 COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
@@ -32,15 +31,15 @@ ASKED_BYTES = 128 << 10
 @inner
 def normalize(norm, x, out):
     """Apply the norm `norm` to one row; float32, zero-padded to 16."""
-    kind = load_i64(norm + NORM.kind)
-    width = load_i64(norm + NORM.width)
-    padded = load_i64(norm + NORM.padded)
-    weight = load_i64(norm + NORM.weight)
-    epsilon = load_f32(norm + NORM.epsilon)
+    kind = norm.kind
+    width = norm.width
+    padded = norm.padded
+    weight = norm.weight
+    epsilon = norm.epsilon
     if kind == 1:
         rms_norm(x, weight, out, width, padded, epsilon)
     elif kind == 2:
-        layer_norm(x, weight, load_i64(norm + NORM.bias), out, width, padded, epsilon)
+        layer_norm(x, weight, norm.bias, out, width, padded, epsilon)
     else:
         for i in range(0, padded, 16):
             store_floats(out + 4 * i, load_floats(x + 4 * i))
@@ -49,12 +48,12 @@ def normalize(norm, x, out):
 @inner
 def normalize_and_quantize(team, counter, thread, call, norm, target):
     """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
-    tokens = load_i64(call + CALL.tokens)
-    columns = load_i64(target + INPUT.columns)
+    tokens = call.tokens
+    columns = target.columns
     token = thread
     while token < tokens:
-        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
-        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        x = call.x + token * call.x_stride
+        row = target.floats + token * target.float_stride
         normalize(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
         token = next_token(team, counter, tokens, token)
@@ -73,39 +72,39 @@ def next_piece(team, counter, columns):
 @inner
 def operands(matrix, source):
     """(address, bytes per row): the rows of `source` in the input format of the matrix."""
-    if load_i64(matrix + MATRIX.quantized) != 0:
-        return load_i64(source + INPUT.quantized), load_i64(source + INPUT.quantized_stride)
-    return load_i64(source + INPUT.floats), load_i64(source + INPUT.float_stride)
+    if matrix.quantized != 0:
+        return source.quantized, source.quantized_stride
+    return source.floats, source.float_stride
 
 
 @inner
 def kernel_for(matrix, source, tokens):
     """Address of the kernel that multiplies a matrix with `tokens` rows of `source`."""
-    if load_i64(matrix + MATRIX.quantized) != 0 and tokens >= load_i64(source + INPUT.tile_tokens):
-        return load_i64(matrix + MATRIX.tile_kernel)
-    return load_i64(matrix + MATRIX.kernel)
+    if matrix.quantized != 0 and tokens >= source.tile_tokens:
+        return matrix.tile_kernel
+    return matrix.kernel
 
 
 @inner
 def quantize_input(team, counter, call, target):
     """Phase: quantize the float rows of `target` to the input formats of the matrices, in pieces."""
-    if load_i64(target + INPUT.quantized) == 0:
+    if target.quantized == 0:
         return
-    tokens = load_i64(call + CALL.tokens)
-    columns = load_i64(target + INPUT.columns)
+    tokens = call.tokens
+    columns = target.columns
     while True:
         token, first, last = next_piece(team, counter, columns)
         if token >= tokens:
             break
-        row = load_i64(target + INPUT.floats) + token * load_i64(target + INPUT.float_stride)
+        row = target.floats + token * target.float_stride
         write_activations(row, target, token, tokens, first, last)
 
 
 @inner
 def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
-    """out[t] = rows first…last of a MATRIX · the activations of token t, with one of its kernels."""
-    weights = load_i64(matrix + MATRIX.weights)
-    columns = load_i64(matrix + MATRIX.columns)
+    """out[t] = rows first…last of a matrix · the activations of token t, with one of its kernels."""
+    weights = matrix.weights
+    columns = matrix.columns
     call_pointer_10(
         kernel, weights, columns, first, last, activations, stride, tokens, out, out_stride, scratch
     )
@@ -113,7 +112,7 @@ def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out,
 
 @inner
 def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch):
-    """out[t] = rows first…last of a MATRIX · row t of the INPUT `source`."""
+    """out[t] = rows first…last of a matrix · row t of `source`."""
     kernel = kernel_for(matrix, source, tokens)
     activations, stride = operands(matrix, source)
     multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
@@ -130,8 +129,8 @@ def chunks_of(team, matrix, tokens):
 @inner
 def chunks_by(team, matrix, step):
     """As `chunks_of`; a chunk is a multiple of `step` rows."""
-    rows = load_i64(matrix + MATRIX.rows)
-    threads = load_i64(team + TEAM.threads)
+    rows = matrix.rows
+    threads = team.threads
     chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
     chunks = (rows + chunk - 1) // chunk
     return chunk, (chunks + threads - 1) // threads
@@ -153,8 +152,8 @@ def project(team, counter, thread, tokens, matrix, source, out, out_stride, scra
     completed chunks. This is its own range while all threads are equally fast, so the data that a kernel
     prefetches after its chunk is used.
     """
-    rows = load_i64(matrix + MATRIX.rows)
-    threads = load_i64(team + TEAM.threads)
+    rows = matrix.rows
+    threads = team.threads
     kernel = kernel_for(matrix, source, tokens)
     activations, stride = operands(matrix, source)
     chunk, chunks = chunks_of(team, matrix, tokens)
@@ -170,12 +169,12 @@ def project(team, counter, thread, tokens, matrix, source, out, out_stride, scra
 @inner
 def first_weights(team, thread, tokens, matrix):
     """(address, end): the first weights that a thread of `project` reads, at most ASKED_BYTES."""
-    rows = load_i64(matrix + MATRIX.rows)
+    rows = matrix.rows
     chunk, chunks = chunks_of(team, matrix, tokens)
     first = min(rows, thread * chunks * chunk)
     groups = (min(rows, first + chunk) - first + ROWS_PER_GROUP - 1) // ROWS_PER_GROUP
-    group_bytes = load_i64(matrix + MATRIX.group_bytes)
-    at = load_i64(matrix + MATRIX.weights) + first // ROWS_PER_GROUP * group_bytes
+    group_bytes = matrix.group_bytes
+    at = matrix.weights + first // ROWS_PER_GROUP * group_bytes
     return at, at + min(ASKED_BYTES, groups * group_bytes)
 
 
@@ -190,15 +189,15 @@ def add_bias(row, bias, columns):
 @inner
 def add_residual(team, counter, thread, call, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
-    tokens = load_i64(call + CALL.tokens)
+    tokens = call.tokens
     token = thread
     while token < tokens:
         row = projected + token * stride
-        add_bias(row, load_i64(matrix + MATRIX.bias), load_i64(matrix + MATRIX.rows))
-        if load_i64(post_norm + NORM.kind) != 0:
+        add_bias(row, matrix.bias, matrix.rows)
+        if post_norm.kind != 0:
             normalize(post_norm, row, row)
-        x = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        x = call.x + token * call.x_stride
         factor = splat_f32(np.float32(scale))
-        for i in range(0, load_i64(post_norm + NORM.padded), 16):
+        for i in range(0, post_norm.padded, 16):
             store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
         token = next_token(team, counter, tokens, token)

@@ -14,32 +14,10 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i64,
 )
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential, sigmoid
-from edgeinfer_kernels.cpu.runtime.abi import (
-    CALL,
-    ELSEWHERE,
-    EXPERTS,
-    GATING_CODES,
-    INPUT,
-    MATRIX,
-    MIN_WEIGHT_SUM,
-)
+from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE, GATING_CODES, MIN_WEIGHT_SUM
 
 SOFTMAX, SIGMOID = GATING_CODES["softmax"], GATING_CODES["sigmoid"]
 MIN_SUM = np.float32(MIN_WEIGHT_SUM)
-ENTRY_BYTES = 24
-"""Size of an entry of an expert in use, (expert, first row, pairs); the entries follow their count."""
-
-
-@inner
-def active_count(block):
-    """Number of experts that any token of the step uses."""
-    return load_i64(load_i64(block + EXPERTS.active))
-
-
-@inner
-def entry_at(block, index):
-    """Address of the entry of an expert in use."""
-    return load_i64(block + EXPERTS.active) + 8 + ENTRY_BYTES * index
 
 
 @inner
@@ -76,12 +54,12 @@ def sum_of_exponentials(scores, count, top):
 @inner
 def weigh(block, scores, weights):
     """Convert the selected scores in `weights` to the weights of their experts."""
-    used = load_i64(block + EXPERTS.used)
-    gating = load_i64(block + EXPERTS.gating)
+    used = block.used
+    gating = block.gating
     top = load_f32(weights)
     total = np.float32(1)
     if gating == SOFTMAX:
-        total = sum_of_exponentials(scores, load_i64(block + EXPERTS.count), top)
+        total = sum_of_exponentials(scores, block.count, top)
     elif gating != SIGMOID:
         total = sum_of_exponentials(weights, used, top)
     whole = np.float32(0)
@@ -93,8 +71,8 @@ def weigh(block, scores, weights):
             weight = lanes_max(exponential(splat_f32(score - top))) / total
         store_f32(weights + 4 * slot, weight)
         whole += weight
-    scale = load_f32(block + EXPERTS.weight_scale)
-    if load_i64(block + EXPERTS.normalized) != 0:
+    scale = block.weight_scale
+    if block.normalized != 0:
         scale /= max(whole, MIN_SUM)
     for slot in range(used):
         store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
@@ -103,19 +81,19 @@ def weigh(block, scores, weights):
 @inner
 def choose(team, counter, block, call, scratch):
     """Phase: select every token's experts and their weights."""
-    used = load_i64(block + EXPERTS.used)
-    count = load_i64(block + EXPERTS.count)
-    bias = load_i64(load_i64(block + EXPERTS.router) + MATRIX.bias)
+    used = block.used
+    count = block.count
+    bias = block.router.bias
     while True:
         token = next_item(team, counter)
-        if token >= load_i64(call + CALL.tokens):
+        if token >= call.tokens:
             break
-        scores = load_i64(block + EXPERTS.scores) + token * load_i64(block + EXPERTS.scores_stride)
+        scores = block.scores + token * block.scores_stride
         if bias != 0:
             for i in range(0, count, 16):
                 store_floats(scores + 4 * i, add(load_floats(scores + 4 * i), load_floats(bias + 4 * i)))
-        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
-        weights = load_i64(block + EXPERTS.weights) + 4 * used * token
+        ids = block.ids + token * block.ids_stride
+        weights = block.weights + 4 * used * token
         take_best(scores, count, used, ids, weights, scratch)
         weigh(block, scores, weights)
 
@@ -123,8 +101,8 @@ def choose(team, counter, block, call, scratch):
 @inner
 def rows_taken(block, pairs):
     """Rows for an expert's pairs: rounded up to whole tiles if they are stored as tiles."""
-    first = load_i64(load_i64(block + EXPERTS.gathered) + INPUT.tile_tokens)
-    then = load_i64(load_i64(block + EXPERTS.hidden) + INPUT.tile_tokens)
+    first = block.gathered.tile_tokens
+    then = block.hidden.tile_tokens
     if pairs >= min(first, then):
         return (pairs + 15) // 16 * 16
     return pairs
@@ -137,32 +115,32 @@ def list_experts(block, pairs_of):
     """
     active = 0
     row = 0
-    for expert in range(load_i64(block + EXPERTS.count)):
+    for expert in range(block.count):
         pairs = load_i64(pairs_of + 8 * expert)
         if pairs > 0:
-            entry = entry_at(block, active)
-            store_i64(entry, expert)
-            store_i64(entry + 8, row)
-            store_i64(entry + 16, 0)
+            entry = block.active.experts[active]
+            entry.expert = expert
+            entry.first_row = row
+            entry.pairs = 0
             store_i64(pairs_of + 8 * expert, active)
             active += 1
             row += rows_taken(block, pairs)
-    store_i64(load_i64(block + EXPERTS.active), active)
+    block.active.count = active
 
 
 @inner
 def count_pairs(block, seen, here):
     """Add to the counters of token-expert assignments."""
-    store_i64(block + EXPERTS.pairs_seen, load_i64(block + EXPERTS.pairs_seen) + seen)
-    store_i64(block + EXPERTS.pairs_here, load_i64(block + EXPERTS.pairs_here) + here)
+    block.pairs_seen = block.pairs_seen + seen
+    block.pairs_here = block.pairs_here + here
 
 
 @inner
-def count_asked(block, expert):
+def count_request(block, expert):
     """Increment an expert's request count, on either device, if requests are counted."""
-    asked = load_i64(block + EXPERTS.asked)
-    if asked != 0:
-        count = asked + 8 * (expert if expert >= 0 else ELSEWHERE - expert)
+    requests = block.requests
+    if requests != 0:
+        count = requests + 8 * (expert if expert >= 0 else ELSEWHERE - expert)
         store_i64(count, load_i64(count) + 1)
 
 
@@ -171,31 +149,31 @@ def sort_by_expert(block, tokens, scratch):
     """Assign rows to all pairs, grouped by expert, in token order; -1 for an expert (below 0) that is not on
     this host.
     """
-    used = load_i64(block + EXPERTS.used)
+    used = block.used
     here = 0
-    for expert in range(load_i64(block + EXPERTS.count)):
+    for expert in range(block.count):
         store_i64(scratch + 8 * expert, 0)
     for token in range(tokens):
-        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
+        ids = block.ids + token * block.ids_stride
         for slot in range(used):
             expert = load_i64(ids + 8 * slot)
-            count_asked(block, expert)
+            count_request(block, expert)
             if expert >= 0:
                 store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
                 here += 1
     count_pairs(block, tokens * used, here)
     list_experts(block, scratch)
     for token in range(tokens):
-        ids = load_i64(block + EXPERTS.ids) + token * load_i64(block + EXPERTS.ids_stride)
+        ids = block.ids + token * block.ids_stride
         for slot in range(used):
             pair = 8 * (token * used + slot)
             expert = load_i64(ids + 8 * slot)
             if expert < 0:
-                store_i64(load_i64(block + EXPERTS.places) + pair, -1)
+                store_i64(block.pair_rows + pair, -1)
                 continue
             index = load_i64(scratch + 8 * expert)
-            entry = entry_at(block, index)
-            pairs = load_i64(entry + 16)
-            store_i64(load_i64(block + EXPERTS.entries) + pair, index)
-            store_i64(load_i64(block + EXPERTS.places) + pair, load_i64(entry + 8) + pairs)
-            store_i64(entry + 16, pairs + 1)
+            entry = block.active.experts[index]
+            pairs = entry.pairs
+            store_i64(block.entries + pair, index)
+            store_i64(block.pair_rows + pair, entry.first_row + pairs)
+            entry.pairs = pairs + 1

@@ -12,10 +12,9 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     atomic_store,
     call_pointer_0,
     call_pointer_4,
-    load_i64,
     spin_pause,
 )
-from edgeinfer_kernels.cpu.runtime.abi import MAILBOX, SERVED_STEP_BYTES, SERVICE, TEAM
+from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, ThreadPoolArgs
 
 SPINS_BEFORE_YIELD = 2000
 """About 50 to 100 us: the duration of attention on most devices."""
@@ -26,34 +25,32 @@ exports = Exports()
 
 
 @inner
-def await_turn(team, mailbox, turn):
-    """Wait until the device has reached `turn`, or a timeout; after a timeout the steps run on the current
+def await_stage(team, words, stage):
+    """Wait until the device has reached `stage`, or a timeout; after a timeout the steps run on the current
     content, because threads that leave would block the others.
     """
     spins = 0
-    while atomic_load(mailbox + MAILBOX.sent) < turn and atomic_load(mailbox + MAILBOX.given_up) == 0:
+    while atomic_load(words.sent) < stage and atomic_load(words.given_up) == 0:
         spins += 1
         if spins > MAX_SPINS:
-            atomic_store(mailbox + MAILBOX.given_up, 1)
+            atomic_store(words.given_up, 1)
         elif spins > SPINS_BEFORE_YIELD:
-            call_pointer_0(load_i64(team + TEAM.yield_function))
+            call_pointer_0(team.yield_function)
         else:
             spin_pause()
 
 
-@exports.add("serve_device", 4)
-def serve_device(program, service, team, thread):
-    """Run the steps of a schedule, each of five int64: (function, block, call, stage awaited, stage
-    completed).
-    """
-    mailbox = load_i64(service + SERVICE.mailbox)
-    for step in range(load_i64(service + SERVICE.steps)):
-        at = program + SERVED_STEP_BYTES * step
-        awaited = load_i64(at + 24)
+@exports.add("serve_device", ServedStep, ServiceArgs, ThreadPoolArgs, int)
+def serve_device(schedule, service, team, thread):
+    """Run the steps of a schedule, each when the device has reached its stage."""
+    words = service.words
+    for index in range(service.steps):
+        each = schedule[index]
+        awaited = each.awaited
         if awaited != 0:
-            await_turn(team, mailbox, awaited)
-        call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
+            await_stage(team, words, awaited)
+        call_pointer_4(each.function, each.block, each.step, team.address, thread)
         meet(team, True, 0, 0)
-        ended = load_i64(at + 32)
-        if ended != 0 and thread == 0:
-            atomic_store(mailbox + MAILBOX.answered, ended)
+        completed = each.completed
+        if completed != 0 and thread == 0:
+            atomic_store(words.answered, completed)

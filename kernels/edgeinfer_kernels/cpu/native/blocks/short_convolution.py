@@ -19,14 +19,9 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64
-from edgeinfer_kernels.cpu.runtime.abi import (
-    CALL,
-    CHECKPOINT_POSITIONS,
-    INPUT,
-    RING_ROWS,
-    SHORT_CONVOLUTION,
-)
+from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
+from edgeinfer_kernels.cpu.runtime.block_args import ShortConvolutionArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 exports = Exports()
 
@@ -34,9 +29,9 @@ exports = Exports()
 @inner
 def product_of(block, token, offset):
     """Sixteen values of b · x of a token of this step, at a byte offset in its rows."""
-    at = token * load_i64(block + SHORT_CONVOLUTION.row_stride) + offset
-    b = load_floats(load_i64(block + SHORT_CONVOLUTION.b) + at)
-    return multiply(b, load_floats(load_i64(block + SHORT_CONVOLUTION.x) + at))
+    at = token * block.row_stride + offset
+    b = load_floats(block.b + at)
+    return multiply(b, load_floats(block.x + at))
 
 
 @inner
@@ -47,24 +42,24 @@ def tap_value(block, start, token, offset):
     if start + token < 0:
         return splat_f32(np.float32(0))
     row = (start + token) % RING_ROWS
-    ring = load_i64(block + SHORT_CONVOLUTION.ring)
-    return load_floats(ring + row * load_i64(block + SHORT_CONVOLUTION.row_bytes) + offset)
+    ring = block.ring
+    return load_floats(ring + row * block.row_bytes + offset)
 
 
 @inner
 def convolve(team, counter, block, tokens, start):
     """Phase: mixed = c · Σ taps · (b · x), in the input format of the last projection; in pieces."""
-    mixed = load_i64(block + SHORT_CONVOLUTION.mixed)
-    columns = load_i64(block + SHORT_CONVOLUTION.channels)
-    taps = load_i64(block + SHORT_CONVOLUTION.taps)
-    weights = load_i64(block + SHORT_CONVOLUTION.weights)
-    row_bytes = load_i64(block + SHORT_CONVOLUTION.row_bytes)
+    mixed = block.mixed
+    columns = block.channels
+    taps = block.taps
+    weights = block.weights
+    row_bytes = block.row_bytes
     while True:
         token, first, last = next_piece(team, counter, columns)
         if token >= tokens:
             break
-        gate = load_i64(block + SHORT_CONVOLUTION.c) + token * load_i64(block + SHORT_CONVOLUTION.row_stride)
-        row = load_i64(mixed + INPUT.floats) + token * load_i64(mixed + INPUT.float_stride)
+        gate = block.c + token * block.row_stride
+        row = mixed.floats + token * mixed.float_stride
         for i in range(first, last, 16):
             value = splat_f32(np.float32(0))
             for tap in range(taps):
@@ -78,17 +73,17 @@ def convolve(team, counter, block, tokens, start):
 @inner
 def keep_row(block, token, target):
     """Write b · x of a token to a row."""
-    for offset in range(0, load_i64(block + SHORT_CONVOLUTION.row_bytes), 64):
+    for offset in range(0, block.row_bytes, 64):
         store_floats(target + offset, product_of(block, token, offset))
 
 
 @inner
 def keep_rows(team, counter, block, tokens, start):
     """Phase: write b · x to the ring, for as many last tokens as it has rows, and before checkpoints."""
-    row_bytes = load_i64(block + SHORT_CONVOLUTION.row_bytes)
-    ring = load_i64(block + SHORT_CONVOLUTION.ring)
-    checkpoints = load_i64(block + SHORT_CONVOLUTION.checkpoints)
-    rows = load_i64(block + SHORT_CONVOLUTION.taps) - 1
+    row_bytes = block.row_bytes
+    ring = block.ring
+    checkpoints = block.checkpoints
+    rows = block.taps - 1
     while True:
         token = next_item(team, counter)
         if token >= tokens:
@@ -97,33 +92,33 @@ def keep_rows(team, counter, block, tokens, start):
             keep_row(block, token, ring + (start + token) % RING_ROWS * row_bytes)
         number = (start + token) // CHECKPOINT_POSITIONS
         left = (number + 1) * CHECKPOINT_POSITIONS - 1 - start - token
-        if left < rows and number < load_i64(block + SHORT_CONVOLUTION.checkpoint_count):
+        if left < rows and number < block.checkpoint_count:
             keep_row(block, token, checkpoints + (number * rows + rows - 1 - left) * row_bytes)
 
 
-@exports.add("short_convolution_block", 4)
+@exports.add("short_convolution_block", ShortConvolutionArgs, StepArgs, ThreadPoolArgs, int)
 def short_convolution_block(block, call, team, thread):
     """x += scale · norm(W_out · (c · conv(b · x'))), with b, c, x' = W_in · norm(x), for the tokens of
     `call`; b · x' is written to the recent rows.
     """
-    tokens = load_i64(call + CALL.tokens)
-    start = load_i64(call + CALL.start)
-    scratch = load_i64(block + SHORT_CONVOLUTION.scratch)
-    scratch += thread * load_i64(block + SHORT_CONVOLUTION.scratch_stride)
-    normed = load_i64(block + SHORT_CONVOLUTION.normed)
-    mixed = load_i64(block + SHORT_CONVOLUTION.mixed)
-    output = load_i64(block + SHORT_CONVOLUTION.output_matrix)
-    b_matrix = load_i64(block + SHORT_CONVOLUTION.b_matrix)
-    c_matrix = load_i64(block + SHORT_CONVOLUTION.c_matrix)
-    x_matrix = load_i64(block + SHORT_CONVOLUTION.x_matrix)
-    row_stride = load_i64(block + SHORT_CONVOLUTION.row_stride)
-    projected = load_i64(block + SHORT_CONVOLUTION.projected)
-    stride = load_i64(block + SHORT_CONVOLUTION.projected_stride)
-    normalize_and_quantize(team, 0, thread, call, load_i64(block + SHORT_CONVOLUTION.norm), normed)
+    tokens = call.tokens
+    start = call.start
+    scratch = block.scratch
+    scratch += thread * block.scratch_stride
+    normed = block.normed
+    mixed = block.mixed
+    output = block.output_matrix
+    b_matrix = block.b_matrix
+    c_matrix = block.c_matrix
+    x_matrix = block.x_matrix
+    row_stride = block.row_stride
+    projected = block.projected
+    stride = block.projected_stride
+    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
     ahead, end = first_weights(team, thread, tokens, b_matrix)
     barrier_asking(team, ahead, end)
-    b, c = load_i64(block + SHORT_CONVOLUTION.b), load_i64(block + SHORT_CONVOLUTION.c)
-    x = load_i64(block + SHORT_CONVOLUTION.x)
+    b, c = block.b, block.c
+    x = block.x
     project(team, 1, thread, tokens, b_matrix, normed, b, row_stride, scratch)
     project(team, 2, thread, tokens, c_matrix, normed, c, row_stride, scratch)
     project(team, 3, thread, tokens, x_matrix, normed, x, row_stride, scratch)
@@ -134,6 +129,6 @@ def short_convolution_block(block, call, team, thread):
     keep_rows(team, 5, block, tokens, start)
     project(team, 6, thread, tokens, output, mixed, projected, stride, scratch)
     barrier_between(team)
-    scale = load_f32(block + SHORT_CONVOLUTION.residual_scale)
-    post_norm = load_i64(block + SHORT_CONVOLUTION.post_norm)
+    scale = block.residual_scale
+    post_norm = block.post_norm
     add_residual(team, 7, thread, call, output, projected, stride, post_norm, scale)

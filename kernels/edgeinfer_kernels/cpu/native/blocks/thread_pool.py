@@ -1,6 +1,6 @@
 """The thread pool: threads that run one function together, barriers, and sleep.
 
-A pool is a block of int64 (`TEAM` lists the fields). `team_run` starts a function on all threads and works as
+`ThreadPoolArgs` lists the fields of a pool. `team_run` starts a function on all threads and works as
 thread 0 itself. `run_program` executes a whole list of functions in one such run on all threads. Waiting
 threads first spin, then yield to other programs (`yield_function`). A thread that still waits, at a barrier
 or for work, sleeps in the OS kernel, where it uses no CPU time: on a futex if available, else in short
@@ -21,7 +21,8 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     spin_pause,
     store_i64,
 )
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, PROGRAM_STEP_BYTES, STEP_TOKENS, TEAM, WORK_COUNTERS
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, STEP_TOKENS, WORK_COUNTERS
+from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, ThreadPoolArgs
 
 SPINS_BEFORE_YIELD = 500
 """Longer than most waits at a barrier. Longer spinning would keep the awaited thread off this CPU: with other
@@ -38,7 +39,7 @@ exports = Exports()
 def wait_a_little(team, spins):
     """One iteration of a wait loop."""
     if spins > SPINS_BEFORE_YIELD:
-        call_pointer_0(load_i64(team + TEAM.yield_function))
+        call_pointer_0(team.yield_function)
     else:
         spin_pause()
 
@@ -46,27 +47,27 @@ def wait_a_little(team, spins):
 @inner
 def rest(team, word, seen, resting):
     """Sleep until `word` is no longer `seen`, or for a short time; `resting` counts the sleeping threads."""
-    futex = load_i64(team + TEAM.futex)
+    futex = team.futex
     atomic_add(resting, 1)
     if futex != 0:
-        call_pointer_6(load_i64(team + TEAM.syscall_function), futex, word, FUTEX_WAIT, seen, 0, 0)
+        call_pointer_6(team.syscall_function, futex, word, FUTEX_WAIT, seen, 0, 0)
     elif atomic_load(word) == seen:
-        call_pointer_1(load_i64(team + TEAM.sleep_function), load_i64(team + TEAM.sleep_argument))
+        call_pointer_1(team.sleep_function, team.sleep_argument)
     atomic_add(resting, -1)
 
 
 @inner
 def wake(team, word, resting):
     """Wake the threads that sleep until `word` changes."""
-    futex = load_i64(team + TEAM.futex)
+    futex = team.futex
     if futex != 0 and atomic_load(resting) != 0:
-        call_pointer_6(load_i64(team + TEAM.syscall_function), futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
+        call_pointer_6(team.syscall_function, futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
 
 
 @inner
 def clear_counters(team):
     for counter in range(WORK_COUNTERS):
-        store_i64(team + TEAM.counters + CACHE_LINE * counter, 0)
+        store_i64(team.counters + CACHE_LINE * counter, 0)
 
 
 @inner
@@ -75,25 +76,25 @@ def meet(team, clear, ahead, end):
 
     A waiting thread prefetches the memory from `ahead` to `end`; returns the next address to prefetch.
     """
-    threads = load_i64(team + TEAM.threads)
-    turn = atomic_load(team + TEAM.barrier)
-    if atomic_add(team + TEAM.arrived, 1) == threads - 1:
+    threads = team.threads
+    turn = atomic_load(team.barrier)
+    if atomic_add(team.arrived, 1) == threads - 1:
         if clear:
             clear_counters(team)
-        atomic_store(team + TEAM.arrived, 0)
-        atomic_store(team + TEAM.barrier, turn + 1)
-        wake(team, team + TEAM.barrier, team + TEAM.barrier_resting)
+        atomic_store(team.arrived, 0)
+        atomic_store(team.barrier, turn + 1)
+        wake(team, team.barrier, team.barrier_resting)
         return ahead
     spins = 0
-    while atomic_load(team + TEAM.barrier) == turn:
+    while atomic_load(team.barrier) == turn:
         if ahead < end:
             prefetch(ahead)
             ahead += CACHE_LINE
-        elif spins < SPINS_BEFORE_YIELD or load_i64(team + TEAM.futex) == 0:
+        elif spins < SPINS_BEFORE_YIELD or team.futex == 0:
             spins += 1
             wait_a_little(team, spins)
         else:
-            rest(team, team + TEAM.barrier, turn, team + TEAM.barrier_resting)
+            rest(team, team.barrier, turn, team.barrier_resting)
     return ahead
 
 
@@ -108,7 +109,7 @@ def barrier_asking(team, ahead, end):
     """As `barrier`; a waiting thread prefetches the memory from `ahead` to `end`. Returns the next address to
     prefetch.
     """
-    if load_i64(team + TEAM.threads) != 1:
+    if team.threads != 1:
         return meet(team, False, ahead, end)
     return ahead
 
@@ -116,7 +117,7 @@ def barrier_asking(team, ahead, end):
 @inner
 def barrier_between(team):
     """As `barrier`; afterwards the work counters are 0."""
-    if load_i64(team + TEAM.threads) != 1:
+    if team.threads != 1:
         meet(team, True, 0, 0)
     else:
         clear_counters(team)
@@ -130,64 +131,61 @@ def next_token(team, counter, tokens, token):
     need no barrier in between.
     """
     if tokens <= STEP_TOKENS:
-        return token + load_i64(team + TEAM.threads)
-    return load_i64(team + TEAM.threads) + next_item(team, counter)
+        return token + team.threads
+    return team.threads + next_item(team, counter)
 
 
 @inner
 def next_item(team, counter):
     """Take the next work item of a phase: 0, 1, 2, …; each phase of a block has a separate counter."""
-    return atomic_add(team + TEAM.counters + CACHE_LINE * counter, 1)
+    return atomic_add(team.counters + CACHE_LINE * counter, 1)
 
 
 @inner
 def take_part(team, thread):
-    function = load_i64(team + TEAM.function)
-    call_pointer_4(function, load_i64(team + TEAM.block), load_i64(team + TEAM.call), team, thread)
+    call_pointer_4(team.function, team.block, team.step, team.address, thread)
     barrier(team)
 
 
-@exports.add("team_run", 4)
-def team_run(team, function, block, call):
-    """Run `function(block, call, team, thread)` on all threads; return when all are done."""
+@exports.add("team_run", ThreadPoolArgs, int, int, int)
+def team_run(team, function, block, step):
+    """Run `function(block, step, team, thread)` on all threads; return when all are done."""
     clear_counters(team)
-    store_i64(team + TEAM.function, function)
-    store_i64(team + TEAM.block, block)
-    store_i64(team + TEAM.call, call)
-    atomic_add(team + TEAM.generation, 1)
-    wake(team, team + TEAM.generation, team + TEAM.resting)
+    team.function = function
+    team.block = block
+    team.step = step
+    atomic_add(team.generation, 1)
+    wake(team, team.generation, team.resting)
     take_part(team, 0)
 
 
-@exports.add("run_program", 4)
-def run_program(program, count, team, thread):
-    """Run the functions of a schedule in order: `count` points to their number, `program` to (function,
-    block, call, meets) for each.
+@exports.add("run_program", ScheduleStep, int, ThreadPoolArgs, int)
+def run_program(schedule, count, team, thread):
+    """Run the functions of a schedule in order; `count` points to their number.
 
-    The work counters start at 0 for each function, as in a separate run. If `meets` is 0, there is no
-    barrier after the function: it leaves the counters at 0 and ends token by token (see `next_token`), as
-    the next function starts.
+    The work counters start at 0 for each function, as in a separate run. Without a barrier after a function,
+    it leaves the counters at 0 and ends token by token (see `next_token`), as the next function starts.
     """
-    for step in range(load_i64(count)):
-        at = program + PROGRAM_STEP_BYTES * step
-        call_pointer_4(load_i64(at), load_i64(at + 8), load_i64(at + 16), team, thread)
-        if load_i64(at + 24) != 0:
+    for index in range(load_i64(count)):
+        each = schedule[index]
+        call_pointer_4(each.function, each.block, each.step, team.address, thread)
+        if each.has_barrier != 0:
             meet(team, True, 0, 0)
 
 
-@exports.add("team_dismiss", 1)
+@exports.add("team_dismiss", ThreadPoolArgs)
 def team_dismiss(team):
     """Shut down: let every thread return from `team_serve`."""
-    atomic_store(team + TEAM.generation, -1)
-    wake(team, team + TEAM.generation, team + TEAM.resting)
+    atomic_store(team.generation, -1)
+    wake(team, team.generation, team.resting)
 
 
-@exports.add("team_serve", 3)
+@exports.add("team_serve", ThreadPoolArgs, int, int)
 def team_serve(team, thread, seen):
     """The main loop of a thread: take part in every run after generation `seen`, until shutdown."""
     spins = 0
     while True:
-        generation = atomic_load(team + TEAM.generation)
+        generation = atomic_load(team.generation)
         if generation < 0:
             return
         if generation != seen:
@@ -198,4 +196,4 @@ def team_serve(team, thread, seen):
             spins += 1
             wait_a_little(team, spins)
         else:
-            rest(team, team + TEAM.generation, seen, team + TEAM.resting)
+            rest(team, team.generation, seen, team.resting)

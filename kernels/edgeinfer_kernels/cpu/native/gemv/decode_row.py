@@ -10,6 +10,7 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import first_word
 from edgeinfer_kernels.cpu.native.simd.exports import inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import first_lane
 from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
+from edgeinfer_kernels.cpu.runtime.kernel_args import FieldArgs
 
 
 def make_decode_row(row_format: RowFormat) -> Callable[..., None]:
@@ -59,7 +60,7 @@ def make_decode_row(row_format: RowFormat) -> Callable[..., None]:
 
     def decode_row(source, columns, fields, field_count, scratch, output):
         for block in range(columns // (32 * sub_blocks)):
-            gather_block(source + block * block_bytes, 0, scratch, fields, field_count, 1)
+            gather_block(source + block * block_bytes, 0, scratch, FieldArgs(fields), field_count, 1)
             for index in range(sub_blocks):
                 store_columns(unpack(scratch, index), output + 128 * (block * sub_blocks + index))
 

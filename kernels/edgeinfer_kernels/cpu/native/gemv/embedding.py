@@ -5,29 +5,30 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_token
 from edgeinfer_kernels.cpu.native.simd.exports import Exports
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, splat_f32, store_floats
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_6, load_f32, load_i64
-from edgeinfer_kernels.cpu.runtime.abi import CALL, EMBED
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_6, load_i64
+from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 exports = Exports()
 
 
-@exports.add("embed_block", 4)
+@exports.add("embed_block", EmbedArgs, StepArgs, ThreadPoolArgs, int)
 def embed_block(block, call, team, thread):
     """x = scale · rows `ids` of the embeddings, for the tokens of `call`. Reads a row's bytes per token."""
-    columns = load_i64(block + EMBED.columns)
-    scale = load_f32(block + EMBED.scale)
-    scratch = load_i64(block + EMBED.scratch) + thread * load_i64(block + EMBED.scratch_stride)
-    tokens = load_i64(call + CALL.tokens)
+    columns = block.columns
+    scale = block.scale
+    scratch = block.scratch + thread * block.scratch_stride
+    tokens = call.tokens
     token = thread
     while token < tokens:
-        row = load_i64(load_i64(block + EMBED.ids) + 8 * token)
-        target = load_i64(call + CALL.x) + token * load_i64(call + CALL.x_stride)
+        row = load_i64(block.ids + 8 * token)
+        target = call.x + token * call.x_stride
         call_pointer_6(
-            load_i64(block + EMBED.decode),
-            load_i64(block + EMBED.source) + row * load_i64(block + EMBED.row_bytes),
+            block.decode,
+            block.source + row * block.row_bytes,
             columns,
-            load_i64(block + EMBED.fields),
-            load_i64(block + EMBED.field_count),
+            block.fields.address,
+            block.field_count,
             scratch,
             target,
         )

@@ -9,14 +9,13 @@ from edgeinfer_kernels.cpu.native.gemv.interleave import gather_group
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_10,
-    load_i64,
     load_u8,
     load_u16,
     store_i8,
     store_i16,
     store_i64,
 )
-from edgeinfer_kernels.cpu.runtime.abi import FILE_ROWS
+from edgeinfer_kernels.cpu.runtime.kernel_args import FileRowsArgs
 from edgeinfer_quant_formats.formats import FORMATS
 
 TQ1_0_BYTES, TQ2_0_BYTES = FORMATS["TQ1_0"].block_bytes, FORMATS["TQ2_0"].block_bytes
@@ -55,13 +54,13 @@ def widen_ternary(source, target, blocks):
 @inner
 def fill_group(matrix, first, group):
     """Interleave rows first… of the matrix at `group`; missing rows and columns are zeros."""
-    rows = min(ROWS_PER_GROUP, load_i64(matrix + FILE_ROWS.rows) - first)
-    row_bytes = load_i64(matrix + FILE_ROWS.row_bytes)
-    source = load_i64(matrix + FILE_ROWS.source) + first * row_bytes
-    group_bytes = load_i64(matrix + FILE_ROWS.group_bytes)
-    blocks = load_i64(matrix + FILE_ROWS.blocks)
-    if load_i64(matrix + FILE_ROWS.ternary) != 0:
-        wide = load_i64(matrix + FILE_ROWS.layout_row_bytes)
+    rows = min(ROWS_PER_GROUP, matrix.rows - first)
+    row_bytes = matrix.row_bytes
+    source = matrix.source + first * row_bytes
+    group_bytes = matrix.group_bytes
+    blocks = matrix.blocks
+    if matrix.ternary != 0:
+        wide = matrix.layout_row_bytes
         for row in range(rows):
             widen_ternary(source + row * row_bytes, group + group_bytes + row * wide, blocks)
         source = group + group_bytes
@@ -75,22 +74,22 @@ def fill_group(matrix, first, group):
         group,
         rows,
         blocks,
-        load_i64(matrix + FILE_ROWS.block_bytes),
-        load_i64(matrix + FILE_ROWS.fields),
-        load_i64(matrix + FILE_ROWS.field_count),
+        matrix.block_bytes,
+        matrix.fields,
+        matrix.field_count,
     )
 
 
-@exports.add("rows_in_file", 10)
+@exports.add("rows_in_file", FileRowsArgs, *9 * (int,))
 def rows_in_file(
     matrix, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
 ):
-    """A GEMV kernel (see ROW_ARGUMENTS) whose weights are a FILE_ROWS."""
-    group = scratch + load_i64(matrix + FILE_ROWS.group_offset)
+    """A GEMV kernel (see ROW_ARGUMENTS) whose weights are memory-mapped."""
+    group = scratch + matrix.group_offset
     for first in range(first_row, last_row, ROWS_PER_GROUP):
         fill_group(matrix, first, group)
         call_pointer_10(
-            load_i64(matrix + FILE_ROWS.kernel),
+            matrix.kernel,
             group,
             columns,
             0,

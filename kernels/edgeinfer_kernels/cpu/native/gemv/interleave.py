@@ -28,6 +28,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i64,
     trailing_zeros,
 )
+from edgeinfer_kernels.cpu.runtime.kernel_args import FieldArgs, ScaleArgs
 
 exports = Exports()
 
@@ -85,9 +86,7 @@ def gather_units(source, row_bytes, target, unit, rows):
 def gather_block(source, row_bytes, target, fields, field_count, rows):
     """One block of up to sixteen rows."""
     for field in range(field_count):
-        offset = load_i64(fields + 24 * field)
-        unit = load_i64(fields + 24 * field + 8)
-        count = load_i64(fields + 24 * field + 16)
+        offset, unit, count = fields[field].offset, fields[field].unit, fields[field].count
         at = source + offset
         to = target + ROWS_PER_GROUP * offset
         if rows == ROWS_PER_GROUP and unit == 4:
@@ -127,12 +126,9 @@ non_finite_bytes, non_finite_shorts, non_finite_words = map(_non_finite_lanes, (
 
 @inner
 def non_finite_rows(group, blocks, block_bytes, scales):
-    """Bit i is set if row i of an interleaved group has a scale that is NaN or infinite.
-
-    `scales` is (offset, unit, count, exponent) in int64, see `ScaleField`.
-    """
-    offset, unit = load_i64(scales), load_i64(scales + 8)
-    count, exponent = load_i64(scales + 16), load_i64(scales + 24)
+    """Bit i is set if row i of an interleaved group has a scale that is NaN or infinite."""
+    offset, unit = scales.offset, scales.unit
+    count, exponent = scales.count, scales.exponent
     found = 0
     for block in range(blocks):
         at = group + ROWS_PER_GROUP * (block * block_bytes + offset)
@@ -147,12 +143,12 @@ def non_finite_rows(group, blocks, block_bytes, scales):
     return found
 
 
-@exports.add("interleave_rows", 9)
+@exports.add("interleave_rows", *5 * (int,), FieldArgs, int, ScaleArgs, int)
 def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_count, scales, broken):
-    """Convert rows of `blocks` blocks to groups of sixteen; `fields` are (offset, unit, count) in int64.
+    """Convert rows of `blocks` blocks to groups of sixteen.
 
     `target` must be zeroed and large enough for whole groups. Reads and writes rows·blocks·block_bytes.
-    `scales`: 0, or the argument of `non_finite_rows`, which checks each group while it is in the L1 cache.
+    `scales`: at address 0, or checked by `non_finite_rows` for each group while it is in the L1 cache.
     The first row with an invalid scale is written to the int64 at `broken`, which must be -1 before.
     """
     row_bytes = blocks * block_bytes
@@ -161,7 +157,7 @@ def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_cou
         at = source + first * row_bytes
         group = target + first * row_bytes
         gather_group(at, row_bytes, group, count, blocks, block_bytes, fields, field_count)
-        if scales != 0:
+        if scales.address != 0:
             found = non_finite_rows(group, blocks, block_bytes, scales)
             if found != 0 and load_i64(broken) < 0:
                 store_i64(broken, first + trailing_zeros(found))

@@ -6,9 +6,9 @@ from edgeinfer_kernels.cpu.native.amx.tiles import store_bfloats
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import lanes_sum_i32, store_as_bytes
 from edgeinfer_kernels.cpu.native.simd.exports import inner
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, nearest_int, splat_f32
-from edgeinfer_kernels.cpu.native.simd.scalars import load_i64, store_f32
+from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import largest_magnitude
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CACHE_LINE, INPUT, TILE_BYTES
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CACHE_LINE, TILE_BYTES
 
 
 @inner
@@ -54,16 +54,16 @@ def write_tiles(x, tiles, columns, token, first, last):
 
 @inner
 def write_activations_from(x, target, start, token, tokens, first, last):
-    """Write columns first..last of a token's row to the INPUT `target`, in the format for `tokens` tokens
+    """Write columns first..last of a token's row to `target`, in the format for `tokens` tokens
     whose first row is `start`.
     """
-    quantized = load_i64(target + INPUT.quantized)
+    quantized = target.quantized
     if quantized == 0:
         return
-    stride = load_i64(target + INPUT.quantized_stride)
+    stride = target.quantized_stride
     quantized += start * stride
-    if tokens >= load_i64(target + INPUT.tile_tokens):
-        write_tiles(x, quantized, load_i64(target + INPUT.columns), token, first, last)
+    if tokens >= target.tile_tokens:
+        write_tiles(x, quantized, target.columns, token, first, last)
     else:
         quantize_blocks(x, quantized + token * stride, first, last)
 

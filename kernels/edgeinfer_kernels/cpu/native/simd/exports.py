@@ -6,6 +6,7 @@ from typing import Any
 from numba import njit, types
 
 from edgeinfer_kernels.cpu.compiler.pipeline import KernelCompiler
+from edgeinfer_kernels.cpu.native.simd.structures import numba_type
 
 inner = njit(
     nogil=True,
@@ -20,14 +21,15 @@ inner = njit(
 
 
 class Exports(dict[str, Any]):
-    """The functions of one unit that get a C symbol: name -> (numba function, number of int64 arguments)."""
+    """The functions of one unit that get a C symbol: name -> (numba function, signature)."""
 
-    def add(self, name: str, arguments: int) -> Callable[[Callable[..., None]], Any]:
-        """Export the function, compiled for `arguments` int64, as `name`; it returns nothing."""
+    def add(self, name: str, *arguments: type) -> Callable[[Callable[..., None]], Any]:
+        """Export the function as `name`; it returns nothing. An argument is `int`, for an int64, or a
+        structure, whose address is passed.
+        """
 
         def decorate(function: Callable[..., None]) -> Any:
-            signature = types.void(*(types.int64,) * arguments)
-            self[name] = (inner(function), signature)
+            self[name] = (inner(function), types.void(*map(numba_type, arguments)))
             return self[name][0]
 
         return decorate

@@ -52,7 +52,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVE_LISTS,
     BLOCKS_AHEAD,
     CACHE_LINE,
-    NEURON_COLUMNS,
     OUTPUTS_PER_TILE,
 )
 from edgeinfer_quant_formats.formats import FORMATS
@@ -61,7 +60,7 @@ NEURON_SUMS_ARGUMENTS = 10
 """columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch,
 0.
 
-`columns` is a NEURON_COLUMNS; outputs are multiples of OUTPUTS_PER_TILE; activations are int8 blocks;
+`columns` is a NeuronColumnsArgs; outputs are multiples of OUTPUTS_PER_TILE; activations are int8 blocks;
 `scratch` is ACTIVE_LISTS times ACTIVE_BYTES of thread-private memory.
 """
 QUAD_BYTES = 48
@@ -137,11 +136,11 @@ def list_active(active, activations, rows, neuron_bytes, by_halves):
 @inner
 def block_address(columns, block):
     """The address of a block's factors, and of those of its super-block."""
-    each = load_i64(columns + NEURON_COLUMNS.blocks_a_super)
-    super_block = load_i64(columns + NEURON_COLUMNS.weights)
-    super_block += block // each * load_i64(columns + NEURON_COLUMNS.super_bytes)
-    at = super_block + load_i64(columns + NEURON_COLUMNS.super_factor_bytes)
-    return at + block % each * load_i64(columns + NEURON_COLUMNS.block_bytes), super_block
+    each = columns.blocks_per_super
+    super_block = columns.weights
+    super_block += block // each * columns.super_bytes
+    at = super_block + columns.super_factor_bytes
+    return at + block % each * columns.block_bytes, super_block
 
 
 def make_tile(form: ColumnFormat):
@@ -292,8 +291,8 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     def list_step(columns, step, tokens, activations, stride, scratch):
         block = step // tokens
         at, _ = block_address(columns, block)
-        neuron_bytes = load_i64(columns + NEURON_COLUMNS.neuron_bytes)
-        rows = at + load_i64(columns + NEURON_COLUMNS.factor_bytes)
+        neuron_bytes = columns.neuron_bytes
+        rows = at + columns.factor_bytes
         a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
         list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
 
@@ -317,11 +316,11 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
     ):
-        outputs = load_i64(columns + NEURON_COLUMNS.outputs)
+        outputs = columns.outputs
         for token in range(tokens):
             for place in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * place, splat_f32(np.float32(0)))
-        steps = load_i64(columns + NEURON_COLUMNS.blocks) * tokens
+        steps = columns.blocks * tokens
         for step in range(min(steps, BLOCKS_AHEAD)):
             list_step(columns, step, tokens, activations, stride, scratch)
         for step in range(steps):

@@ -28,25 +28,13 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_6,
     call_pointer_10,
-    load_f32,
-    load_i64,
     store_i32,
     trailing_zeros,
 )
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.runtime.abi import (
-    CALL,
-    FEED_FORWARD,
-    INPUT,
-    LIST_BYTES,
-    MATRIX,
-    NEURON_COLUMNS,
-    NEURON_ROWS,
-    ROWS_AHEAD,
-    SPARSE_FEED_FORWARD,
-    SPARSE_SCRATCH,
-    SPARSE_TOKENS,
-)
+from edgeinfer_kernels.cpu.runtime.abi import LIST_BYTES, ROWS_AHEAD, SPARSE_SCRATCH, SPARSE_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import SparseArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 AT_REST = -1e30
 """The projection of a neuron that is not computed: ReLU maps it to 0 for any bias."""
@@ -80,11 +68,11 @@ def fill_row(row, first, last, value):
 
 @inner
 def times_some(rows, neurons, count, lanes, out):
-    """out[n] = row n · x for the listed neurons; `rows` is a NEURON_ROWS."""
+    """out[n] = row n · x for the listed neurons."""
     call_pointer_6(
-        load_i64(rows + NEURON_ROWS.kernel),
-        load_i64(rows + NEURON_ROWS.weights),
-        load_i64(rows + NEURON_ROWS.groups),
+        rows.kernel,
+        rows.weights,
+        rows.groups,
         neurons,
         count,
         lanes,
@@ -95,40 +83,40 @@ def times_some(rows, neurons, count, lanes, out):
 @inner
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Compute gate (or up) of a piece of the neurons: all of them, or those that the predictor selects."""
-    hidden = load_i64(dense + FEED_FORWARD.hidden)
-    source, matrix = load_i64(dense + FEED_FORWARD.normed), load_i64(dense + FEED_FORWARD.gate_matrix)
-    out = load_i64(dense + FEED_FORWARD.gate)
-    second = load_i64(block + SPARSE_FEED_FORWARD.predictor_second)
-    if second != 0:
-        source, matrix = load_i64(block + SPARSE_FEED_FORWARD.predicted), second
-    elif matrix == 0:
-        matrix, out = load_i64(dense + FEED_FORWARD.up_matrix), load_i64(hidden + INPUT.floats)
+    hidden = dense.hidden
+    source, matrix = dense.normed, dense.gate_matrix
+    out = dense.gate
+    second = block.predictor_second
+    if second.address != 0:
+        source, matrix = block.predicted, second
+    elif matrix.address == 0:
+        matrix, out = dense.up_matrix, hidden.floats
     activations, times = operands(matrix, source)
-    stride = load_i64(hidden + INPUT.float_stride)
-    kernel = load_i64(matrix + MATRIX.kernel)
+    stride = hidden.float_stride
+    kernel = matrix.kernel
     multiply_rows(kernel, matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
 
 
 @inner
 def compute_active(block, dense, token, first, last, own):
     """Compute a token's gate and up of the neurons first…last; 0 or AT_REST for inactive ones."""
-    hidden = load_i64(dense + FEED_FORWARD.hidden)
-    stride = load_i64(hidden + INPUT.float_stride)
-    gate = load_i64(dense + FEED_FORWARD.gate) + token * stride
-    up = load_i64(hidden + INPUT.floats) + token * stride
-    gate_matrix = load_i64(dense + FEED_FORWARD.gate_matrix)
-    lanes = own + SPARSE_SCRATCH + token * load_i64(block + SPARSE_FEED_FORWARD.lanes_stride)
-    up_rows = load_i64(block + SPARSE_FEED_FORWARD.up_rows)
-    if load_i64(block + SPARSE_FEED_FORWARD.predictor_second) != 0:
-        count = list_positive(gate, load_i64(block + SPARSE_FEED_FORWARD.predictor_bias), first, last, own)
-        if gate_matrix == 0:
+    hidden = dense.hidden
+    stride = hidden.float_stride
+    gate = dense.gate + token * stride
+    up = hidden.floats + token * stride
+    gate_matrix = dense.gate_matrix
+    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+    up_rows = block.up_rows
+    if block.predictor_second.address != 0:
+        count = list_positive(gate, block.predictor_bias, first, last, own)
+        if gate_matrix.address == 0:
             fill_row(up, first, last, AT_REST)
             times_some(up_rows, own, count, lanes, up)
         else:
             fill_row(gate, first, last, AT_REST)
-            times_some(load_i64(block + SPARSE_FEED_FORWARD.gate_rows), own, count, lanes, gate)
-    if gate_matrix != 0:
-        count = list_positive(gate, load_i64(gate_matrix + MATRIX.bias), first, last, own)
+            times_some(block.gate_rows, own, count, lanes, gate)
+    if gate_matrix.address != 0:
+        count = list_positive(gate, gate_matrix.bias, first, last, own)
         fill_row(up, first, last, 0)
         times_some(up_rows, own, count, lanes, up)
 
@@ -138,21 +126,21 @@ def activate_neurons(dense, token, tokens, first, last):
     """hidden = activation(gate)·up, or activation(up), of the neurons first…last, in the input format of
     down.
     """
-    hidden = load_i64(dense + FEED_FORWARD.hidden)
-    stride = load_i64(hidden + INPUT.float_stride)
-    gate = load_i64(dense + FEED_FORWARD.gate) + token * stride
-    up = load_i64(hidden + INPUT.floats) + token * stride
-    gate_matrix = load_i64(dense + FEED_FORWARD.gate_matrix)
-    up_matrix = load_i64(dense + FEED_FORWARD.up_matrix)
-    code = load_i64(dense + FEED_FORWARD.activation)
+    hidden = dense.hidden
+    stride = hidden.float_stride
+    gate = dense.gate + token * stride
+    up = hidden.floats + token * stride
+    gate_matrix = dense.gate_matrix
+    up_matrix = dense.up_matrix
+    code = dense.activation
     activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
 @inner
 def neurons_phase(team, counter, block, dense, tokens, dense_scratch, own):
     """Phase: from the normed x to the hidden activations, in pieces of the neurons."""
-    columns = load_i64(load_i64(dense + FEED_FORWARD.hidden) + INPUT.columns)
-    piece = load_i64(block + SPARSE_FEED_FORWARD.neurons_a_piece)
+    columns = dense.hidden.columns
+    piece = block.neurons_per_piece
     while True:
         first = next_item(team, counter) * piece
         if first >= columns:
@@ -167,24 +155,24 @@ def neurons_phase(team, counter, block, dense, tokens, dense_scratch, own):
 @inner
 def down_phase(team, counter, block, dense, tokens, own):
     """Phase: the active neurons' share of down, in pieces of the outputs."""
-    hidden = load_i64(dense + FEED_FORWARD.hidden)
-    down = load_i64(block + SPARSE_FEED_FORWARD.down)
-    outputs = load_i64(down + NEURON_COLUMNS.outputs)
-    piece = load_i64(block + SPARSE_FEED_FORWARD.outputs_a_piece)
+    hidden = dense.hidden
+    down = block.down
+    outputs = down.outputs
+    piece = block.outputs_per_piece
     while True:
         first = next_item(team, counter) * piece
         if first >= outputs:
             break
         call_pointer_10(
-            load_i64(down + NEURON_COLUMNS.kernel),
-            down,
+            down.kernel,
+            down.address,
             first,
             min(outputs, first + piece),
-            load_i64(hidden + INPUT.quantized),
-            load_i64(hidden + INPUT.quantized_stride),
+            hidden.quantized,
+            hidden.quantized_stride,
             tokens,
-            load_i64(block + SPARSE_FEED_FORWARD.sums),
-            load_i64(block + SPARSE_FEED_FORWARD.sums_stride),
+            block.sums,
+            block.sums_stride,
             own + LIST_BYTES,
             0,
         )
@@ -193,48 +181,48 @@ def down_phase(team, counter, block, dense, tokens, own):
 @inner
 def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
     """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor."""
-    first = load_i64(block + SPARSE_FEED_FORWARD.predictor_first)
-    if first == 0:
+    first = block.predictor_first
+    if first.address == 0:
         return
-    predicted = load_i64(block + SPARSE_FEED_FORWARD.predicted)
-    out, stride = load_i64(predicted + INPUT.floats), load_i64(predicted + INPUT.float_stride)
-    normed = load_i64(dense + FEED_FORWARD.normed)
+    predicted = block.predicted
+    out, stride = predicted.floats, predicted.float_stride
+    normed = dense.normed
     project(team, counter, thread, tokens, first, normed, out, stride, dense_scratch)
     barrier(team)
     if next_item(team, counter + 1) == 0:
         for token in range(tokens):
-            to = load_i64(predicted + INPUT.quantized) + token * load_i64(predicted + INPUT.quantized_stride)
-            quantize_blocks(out + token * stride, to, 0, load_i64(predicted + INPUT.columns))
+            to = predicted.quantized + token * predicted.quantized_stride
+            quantize_blocks(out + token * stride, to, 0, predicted.columns)
     barrier(team)
 
 
-@exports.add("sparse_feed_forward_block", 4)
+@exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
 def sparse_feed_forward_block(block, call, team, thread):
     """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
-    dense = load_i64(block + SPARSE_FEED_FORWARD.dense)
-    tokens = load_i64(call + CALL.tokens)
+    dense = block.dense
+    tokens = call.tokens
     if tokens > SPARSE_TOKENS:
         feed_forward_block(dense, call, team, thread)
         return
-    own = load_i64(block + SPARSE_FEED_FORWARD.scratch)
-    own += thread * load_i64(block + SPARSE_FEED_FORWARD.scratch_stride)
-    dense_scratch = load_i64(dense + FEED_FORWARD.scratch)
-    dense_scratch += thread * load_i64(dense + FEED_FORWARD.scratch_stride)
-    normed = load_i64(dense + FEED_FORWARD.normed)
-    normalize_and_quantize(team, 0, thread, call, load_i64(dense + FEED_FORWARD.norm), normed)
+    own = block.scratch
+    own += thread * block.scratch_stride
+    dense_scratch = dense.scratch
+    dense_scratch += thread * dense.scratch_stride
+    normed = dense.normed
+    normalize_and_quantize(team, 0, thread, call, dense.norm, normed)
     barrier(team)
     for token in range(tokens):
-        source = load_i64(normed + INPUT.quantized) + token * load_i64(normed + INPUT.quantized_stride)
-        lanes = own + SPARSE_SCRATCH + token * load_i64(block + SPARSE_FEED_FORWARD.lanes_stride)
-        activations_by_lanes(source, load_i64(normed + INPUT.columns), lanes)
+        source = normed.quantized + token * normed.quantized_stride
+        lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+        activations_by_lanes(source, normed.columns, lanes)
     predict_phase(team, 1, thread, block, dense, tokens, dense_scratch)
     neurons_phase(team, 3, block, dense, tokens, dense_scratch, own)
     barrier(team)
     down_phase(team, 4, block, dense, tokens, own)
     barrier_between(team)
-    down = load_i64(dense + FEED_FORWARD.down_matrix)
-    sums = load_i64(block + SPARSE_FEED_FORWARD.sums)
-    stride = load_i64(block + SPARSE_FEED_FORWARD.sums_stride)
-    scale = load_f32(dense + FEED_FORWARD.residual_scale)
-    post_norm = load_i64(dense + FEED_FORWARD.post_norm)
+    down = dense.down_matrix
+    sums = block.sums
+    stride = block.sums_stride
+    scale = dense.residual_scale
+    post_norm = dense.post_norm
     add_residual(team, 5, thread, call, down, sums, stride, post_norm, scale)

@@ -1,0 +1,213 @@
+"""Builds an engine that executes the stages of a plan: on the CPU, on a GPU, or split between them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
+from edgeinfer.planning.device_plan import DevicePlan
+from edgeinfer.planning.sparse_choice import SparseChoice
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
+from edgeinfer_kernels.stages import LayerSplit, host_batch, layer_splits
+from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_text import mebibytes
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, Repacking
+from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
+from edgeinfer_offload.runtime.split_backend import SplitBackend
+
+if TYPE_CHECKING:  # torch is imported only for a GPU
+    from edgeinfer_kernels.cuda.backend import CudaBackend
+    from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+
+
+@dataclass(frozen=True)
+class EngineBuilder:
+    """Builds the engine of a plan. `gpu`: the GPU that the plan uses; `thread_pool`: that of another engine,
+    to share.
+    """
+
+    source: ModelSource
+    planned: DevicePlan
+    gpu: Gpu | None = None
+    sparse: SparseChoice = field(default_factory=SparseChoice)
+    thread_pool: ThreadPool | None = None
+
+    def build(self) -> LoadedEngine:
+        """An engine with the devices and shards of the plan's stages.
+
+        Raises:
+            GpuUnavailableError: the GPU has no kernels for a part of the model, or can't compile them.
+            DeviceMemoryError: other programs took memory of the GPU.
+        """
+        kinds = {device.kind for device in self.plan.devices}
+        if kinds == {"cpu"}:
+            return self._on_cpu()
+        if kinds == {"gpu"}:
+            return self._loaded(self._gpu_shard((), None, LoadProgress(self.source)), CHUNK)
+        return self._split()
+
+    @property
+    def plan(self) -> MemoryPlan:
+        return self.planned.memory
+
+    def _on_cpu(self) -> LoadedEngine:
+        source, plan = self.source, self.plan
+        kernels, progress = self._kernels(head=True), LoadProgress(source, plan.file_weight_bytes)
+        backend = CpuBackend(
+            source.specification,
+            source.weights,
+            DecoderState.allocate(source.specification, source.context, source.options.kv),
+            kernels,
+            batch=CPU_BATCH,
+            threads=plan.machine.processor.threads,
+            in_file=self._left_in_file(),
+            sparse=self.sparse.layers if plan.options.sparse else {},
+            routing=Routing.allocate(source.specification, CPU_BATCH),
+            on_placed=progress,
+            team=self.thread_pool,
+        )
+        repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
+        loaded = self._loaded(backend, CPU_BATCH, self._cpu_notes(kernels))
+        return replace(loaded, plan=self._measured(repacking), thread_pool=backend.team)
+
+    def _split(self) -> LoadedEngine:
+        from edgeinfer.loading.gpu_loading import exchange_buffer
+
+        source, plan = self.source, self.plan
+        splits = layer_splits(plan.stages, len(plan.layers))
+        assert self.gpu is not None
+        kernels, progress = self._kernels(head=False), LoadProgress(source, plan.file_weight_bytes)
+        exchange = exchange_buffer(self.gpu, source.specification)
+        gpu_shard = self._gpu_shard(splits, exchange, progress)
+        try:
+            cpu_shard = self._cpu_shard(splits, exchange, kernels, progress)
+        except BaseException:
+            gpu_shard.close()
+            raise
+        meets = meets_in_graph(self.gpu, user_folder("cache"))
+        unpinned = gpu_shard.serve_with(cpu_shard, meets_in_graph=meets)
+        notes = [placed_note(plan), *self._cpu_notes(kernels)]
+        if refusal := self._begin_expert_cache(gpu_shard):
+            notes.append(f"there is no expert cache: {refusal}")
+        if unpinned:
+            notes.append(
+                f"{mebibytes(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "
+                "through pinned buffers, which is slower"
+            )
+        return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, notes)
+
+    def _gpu_shard(
+        self, splits: tuple[LayerSplit, ...], exchange: "ExchangeBuffer | None", progress: LoadProgress
+    ) -> "CudaBackend":
+        from edgeinfer.loading.gpu_loading import load_gpu_shard
+
+        assert self.gpu is not None
+        return load_gpu_shard(self.source, self.gpu, self.plan, splits, exchange, progress)
+
+    def _cpu_shard(
+        self,
+        splits: tuple[LayerSplit, ...],
+        exchange: "ExchangeBuffer",
+        kernels: Kernels,
+        progress: LoadProgress,
+    ) -> CpuShard:
+        source, plan, spec = self.source, self.plan, self.source.specification
+        blocks = [index for index in spec.indices() if not splits[index.layer].on_gpu]
+        return CpuShard(
+            spec,
+            source.weights,
+            splits,
+            DecoderState.allocate(spec, source.context, source.options.kv, blocks),
+            kernels,
+            exchange.addresses,
+            batch=CHUNK,
+            threads=plan.machine.processor.threads,
+            computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
+            in_file=blocks_in_file(plan, spec),
+            sparse=self.sparse.layers if plan.options.sparse else {},
+            on_placed=progress,
+        )
+
+    def _begin_expert_cache(self, gpu_shard: "CudaBackend") -> str | None:
+        """Enable the expert cache if it is planned; None, or the reason why the experts stay fixed."""
+        cached = [layer for layer in self.plan.layers if layer.expert_cache]
+        if not cached:
+            return None
+        routed = [layer.routed for layer in self.source.sizes.layers if layer.routed]
+        used, slots = max(block.units_per_token for block in routed), [layer.gpu_experts for layer in cached]
+        return gpu_shard.refill_experts(ExpertCachePolicy(cached[0].experts, used, slots))
+
+    def _kernels(self, *, head: bool) -> Kernels:
+        """The CPU kernels; without the `head`, those that serve a GPU."""
+        sparse = self.sparse.layers if self.plan.options.sparse else {}
+        units = [*([] if head else [SERVICE]), *kernel_units(self.source.weights, head=head, sparse=sparse)]
+        options = self.source.options
+        isa = choose(options.instruction_set)
+        return load_kernels(user_folder("cache"), isa, units, options.build_progress)
+
+    def _left_in_file(self) -> Sequence[Any]:
+        source = self.source
+        if not source.options.repack:
+            return list(source.weights.matrices())
+        return left_in_file(self.plan, source.specification, source.weights)
+
+    def _cpu_notes(self, kernels: Kernels) -> list[str]:
+        notes = [kernels.note] if kernels.note else []
+        if self.sparse.note and self.plan.options.sparse == self.sparse.options:
+            notes.append(self.sparse.note)
+        if self.plan.options.disk:
+            notes.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
+        return notes
+
+    def _measured(self, repacking: Repacking) -> Callable[[], MemoryPlan]:
+        """Returns the plan with the CPU's speeds, which don't change the placement."""
+        source, plan = self.source, self.plan
+
+        def measured() -> MemoryPlan:
+            formats, nbytes = kernel_formats(source.weights), source.sizes.nbytes
+            machine = with_cpu_speeds(plan.machine, user_folder("cache"), formats, nbytes)
+            return replace(self.planned.on(source.sizes, machine), repacking=repacking)
+
+        return measured
+
+    def _loaded(self, backend: Backend[Any], batch: int, notes: Sequence[str] = ()) -> LoadedEngine:
+        source, plan = self.source, self.plan
+        reads_file = any(device.kind == "cpu" for device in plan.devices)
+        engine = NativeEngine(
+            source.specification,
+            backend,
+            source.context,
+            batch,
+            plan.weight_bytes_per_token,
+            self.planned.fitting,
+            source.file.check_size if reads_file else None,
+        )
+        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.notes, *notes])
+
+
+def placed_note(plan: MemoryPlan) -> str:
+    """A sentence on which part of a split model is on the GPU."""
+    layers = plan.layers
+    attention = sum(layer.attention == "gpu" for layer in layers)
+    second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
+    return (
+        f"on the GPU: attention of {attention} of {len(layers)} layers, "
+        f"{plan.feed_forward_share:.0%} of the {second}, "
+        + ("the head and the draft model" if plan.draft == "gpu" else "and the head")
+        + "; the rest is on the CPU"
+        + ("; the experts change while decoding" if any(layer.expert_cache for layer in layers) else "")
+    )

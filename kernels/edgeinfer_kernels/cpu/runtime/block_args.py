@@ -1,0 +1,350 @@
+"""The arguments of the kernels of each block kind, of the embedding, the output head and the draft loop.
+
+Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
+"""
+
+from typing import Annotated, Any
+
+from edgeinfer_kernels.cpu.runtime.kernel_args import (
+    FieldArgs,
+    InputArgs,
+    MatrixArgs,
+    NormArgs,
+    ScheduleStep,
+    StepArgs,
+)
+from edgeinfer_kernels.cpu.runtime.structure import Float, Int, Structure, structure
+
+Matrix = Annotated[int, MatrixArgs]
+Norm = Annotated[int, NormArgs]
+Input = Annotated[int, InputArgs]
+
+
+@structure()
+class AttentionArgs(Structure):
+    """An attention block.
+
+    qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
+    sinks: 0 or a float32 for each head.
+    """
+
+    heads: Int
+    kv_heads: Int
+    head_dim: Int
+    padded_head: Int
+    context: Int
+    window: Int
+    scale: Float
+    soft_cap: Float
+    rope_dim: Int
+    rope_neox: Int
+    qk_norm: Int
+    cache_kind: Int
+    key_cache: Int
+    value_cache: Int
+    key_scales: Int
+    value_scales: Int
+    norm: Norm
+    q_matrix: Matrix
+    k_matrix: Matrix
+    v_matrix: Matrix
+    output_matrix: Matrix
+    q_norm: Norm
+    k_norm: Norm
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    attn_out: Input
+    queries: Int
+    states: Int
+    projected_q: Int
+    projected_k: Int
+    projected_v: Int
+    projected: Int
+    q_stride: Int
+    kv_stride: Int
+    query_stride: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+    sinks: Int
+
+
+@structure()
+class FeedForwardArgs(Structure):
+    """A dense feed-forward. gate_matrix 0: no gate; `gate` has the rows and stride of hidden's floats."""
+
+    norm: Norm
+    gate_matrix: Matrix
+    up_matrix: Matrix
+    down_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    activation: Int
+    normed: Input
+    hidden: Input
+    gate: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class ShortConvolutionArgs(Structure):
+    """A gated short convolution.
+
+    weights: float32 of each tap, rows of `row_bytes`. ring, checkpoints: rows of the same size, as in
+    `recent_rows.py`. row_stride: that of b, c and x.
+    """
+
+    norm: Norm
+    b_matrix: Matrix
+    c_matrix: Matrix
+    x_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    mixed: Input
+    b: Int
+    c: Int
+    x: Int
+    row_stride: Int
+    channels: Int
+    taps: Int
+    weights: Int
+    ring: Int
+    checkpoints: Int
+    row_bytes: Int
+    checkpoint_count: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class NeuronRowsArgs(Structure):
+    """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row."""
+
+    kernel: Int
+    weights: Int
+    groups: Int
+
+
+@structure()
+class NeuronColumnsArgs(Structure):
+    """A down projection in the per-neuron layout; lengths in bytes, see `neuron_layout.ColumnLayout`."""
+
+    kernel: Int
+    weights: Int
+    blocks: Int
+    block_bytes: Int
+    blocks_per_super: Int
+    super_bytes: Int
+    super_factor_bytes: Int
+    factor_bytes: Int
+    neuron_bytes: Int
+    outputs: Int
+
+
+@structure()
+class SparseArgs(Structure):
+    """A sparse feed-forward.
+
+    gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_first,
+    predictor_second: 0 without one; `predicted` has `rank` columns; predictor_bias: float32 per neuron. sums:
+    rows in which down is accumulated. scratch: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by
+    lanes.
+    """
+
+    dense: Annotated[int, FeedForwardArgs]
+    gate_rows: Annotated[int, NeuronRowsArgs]
+    up_rows: Annotated[int, NeuronRowsArgs]
+    down: Annotated[int, NeuronColumnsArgs]
+    predictor_first: Matrix
+    predictor_second: Matrix
+    predictor_bias: Int
+    predicted: Input
+    rank: Int
+    neurons_per_piece: Int
+    outputs_per_piece: Int
+    sums: Int
+    sums_stride: Int
+    scratch: Int
+    scratch_stride: Int
+    lanes_stride: Int
+
+
+@structure()
+class ActiveExpert(Structure):
+    """An expert in use: its assignments have `pairs` contiguous rows from `first_row` on."""
+
+    expert: Int
+    first_row: Int
+    pairs: Int
+
+
+@structure()
+class ActiveExperts(Structure):
+    """The number of experts in use; an `ActiveExpert` for each follows it."""
+
+    count: Int
+    experts: Annotated[Any, ActiveExpert * 0]
+
+
+@structure()
+class ExpertsArgs(Structure):
+    """An MoE block.
+
+    `ids` (int64, highest score first) and `weights` (float32) have `used` entries per token. A pair is a
+    token-expert assignment. Pair t·used + slot has its activations in row `pair_rows`[pair] of `gathered`
+    (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair] is the index of its expert in
+    `active`. early: the scores are already computed (`route_block`, which reads x through router_norm into
+    router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its float32 vector. If a device
+    selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
+    minus the expert number. pairs_seen, pairs_here: how many assignments the device has made in total, and of
+    experts on this host. requests: 0, or the address of the request counts (int64) by expert number; this
+    needs all experts on the host.
+    """
+
+    norm: Norm
+    router: Matrix
+    router_norm: Norm
+    router_input: Input
+    early: Int
+    count: Int
+    used: Int
+    gating: Int
+    normalized: Int
+    weight_scale: Float
+    activation: Int
+    residual_scale: Float
+    scores: Int
+    scores_stride: Int
+    ids: Int
+    ids_stride: Int
+    weights: Int
+    pair_rows: Int
+    entries: Int
+    active: Annotated[int, ActiveExperts]
+    normed: Input
+    gathered: Input
+    hidden: Input
+    gate: Int
+    gate_matrix: Matrix
+    up_matrix: Matrix
+    down_matrix: Matrix
+    out: Int
+    out_stride: Int
+    shared_gate_matrix: Matrix
+    shared_up_matrix: Matrix
+    shared_down_matrix: Matrix
+    shared_hidden: Input
+    shared_gate: Int
+    shared_out: Int
+    shared_out_stride: Int
+    shared_router: Int
+    pairs_seen: Int
+    pairs_here: Int
+    requests: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class HeadArgs(Structure):
+    """The output norm and head."""
+
+    norm: Norm
+    matrix: Matrix
+    normed: Input
+    logits: Int
+    logits_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class EmbedArgs(Structure):
+    """Embeddings of the rows `ids`, int64.
+
+    decode: the kernel of `decode_row.py` for the format of the rows, which are `row_bytes` apart from
+    `source` on; fields and scratch are its arguments.
+    """
+
+    ids: Int
+    decode: Int
+    source: Int
+    row_bytes: Int
+    columns: Int
+    fields: Annotated[int, FieldArgs]
+    field_count: Int
+    scale: Float
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class DraftCall(Structure):
+    """The step arguments of one kind of RoPE, and the bytes of its cosines and sines per position."""
+
+    step: Annotated[int, StepArgs]
+    rope_bytes: Int
+
+
+@structure(pitch=4)
+class LogitsPart(Structure):
+    """The largest of LOGITS_PER_PART logits, the sum of exponentials relative to it, and its index."""
+
+    top: Float
+    total: Float
+    index: Int
+
+
+@structure()
+class DraftArgs(Structure):
+    """A draft loop.
+
+    schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. calls: one
+    for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows first;
+    x: the row of a single token afterwards. choices: only token ids below this may be drafted; parts: for
+    every LOGITS_PER_PART logits. least: for each of `most` draft tokens the minimum cumulative probability;
+    further: the minimum for another token after it, float32. temperature 0: the argmax is drafted, and
+    `probs` are its softmax. Otherwise the token is sampled from the candidates, which are at most `reach`
+    below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or a float32 uniform
+    number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32 per draft token.
+    The outputs are `count` ids with their probabilities and the number of forwards. Initial values: count 0,
+    is_running 1, reached 1.0.
+    """
+
+    schedule: Annotated[int, ScheduleStep]
+    steps: Int
+    embed: Annotated[int, EmbedArgs]
+    calls: Annotated[int, DraftCall]
+    call_count: Int
+    head_step: Annotated[int, StepArgs]
+    x: Int
+    logits: Int
+    logit_scale: Float
+    choices: Int
+    parts: Annotated[int, LogitsPart]
+    least: Int
+    further: Int
+    temperature: Float
+    top_k: Int
+    top_p: Float
+    reach: Float
+    candidates: Int
+    weights: Int
+    candidate_counts: Int
+    sorted_logits: Int
+    ids: Int
+    probs: Int
+    most: Int
+    uniforms: Int
+    count: Int
+    is_running: Int
+    reached: Float
+    forwards: Int

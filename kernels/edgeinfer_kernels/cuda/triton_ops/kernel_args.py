@@ -1,0 +1,188 @@
+"""Arguments that several kernels share: tuples of pointers and numbers, and compile-time configurations.
+
+Triton specializes the elements of a tuple like separate arguments. A configuration (`…Config`) is one
+`tl.constexpr`: its hash and representation are part of the key of the compiled kernel, and Triton's hooks
+write it as JSON.
+"""
+
+from typing import Any, NamedTuple
+
+from edgeinfer_kernels.cuda.weights.plane_formats import Tile
+
+
+class SumSquares(NamedTuple):
+    """What a consumer needs for the norm of x: `sums` (tokens, programs) of squares, and ε."""
+
+    sums: Any
+    epsilon: Any
+
+
+class NormArgs(NamedTuple):
+    """A norm of whole rows; weight and bias (columns,) float32."""
+
+    weight: Any
+    bias: Any
+    epsilon: Any
+
+
+class CacheArgs(NamedTuple):
+    """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head. Scales: None for
+    float16 in a prompt. (A field of a Triton tuple can't be called `values`.)
+    """
+
+    k: Any
+    k_scales: Any
+    v: Any
+    v_scales: Any
+    capacity: Any
+
+
+class RopeArgs(NamedTuple):
+    """RoPE `table` (positions, head_dim) float32: cosines, then sines; the q and k norms, and their ε."""
+
+    table: Any
+    q_norm: Any
+    k_norm: Any
+    epsilon: Any
+
+
+class SplitArgs(NamedTuple):
+    """Results of KV splits: weighted values, (largest score, sum) pairs, and the number of splits that have
+    arrived, per KV head.
+    """
+
+    parts: Any
+    peaks: Any
+    arrived: Any
+
+
+class SharedScores(NamedTuple):
+    """Scores of the shared expert's gate, `stride` apart by token."""
+
+    scores: Any
+    stride: Any
+
+
+class WordsConfig(NamedTuple):
+    """The layout of activations: blocks per row, and planes."""
+
+    blocks: int
+    planes: int
+
+
+class SourceConfig(NamedTuple):
+    """The layout of activations, how they were normalized, and of how many partial sums of squares over how
+    many columns.
+    """
+
+    blocks: int
+    planes: int
+    norm: int
+    count: int
+    width: int
+
+
+class GemvConfig(NamedTuple):
+    """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens."""
+
+    step: int
+    vector: int
+    tokens: int
+
+
+class GatedConfig(NamedTuple):
+    """The gate and up matrices of a feed-forward; has_gate: without it, `gate` is `up`."""
+
+    gate: Tile
+    up: Tile
+    has_gate: bool
+    has_bias: bool
+    activation: int
+
+
+class NormConfig(NamedTuple):
+    """A residual sum and a norm of rows of `width` columns, held in `groups` of sixteen.
+
+    adds: the sum is computed; has_post_norm: after a norm of the summand; is_layer_norm: else RMS.
+    """
+
+    width: int
+    groups: int
+    adds: bool
+    has_post_norm: bool
+    has_norm: bool
+    is_layer_norm: bool
+    has_bias: bool
+
+
+class NormRowsConfig(NamedTuple):
+    """A residual sum and a norm of rows in a prompt, `block` columns at once; is_last: without the norm."""
+
+    width: int
+    block: int
+    has_y_bias: bool
+    post_norm: int
+    norm: int
+    has_bias: bool
+    is_last: bool
+
+
+class AttentionConfig(NamedTuple):
+    """The heads of a decode step's attention. dimensions: head_dim, padded; k_at, v_at: where keys and values
+    begin in a row of the projection; window 0: none.
+    """
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    dimensions: int
+    k_at: int
+    v_at: int
+    qk_norm: int
+    cache: int
+    window: int
+    is_capped: bool
+    has_sinks: bool
+
+
+class SplitConfig(NamedTuple):
+    """How a decode step's attention is divided: new tokens, query rows of a KV head, KV splits, positions of
+    a tile.
+    """
+
+    tokens: int
+    queries: int
+    splits: int
+    positions: int
+
+
+class PromptConfig(NamedTuple):
+    """The attention of a prompt; rows, positions: those of a tile."""
+
+    heads: int
+    group: int
+    head_dim: int
+    dimensions: int
+    rows: int
+    positions: int
+    cache: int
+    has_window: bool
+    is_capped: bool
+    has_sinks: bool
+
+
+class RopeConfig(NamedTuple):
+    """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
+    is_row_norm.
+    """
+
+    heads: int
+    kv_heads: int
+    padded_heads: int
+    padded_kv_heads: int
+    head_dim: int
+    dimensions: int
+    norm: int
+    is_row_norm: bool
+    has_bias: bool
+    cache: int

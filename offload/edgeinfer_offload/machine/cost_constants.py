@@ -1,0 +1,77 @@
+"""The constants of the cost model that machines don't measure, one line each: what, unit, where measured.
+
+A constant is here only if removing it changes a placement, or a prediction by more than 2 % (decoding) or 5 %
+(prompts): over 6 shapes, 5 machines and 18 budgets. Pages are in `docs/measurements/`.
+"""
+
+# Decoding: seconds per token.
+KERNEL_SHARE = 0.9
+"""Share of the read bandwidth that CPU kernels reach in a format that isn't measured; cpu.md."""
+CPU_BLOCK_SECONDS = 5e-6
+"""Seconds per block of the CPU thread pool besides reading, if it isn't measured; cpu.md."""
+LAUNCH_SECONDS = 4e-6
+"""Seconds per kernel of a decode step besides reading, if it isn't measured; H200, 160 kernels; cuda.md."""
+ATTENTION_LAUNCHES = 3
+"""Kernels of attention in a decode step on a GPU; counted."""
+FEED_FORWARD_LAUNCHES = 2
+"""Kernels of a feed-forward, and of a router, in a decode step on a GPU; counted."""
+SYNC_SECONDS = 10e-6
+"""Seconds of a CPU-GPU synchronization (activations and back) in a graph, if not measured; planner.md."""
+KV_READ_SHARE = 0.8
+"""Share of a GPU's bandwidth at which attention reads keys and values; H200; cuda.md."""
+MAX_KV_BYTES_PER_SECOND = 2.0e12
+"""The most that attention reads, float16 bytes per second; smaller types are widened; H200; cuda.md."""
+ROUTER_SECONDS = 10e-6
+"""GPU seconds of an MoE router and expert selection besides launches and reading; H200; planner.md."""
+GPU_EXPERTS_SECONDS = 11e-6
+"""GPU seconds of a layer's experts besides launches and reading; H200; planner.md."""
+CPU_EXPERTS_SECONDS = 15e-6
+"""Seconds to start a layer's experts on the CPU: six barriers of 12 threads; planner.md."""
+CPU_EXPERT_DECODE_SHARE = 0.9
+"""Share of the rate of large matrices that reading a few experts reaches on the CPU; planner.md."""
+SPLIT_TOKEN_SECONDS = 160e-6
+"""Host seconds per token of a split model: embedding, launch of the step, sampling; split-models.md."""
+OVERLAP_LOSS = 0.25
+"""Share of the shorter shard of a split block that overlap doesn't save; assumed; planner.md compares."""
+MAPPED_SLOWDOWN = 3.0
+"""Times as long as repacked weights take, for memory-mapped ones; cpu.md."""
+SCATTERED_SLOWDOWN = 1.5
+"""Times as long as sequential reads take, for the rows of active neurons; sparsity.md."""
+DISK_BYTES_PER_SECOND = 2.0e9
+"""Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
+
+# Prompts: seconds per chunk.
+ATTENTION_PREFILL_SHARE = 0.25
+"""Speed of attention matmuls, with the softmax between them, relative to weight matmuls; cuda.md."""
+LAYER_LAUNCH_SECONDS = 0.7e-3
+"""Host seconds to launch one layer of a chunk; the GPU waits for it; split-models.md."""
+STREAMED_LAUNCH_SECONDS = 1.35e-3
+"""The same if any of the layer is streamed; split-models.md."""
+MOE_LAUNCH_SECONDS = 1.6e-3
+"""The same for an MoE layer, whose selected experts the host reads first; planner.md."""
+EXPERT_BATCH_SECONDS = 0.43e-3
+"""Host seconds to launch each further batch of experts; planner.md."""
+COPY_OVERLAP_LOSS = 0.25
+"""Share of the second longest of copies, GPU work and launches that overlap doesn't save; split-models.md."""
+EXPERT_COPY_OVERLAP_LOSS = 0.35
+"""Share of the shorter of expert copies and expert launches that overlap doesn't save; split-models.md."""
+CPU_EXPERT_PREFILL_SHARE = 0.4
+"""Speed of expert matmuls, with few tokens each, relative to large ones on the CPU; planner.md."""
+EXPERT_SELECTION_SECONDS = 0.5e-3
+"""Seconds from a layer's selection to its first expert, and from the last one on; split-models.md."""
+UNPACKING_PASSES = 16
+"""Reads of GPU memory in the time that a streamed byte takes to become float16; assumed if not measured."""
+
+# Memory.
+LIBRARY_BYTES = 344 << 20
+"""GPU bytes of torch's libraries and compiled kernels, before that of packing; planner.md."""
+
+# Preferences between plans of about equal speed.
+MAX_PREFILL_SLOWDOWN = 1.06
+"""Times as long per token as the fastest plan that a plan with faster prompts may take; planner.md."""
+MAX_EXPERT_CACHE_SLOWDOWN = 1.03
+"""The same for a plan with an expert cache, at uniform routing; moe-expert-cache.md."""
+DRAFT_READS = 4 / 3
+"""Reads of the draft model per accepted token: four draft tokens give three; speculation.md."""
+DRAFT_WEIGHT = 2.0
+"""Weight of a second of drafting: a forward for three tokens takes about 1.5 reads; speculation.md."""

@@ -1,0 +1,352 @@
+"""The planner's search before the greedy one, as an oracle: slower, and exact where memory has a price.
+
+For a *price* of GPU memory (seconds per byte), dynamic programming over the two devices finds the exact best
+placement of all layers. Falling prices give placements with rising GPU bytes, each the fastest for its size.
+Between two neighbors, and along a few simple orders (whole layers; attention before feed-forwards), layers
+change one by one. The last one takes the part that fits best.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
+from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
+from edgeinfer_offload.planner.placement_search import (
+    CPU,
+    GPU,
+    SIDES,
+    Budget,
+    LayerDevices,
+    NonLayerPlacement,
+    Placement,
+    Search,
+)
+
+DEEPEST_BISECTION = 5
+SMALLEST_GAP_BYTES = 32 << 20
+"""Neighbors closer than this aren't bisected further: single layers fill the gap anyway."""
+
+
+class Choice(NamedTuple):
+    """The placement of one layer's parts; `units` of its feed-forward are on the GPU."""
+
+    attention: int
+    cache: int
+    units: int
+
+
+class Part(NamedTuple):
+    """Bytes and cost of one choice; `seconds` is indexed by the device of the input activations."""
+
+    seconds: tuple[float, float]
+    gpu_bytes: float
+    cpu_bytes: float
+    out: int
+
+
+PAIRS = ((CPU, CPU), (GPU, GPU))
+"""Devices of attention and cache, in the order of the table rows: the cache is on the device that reads it.
+"""
+
+
+class LayerTable:
+    """Seconds and bytes of every choice of one layer, shape (pair, units); infinite if impossible.
+
+    `seconds[side]`: with the input activations on that device. `out`: the device of the output.
+    """
+
+    def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
+        """`attend`: attention must be on the GPU."""
+        shape = len(PAIRS), costs.units + 1
+        self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
+        self.out = np.zeros(shape, np.int64)
+        own = np.full(shape, np.inf)
+        for row, (attention, cache) in enumerate(PAIRS):
+            placed = costs.attention[attention], costs.cache[cache]
+            if placed[0] is None or placed[1] is None or (attention == GPU and not costs.gpu_can_attend):
+                continue
+            block, out = _feed_forward(costs, attention, hand_over)
+            always = costs.always[attention] if costs.always else None
+            fixed = [(attention, placed[0]), (cache, placed[1])]
+            fixed += [(attention, always)] if always else []
+            self.cpu_bytes[row] = costs.cpu_bytes + sum(c.nbytes for side, c in fixed if side == CPU)
+            self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
+            own[row] = block + placed[0].seconds + placed[1].seconds
+            if attention == CPU:  # attention on the CPU leaves the activations on the CPU
+                own[row, 0 if attend else 1 :] = np.inf
+            self.out[row] = out
+        self._parts: dict[Choice, Part] = {}
+        half = hand_over / 2
+        crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
+        self.seconds = (
+            own + np.array(crossing[: len(PAIRS)]),
+            own + np.array(crossing[len(PAIRS) :]),
+        )
+
+    def index(self, choice: Choice) -> tuple[int, int]:
+        return PAIRS.index((choice.attention, choice.cache)), choice.units
+
+    def part(self, choice: Choice) -> Part:
+        """The costs of a choice; cached, because the search repeats them."""
+        found = self._parts.get(choice)
+        if found is None:
+            at = self.index(choice)
+            seconds = float(self.seconds[CPU][at]), float(self.seconds[GPU][at])
+            found = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
+            self._parts[choice] = found
+        return found
+
+    def choice(self, flat: int) -> Choice:
+        row, units = divmod(flat, self.out.shape[1])
+        return Choice(*PAIRS[row], units)
+
+    def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
+        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
+        it.
+        """
+        found = {}
+        for side in SIDES:
+            score = self.seconds[side] + price * self.gpu_bytes
+            for out in SIDES:
+                flat = int(np.argmin(np.where(self.out == out, score, np.inf)))
+                found[side, out] = float(score.flat[flat]), flat
+                if self.out.flat[flat] != out:
+                    found[side, out] = np.inf, flat
+        return found
+
+
+def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Seconds of the feed-forward after attention on device `side`, and the device of the output; both for
+    every number of units on the GPU.
+
+    Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
+    An MoE router runs before both; it and the experts of its device are where the attention is. A dense
+    feed-forward wholly on the other device moves the activations there permanently.
+    """
+    units = np.arange(costs.units + 1)
+    own, other = (
+        (costs.gpu_seconds, costs.cpu_seconds) if side == GPU else (costs.cpu_seconds, costs.gpu_seconds)
+    )
+    elsewhere = units < costs.units if side == GPU else units > 0
+    if costs.is_moe:
+        always = costs.always[side] if costs.always else None
+        begin = always.seconds if always else 0.0
+        if costs.units == 0 and side == GPU:  # no expert can be on the GPU
+            elsewhere = np.array([True])
+        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(units), side)
+    seconds = _at_once(own, other) + hand_over * elsewhere
+    out = np.full(len(units), side)
+    whole = 0 if side == GPU else costs.units
+    if side == GPU or costs.units:
+        seconds[whole] = other[whole] + hand_over / 2
+        out[whole] = 1 - side
+    return seconds, out
+
+
+def _at_once(own: Array, other: Array) -> Array:
+    """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
+    return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
+    the disk.
+    """
+
+    choices: tuple[Choice, ...]
+    ends: NonLayerPlacement
+    seconds: float
+    gpu_bytes: float
+    cpu_bytes: float
+
+
+def penalty(budget: Budget, cpu_bytes: Array) -> Array:
+    """Seconds per token of waiting for the disk."""
+    missing = budget.missing(cpu_bytes)
+    with np.errstate(invalid="ignore"):
+        return np.where(missing > 0, missing * budget.disk_seconds_per_byte, 0.0)
+
+
+class OracleSearch:
+    """As `Search`, with the placements of the oracle."""
+
+    def __init__(
+        self, costs: Sequence[LayerCosts], ends: Sequence[NonLayerPlacement], sync_seconds: float
+    ) -> None:
+        self._search = Search(costs, ends, sync_seconds)
+        self._searches = [PricedSearch(costs, ends, sync_seconds, attend) for attend in (False, True)]
+
+    def best(self, budget: Budget, attend: bool = False) -> Placement | None:
+        found = self._searches[attend].best(budget)
+        if found is None:
+            return None
+        layers = [LayerDevices(choice.attention, choice.units) for choice in found.choices]
+        return replace(self.placement(layers, found.ends), seconds=found.seconds)
+
+    def placement(self, layers: Sequence[LayerDevices], ends: NonLayerPlacement) -> Placement:
+        return self._search.placement(layers, ends)
+
+
+class PricedSearch:
+    """All candidates for one model on one machine; `best` selects by budget. `attend`: only candidates with
+    all attention on the GPU, where possible.
+    """
+
+    def __init__(
+        self,
+        costs: Sequence[LayerCosts],
+        ends: Sequence[NonLayerPlacement],
+        hand_over: float,
+        attend: bool = False,
+    ) -> None:
+        self._attend = attend
+        self._tables = _shared_tables(costs, hand_over, attend)
+        self._ends = ends
+        self._hand_over = hand_over
+
+    def best(self, budget: Budget) -> Found | None:
+        """The fastest placement that uses the GPU within the budget; None: there is none."""
+        best, room = None, budget.gpu_bytes - budget.gpu_fixed
+        for ends in self._ends:
+            for begin, end in self._paths[ends]:
+                for order in (range(len(self._tables) - 1, -1, -1), range(len(self._tables))):
+                    best = self._along(begin, end, order, ends, budget, room, best)
+        return best
+
+    def placement(self, choices: Sequence[Choice], ends: NonLayerPlacement) -> Found:
+        """A placement with its cost, computed as in the search."""
+        seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
+        for table, choice in zip(self._tables, choices, strict=True):
+            taken, on_gpu, on_cpu, out = table.part(choice)
+            seconds += taken[side]
+            gpu_bytes += on_gpu
+            cpu_bytes += on_cpu
+            side = out
+        seconds += self._hand_over / 2 if side != ends.head else 0.0
+        return Found(tuple(choices), ends, float(seconds), float(gpu_bytes), float(cpu_bytes))
+
+    @cached_property
+    def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
+        """For each `NonLayerPlacement`, the pairs of placements between which layers change one by one."""
+        nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
+        attention = tuple(self._least(table, GPU, 0) for table in self._tables)
+        everything = tuple(self._least(table, GPU, table.out.shape[1] - 1) for table in self._tables)
+        plain = [(attention, everything)]
+        if not self._attend:
+            plain += [(nothing, everything), (nothing, attention)]
+        found = {}
+        for ends in self._ends:
+            frontier = self._frontier(ends)
+            found[ends] = [*plain, *pairwise(frontier)]
+        return found
+
+    @staticmethod
+    def _least(table: LayerTable, side: int, units: int) -> Choice:
+        """Attention and cache on that device if possible, and `units` units on the GPU."""
+        choice = Choice(side, side, units)
+        possible = isfinite(table.part(choice).seconds[CPU])
+        return choice if possible else Choice(CPU, CPU, 0)
+
+    def _frontier(self, ends: NonLayerPlacement) -> list[tuple[Choice, ...]]:
+        """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
+        least, most = self._at_price(1.0, ends), self._at_price(0.0, ends)
+        return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
+
+    def _between(self, small: Found, large: Found, depth: int) -> Iterator[Found]:
+        gap = large.gpu_bytes - small.gpu_bytes
+        if depth == DEEPEST_BISECTION or gap < SMALLEST_GAP_BYTES:
+            return
+        middle = self._at_price(max(small.seconds - large.seconds, 0.0) / gap, ends=small.ends)
+        if not small.gpu_bytes < middle.gpu_bytes < large.gpu_bytes:
+            return
+        yield from self._between(small, middle, depth + 1)
+        yield middle
+        yield from self._between(middle, large, depth + 1)
+
+    def _at_price(self, price: float, ends: NonLayerPlacement) -> Found:
+        """The placement with the minimum of seconds + price · GPU bytes."""
+        scores = {side: (0.0 if side == ends.start else np.inf) for side in SIDES}
+        came: list[dict[int, tuple[int, int]]] = []
+        priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
+        for table in self._tables:
+            best = priced.setdefault(id(table), {}) or table.best(price)
+            priced[id(table)] = best
+            step, back = {}, {}
+            for out in SIDES:
+                sums = [scores[side] + best[side, out][0] for side in SIDES]
+                side = int(np.argmin(sums))
+                step[out], back[out] = sums[side], (side, best[side, out][1])
+            scores = step
+            came.append(back)
+        side = min(SIDES, key=lambda out: scores[out] + (self._hand_over / 2 if out != ends.head else 0.0))
+        choices = []
+        for table, back in zip(reversed(self._tables), reversed(came), strict=True):
+            side, flat = back[side]
+            choices.append(table.choice(flat))
+        return self.placement(choices[::-1], ends)
+
+    def _along(
+        self,
+        begin: Sequence[Choice],
+        end: Sequence[Choice],
+        order: Sequence[int],
+        ends: NonLayerPlacement,
+        budget: Budget,
+        room: float,
+        best: Found | None,
+    ) -> Found | None:
+        """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
+        layer at the limit takes its best choice that fits.
+        """
+        choices, found = list(begin), best
+        for layer in order:
+            if begin[layer] == end[layer]:
+                continue
+            rest, table = self.placement(choices, ends), self._tables[layer]
+            own = table.part(choices[layer])
+            others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
+            side = ends.start if layer == 0 else self._out(layer - 1, choices[layer - 1])
+            after = self._after(layer, choices, ends)
+            others = rest.seconds - own.seconds[side] - after[own.out]
+            every = others + table.seconds[side] + after[table.out]
+            every = every + penalty(budget, others_cpu + table.cpu_bytes)
+            every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
+            if ends.head == GPU and all(
+                c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
+            ):
+                every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
+            if not np.isfinite(every).any():
+                choices[layer] = end[layer]
+                continue
+            flat = int(np.argmin(every))
+            if every.flat[flat] < (found.seconds if found else np.inf):
+                changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]
+                found = replace(self.placement(changed, ends), seconds=float(every.flat[flat]))
+            choices[layer] = end[layer]
+        return found
+
+    def _out(self, layer: int, choice: Choice) -> int:
+        return self._tables[layer].part(choice).out
+
+    def _after(self, layer: int, choices: Sequence[Choice], ends: NonLayerPlacement) -> Array:
+        """Seconds of the part after the layer, indexed by the device of the layer's output."""
+        if layer + 1 == len(choices):
+            return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])
+        return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
+
+
+def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:
+    """One table per layer; layers with equal costs share a table."""
+    tables: dict[int, LayerTable] = {}
+    for layer in costs:
+        if id(layer) not in tables:
+            tables[id(layer)] = LayerTable(layer, hand_over, attend)
+    return [tables[id(layer)] for layer in costs]

@@ -1,0 +1,99 @@
+"""A plan is a list of stages: every part of the model is computed once, in order, and the split follows."""
+
+from dataclasses import replace
+
+import pytest
+
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.stages import Device, LayerSplit, Shard, Stage, layer_splits
+from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.planner import plan_memory
+from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixture_model
+
+CPU, GPU = Device("cpu"), Device("gpu")
+ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
+
+
+def test_a_device_has_a_kind_and_an_index() -> None:
+    assert [Device.of(name) for name in ("cpu", "disk", "gpu")] == [CPU, CPU, GPU]
+    assert Device.of("gpu2") == Device("gpu", 2)
+
+
+def test_a_model_on_one_device_is_one_stage() -> None:
+    for layer, name in ((ON_CPU, "cpu"), (ON_GPU, "gpu")):
+        (stage,) = plan_stages([layer] * 3, name, name)
+        assert (stage.device, stage.exchange) == (Device.of(name), "")
+        assert stage.shards == tuple(Shard(index, True, range(1024)) for index in range(3))
+    on_disk = replace(ON_CPU, attention="disk", rest="disk")
+    assert {stage.device for stage in plan_stages([on_disk, ON_CPU], "cpu", "disk")} == {CPU}
+
+
+def test_hidden_states_go_to_the_next_device_and_partial_sums_are_added() -> None:
+    stages = plan_stages([ON_CPU, replace(ON_GPU, hot_neurons=512), ON_GPU], "gpu", "disk")
+    assert stages == (
+        Stage(CPU, (Shard(0, True, range(1024)),), "hidden_states"),
+        Stage(GPU, (Shard(1, True),), "hidden_states"),
+        Stage(GPU, (Shard(1, False, range(512)),), "partial_sums"),
+        Stage(CPU, (Shard(1, False, range(512, 1024)),), "partial_sums"),
+        Stage(GPU, (Shard(2, True, range(1024)),)),
+    )
+
+
+def test_a_feed_forward_wholly_on_the_cpu_takes_the_hidden_states_there() -> None:
+    stages = plan_stages([replace(ON_GPU, hot_neurons=0), ON_CPU], "gpu", "cpu")
+    assert stages == (
+        Stage(CPU, (), "hidden_states"),
+        Stage(GPU, (Shard(0, True),), "hidden_states"),
+        Stage(CPU, (Shard(0, False, range(1024)), Shard(1, True, range(1024))), "hidden_states"),
+        Stage(GPU, ()),
+    )
+
+
+def test_an_moe_layer_without_experts_on_the_gpu_adds_the_sums_of_the_cpu() -> None:
+    stages = plan_stages([LayerPlacement("gpu", "gpu", experts=4)] * 2, "gpu", "disk")
+    assert [(stage.device, stage.exchange) for stage in stages] == [
+        (CPU, "hidden_states"),
+        (GPU, "hidden_states"),
+        (CPU, "partial_sums"),
+        (GPU, "hidden_states"),
+        (CPU, "partial_sums"),
+        (GPU, ""),
+    ]
+
+
+def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
+    """Every part that any stage computes: layer, what, number."""
+    shards = [shard for stage in plan.stages for shard in stage.shards]
+    return [
+        *((shard.layer, "undivided", 0) for shard in shards if shard.undivided),
+        *((shard.layer, "neuron", number) for shard in shards for number in shard.neurons),
+        *((shard.layer, "expert", number) for shard in shards for number in shard.experts),
+    ]
+
+
+@pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
+@pytest.mark.parametrize("model", [dense_model(8), mixture_model(8)], ids=["dense", "mixture"])
+def test_stages_compute_each_part_once_and_give_the_split_of_the_layers(
+    model: ModelSizes, vram: float
+) -> None:
+    for expert_cache in (False, True):
+        options = PlanOptions(4096, vram=int(vram * GIB / 4), expert_cache=expert_cache)
+        plan = plan_memory(model, laptop(), options)
+        found = computed(plan)
+        assert len(found) == len(set(found)) == sum(1 + layer.units for layer in plan.layers)
+        assert layer_splits(plan.stages, len(plan.layers)) == tuple(
+            LayerSplit(
+                layer.attention == "gpu",
+                layer.hot_neurons,
+                layer.gpu_experts,
+                layer.expert_cache,
+            )
+            for layer in plan.layers
+        )
+
+
+def test_stages_are_a_function_of_the_placement_alone() -> None:
+    slow = plan_memory(dense_model(4), cpu_only(), PlanOptions(4096))
+    assert slow.stages == plan_memory(dense_model(4), laptop(), PlanOptions(64, device="cpu")).stages
