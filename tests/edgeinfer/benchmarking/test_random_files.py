@@ -39,7 +39,7 @@ def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, QWEN3_EXPERTS], ids=lambda shape: shape.architecture)
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q8_0"])
+@pytest.mark.parametrize("kind", [pytest.param("Q4_K_M", marks=pytest.mark.slow), "Q8_0"])
 def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str) -> None:
     path = tmp_path / "random.gguf"
     write_random_file(path, shape, kind)

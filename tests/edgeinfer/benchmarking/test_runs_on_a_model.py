@@ -81,6 +81,7 @@ def test_the_time_of_a_token_has_two_parts() -> None:
     assert found.calls >= 1
 
 
+@pytest.mark.slow
 def test_a_start_is_split_into_phases() -> None:
     phases = StartupPhases.measure("tiny")
     parts = phases.interpreter + phases.imports + phases.kernels + phases.weights + phases.first_token

@@ -30,7 +30,7 @@ CONTEXT = 64
 class SlidingFake(FakeEngine):
     """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
 
-    has_attention_scores = True
+    can_evict = has_attention_scores = True
 
     def __init__(self) -> None:
         super().__init__(drawn, CONTEXT)

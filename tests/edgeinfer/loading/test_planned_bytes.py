@@ -27,16 +27,21 @@ from tests.random_models import ZOO
 
 SPARE = 4096
 """What `allocate` adds behind every array for kernels that read ahead."""
-MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "TQ1_0", "F16"))
+MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "Q6_K", "F16"))
+MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1_0"))}
 
 
 @pytest.mark.default_cases(8)
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"]
+    "name",
+    [
+        *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
+        pytest.param("ternary", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("kv", ["f16", "f32", "q8_0", "q4_0"])
 def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
-    path = (MIXED if name == "mixed" else ZOO[name]).write(tmp_path / "model.gguf")
+    path = MODELS[name].write(tmp_path / "model.gguf")
     with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
         assert model.plan is not None
         engine = model.engine

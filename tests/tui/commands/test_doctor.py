@@ -10,8 +10,7 @@ import pytest
 from edgeinfer.engine import warming
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelCache, object_file
-from edgeinfer_kernels.cpu.layout.fields import FIELDS
-from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
+from edgeinfer_kernels.cpu.compiler.kernel_units import every_unit
 from edgeinfer_tui.output.doctor_report import gather, print_report
 from edgeinfer_tui.system import machine_probes
 from tests.tui.conftest import CommandLine
@@ -91,7 +90,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     outcome = edgeinfer("doctor", "--warm", "--model", "tiny")
     assert outcome.out.splitlines()[1].startswith("kernels          3 units, 0 compiled now in 0.")
     every = json.loads(edgeinfer("doctor", "--warm", "--json").out)
-    assert len(every["units"]) == 4 + len(FIELDS) + len(NEURON_FORMATS)
+    assert len(every["units"]) == 1 + len(every_unit())
     assert every["built"] == len(every["units"]) - 3
 
 
