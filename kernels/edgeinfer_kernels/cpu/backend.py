@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
+from sys import getrefcount
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,18 @@ from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, quick_address
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
-from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
-from edgeinfer_kernels.cpu.runtime.schedule import StepCall, StepSchedules
-from edgeinfer_kernels.cpu.runtime.step_args import PositionTable, fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import (
+    PositionTable,
+    StepCall,
+    StepSchedules,
+    fill_step,
+    quick_address,
+)
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
@@ -33,8 +38,37 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import final_norm
 
+MAX_KEPT = 3
+"""Maximum number of retained arrays: the current one, and earlier ones whose last row may still be in use."""
+OWN_REFERENCES = 3
+"""References in the list, in the loop, and in the call that counts them."""
+
 ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
 """Kernels that every model needs; layers name the others."""
+
+
+class UnpackedRows:
+    """Returns arrays (rows, columns) float32 like `np.empty`.
+
+    The operating system maps memory of this size anew for every allocation, page by page on first write. That
+    takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
+    forward.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._kept: list[npt.NDArray[np.float32]] = []
+
+    def rows(self, count: int) -> npt.NDArray[np.float32]:
+        """An array without other references to it or to any part of it."""
+        if not 1 < count <= STEP_TOKENS:
+            return np.empty((count, self._columns), np.float32)
+        for kept in self._kept:
+            if getrefcount(kept) == OWN_REFERENCES and len(kept) >= count:
+                return kept[:count]
+        made = np.empty((STEP_TOKENS, self._columns), np.float32)
+        self._kept = [made, *self._kept][:MAX_KEPT]
+        return made[:count]
 
 
 class CpuBackend(Backend[Activations]):

@@ -21,7 +21,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
-from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,

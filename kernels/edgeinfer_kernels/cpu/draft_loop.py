@@ -14,8 +14,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftCall, EmbedArgs, HeadArgs, LogitsPart
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
-from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules
-from edgeinfer_kernels.cpu.runtime.step_args import fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling

@@ -13,12 +13,11 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     RowLayout,
     address,
-    quick_address,
 )
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
-from edgeinfer_kernels.cpu.runtime.step_args import fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import fill_step, quick_address
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cpu.layout.unpacked_rows import MAX_KEPT, UnpackedRows
+from edgeinfer_kernels.cpu.backend import MAX_KEPT, UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 
 

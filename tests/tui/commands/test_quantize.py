@@ -59,7 +59,7 @@ def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
     assert report["tensors"][1] == {
         "name": "blk.0.attn_q.weight", "shape": [8, 256], "from": "F16", "to": "Q6_K", "bytes": 1680,
     }  # fmt: skip
-    assert (report["target"], report["target_bytes"], report["notes"]) == (None, 2704, [])
+    assert (report["target"], report["target_bytes"], report["warnings"]) == (None, 2704, [])
 
 
 @pytest.mark.parametrize(

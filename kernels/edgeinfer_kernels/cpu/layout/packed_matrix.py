@@ -5,7 +5,7 @@ layout.
 import ctypes
 import mmap
 from collections.abc import Sequence
-from ctypes import addressof, c_char
+from ctypes import addressof
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,6 @@ def allocate(nbytes: int) -> Bytes:
 
 def address(array: npt.NDArray[Any] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
-
-
-def quick_address(array: npt.NDArray[Any]) -> int:
-    """As `address`, for a writable array. numpy's attribute runs Python code, which takes 20 us between two
-    steps if it is not in a cache; the buffer protocol, which needs contiguous bytes, takes a few us.
-    """
-    return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
 
 
 def float_rows(at: int, rows: int, columns: int) -> npt.NDArray[np.float32]:

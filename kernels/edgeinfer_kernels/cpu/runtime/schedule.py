@@ -1,19 +1,78 @@
-"""Schedules: the blocks of a model as lists that the thread pool executes in one run, and their call
-arguments.
+"""Schedules: the blocks of a model as lists that the thread pool executes in one run, and their arguments:
+the addresses of hidden states, positions, and RoPE tables.
 """
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from ctypes import addressof, c_char
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.rope import RopeSpec
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
-from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs
-from edgeinfer_kernels.cpu.runtime.step_args import RopeTable, fill_step
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
+from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
 
+ROPE_POSITIONS = 256
+"""Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
 Run = tuple[int, int, int]
 """Arguments of a thread pool run: a function, its block and its step."""
+
+
+def quick_address(array: npt.NDArray[Any]) -> int:
+    """As `address`, for a writable array. numpy's attribute runs Python code, which takes 20 us between two
+    steps if it is not in a cache; the buffer protocol, which needs contiguous bytes, takes a few us.
+    """
+    return addressof(c_char.from_buffer(array.data)) if array.flags.c_contiguous else address(array)
+
+
+class RopeTable:
+    """Cosines and sines of the last requested positions and some after them; empty without a `rope`."""
+
+    def __init__(self, rope: RopeSpec | None) -> None:
+        self._rope = rope
+        self._start = self._end = 0
+        self.stride = 0
+        """Stride in bytes between positions, for the last result of `address_of`."""
+
+    def address_of(self, start: int, count: int) -> int:
+        """Address of the cosines and sines of `count` positions from `start` on, 0 without RoPE; computed for
+        many positions at a time.
+        """
+        if self._rope is None:
+            return 0
+        if not self._start <= start <= start + count <= self._end:
+            self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
+            self._start, self._end = start, start + len(self._table)
+            self._address, self.stride = address(self._table), self._table.strides[0]
+        return self._address + (start - self._start) * self.stride
+
+
+def fill_step(
+    step: StepArgs, x: int, stride: int, tokens: int, start: int, rope: int, token_args: int = 0
+) -> None:
+    """Fill the arguments for tokens whose rows are at `x`, `stride` bytes apart; `rope` is 0 without RoPE.
+
+    `token_args`: 0, or the address of a `PositionTable`.
+    """
+    step.x, step.x_stride, step.tokens = x, stride, tokens
+    step.start, step.rope, step.token_args = start, rope, token_args
+
+
+class PositionTable:
+    """The arguments of some tokens, at `address`."""
+
+    def __init__(self, places: BatchPositions) -> None:
+        self._pages = np.ascontiguousarray(places.pages, np.int64)
+        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
+        self._tokens = (TokenArgs * len(places.positions))()
+        pages, stride = address(self._pages), self._pages.strides[0]
+        for index, (token, position) in enumerate(zip(self._tokens, places.positions.tolist(), strict=True)):
+            token.position, token.pages = position, pages + stride * index
+        for token, copies in zip(self._tokens, self._copies, strict=False):
+            token.copies = address(copies)
+        self.address = addressof(self._tokens)
 
 
 class StepCall(NamedTuple):
