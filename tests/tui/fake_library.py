@@ -42,7 +42,7 @@ class FakePlan:
     )
     vram_bytes, ram_bytes = 8 << 20, 16 << 20
     prediction = FakePrediction()
-    steps: tuple[str, ...] = ()
+    relaxations: tuple[str, ...] = ()
 
     def explain(self) -> str:
         return "everything lies in RAM"
@@ -69,7 +69,7 @@ class FakeStream:
         self._words = words
         self._prompt_tokens = prompt_tokens
         self._end: FinishReason = end
-        self._dropped_turns = dropped_messages
+        self._dropped_messages = dropped_messages
         self._slid_after = slid_after
         self._interrupt_after = interrupt_after
         self._pause = pause
@@ -112,7 +112,7 @@ class FakeStream:
             speed,
             prompt_ids=list(range(900)),
             tokens=self._said,
-            dropped_messages=self._dropped_turns,
+            dropped_messages=self._dropped_messages,
             context_shifts=slides,
             evicted_tokens=256 * slides,
         )

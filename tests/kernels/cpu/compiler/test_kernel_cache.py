@@ -14,6 +14,8 @@ import pytest
 
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer_kernels.blocks import BLOCK_KINDS
+from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import (
     KernelBuildError,
@@ -26,14 +28,17 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import (
 )
 from edgeinfer_kernels.cpu.compiler.kernel_folders import DAY, mark_used, remove_unused
 from edgeinfer_kernels.cpu.compiler.kernel_folders import kernel_folders as folders_below
-from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, sparse_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units, sparse_units
 from edgeinfer_kernels.system.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO
 
 LOADED = """
+import importlib
 import sys
 import edgeinfer_kernels.cpu.compiler.build_object
+for unit in sys.argv[1:]:
+    importlib.import_module(f"edgeinfer_kernels.cpu.native.blocks.{unit}")
 for name, module in sorted(sys.modules.items()):
     is_kernel = name.startswith("edgeinfer_kernels.") and not module.__file__.endswith("__init__.py")
     if is_kernel or name == "edgeinfer_quant_formats.formats":
@@ -57,7 +62,11 @@ def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -
     # The child has to import what this process does, be it the checkout or what is installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", LOADED, *units_of(BLOCK_KINDS), SERVICE],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
     )
     loaded = {Path(line).resolve() for line in done.stdout.splitlines()}
     assert loaded == {path.resolve() for path in kernel_sources() if path.name != "__init__.py"}
