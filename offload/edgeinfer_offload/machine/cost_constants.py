@@ -1,8 +1,8 @@
 """The constants of the cost model that machines don't measure, one line each: what, unit, where measured.
 
 A constant of decoding or of prompts is here only if removing it changes a placement, or a prediction by more
-than 2 % (decoding) or 5 % (prompts), in 81 plans of 3 shapes on 4 machines. Those of drafts, sparse layers and
-the disk aren't part of these plans. Pages are in `docs/measurements/`.
+than 2 % (decoding) or 5 % (prompts), in 81 plans of 3 shapes on 4 machines. Drafts, sparse layers and the
+disk aren't part of these plans. Pages are in `docs/measurements/`.
 """
 
 # Decoding: seconds per token.

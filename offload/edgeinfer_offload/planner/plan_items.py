@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edgeinfer_kernels.blocks.block import DivisibleSizes
 from edgeinfer_kernels.sizes.cuda_buffers import refill_bytes
@@ -15,7 +14,7 @@ from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, LayerDev
 from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 
-DEVICES: tuple[DeviceName, DeviceName] = ("cpu", "gpu")
+DEVICES = ("cpu", "gpu")
 """Names of the sides."""
 
 
@@ -186,7 +185,7 @@ def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: 
     """Time between the parts; `overlapped`: ms per token of overlapped shards."""
     sync = sync_seconds_of(problem.costs, placement, problem.pricing.sync_seconds)
     host = problem.host_seconds(placement)
-    found: list[tuple[str, DeviceName | Literal["link"], float, str]] = [
+    found: list[tuple[str, DeviceName, float, str]] = [
         ("synchronization", "link", 1000 * sync, "synchronization"),
         ("overlap loss", "link", OVERLAP_LOSS * overlapped, "synchronization"),
     ]

@@ -158,12 +158,10 @@ def _plan_of(problem: PlacementProblem, placement: Placement) -> MemoryPlan:
     on_cpu = [item for item in items if item.device == "cpu"]
     if sum(item.bytes for item in on_cpu) > problem.ram:
         raise refuse("cpu", sum(item.bytes for item in on_cpu), problem.ram, on_cpu)
-    head = next(item.device for item in items if item.item == "head")
-    assert head != "link"
     return MemoryPlan(
         items=tuple(items),
         layers=tuple(layers),
-        head=head,
+        head=next(item.device for item in items if item.item == "head"),
         embedding="gpu" if ends.embedding == GPU else "disk",
         draft=None if ends.draft is None else DEVICES[ends.draft],
         machine=problem.machine,
