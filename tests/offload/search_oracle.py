@@ -227,7 +227,7 @@ class PricedSearch:
             non_layer.seconds,
             non_layer.gpu_bytes,
             non_layer.cpu_bytes,
-            non_layer.start,
+            non_layer.embedding,
         )
         for table, choice in zip(self._tables, choices, strict=True):
             taken, on_gpu, on_cpu, out = table.part(choice)
@@ -278,7 +278,7 @@ class PricedSearch:
 
     def _at_price(self, price: float, non_layer: NonLayerPlacement) -> Found:
         """The placement with the minimum of seconds + price · GPU bytes."""
-        scores = {side: (0.0 if side == non_layer.start else np.inf) for side in SIDES}
+        scores = {side: (0.0 if side == non_layer.embedding else np.inf) for side in SIDES}
         came: list[dict[int, tuple[int, int]]] = []
         priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
         for table in self._tables:
@@ -320,7 +320,7 @@ class PricedSearch:
             rest, table = self.placement(choices, non_layer), self._tables[layer]
             own = table.part(choices[layer])
             others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
-            side = non_layer.start if layer == 0 else self._out(layer - 1, choices[layer - 1])
+            side = non_layer.embedding if layer == 0 else self._out(layer - 1, choices[layer - 1])
             after = self._after(layer, choices, non_layer)
             others = rest.seconds - own.seconds[side] - after[own.out]
             every = others + table.seconds[side] + after[table.out]

@@ -167,7 +167,6 @@ class PlacementProblem:
         placed = [(side, cost) for side, cost in costs if cost]
         taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
         return NonLayerPlacement(
-            start=embedding,
             head=head,
             embedding=embedding,
             draft=draft,
@@ -205,8 +204,8 @@ class PlacementProblem:
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
-        choices = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
-        found = self.search.placement(choices, self._non_layer(side, side, draft))
+        layers = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
+        found = self.search.placement(layers, self._non_layer(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
@@ -307,11 +306,11 @@ class PlacementProblem:
         budget = self._budget(vram, host_attends=any(c.attention == CPU for c in placement.layers))
         room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
         for slots in range(each, 0, -1):
-            choices = [
+            spread = [
                 devices._replace(units=slots) if i in layers else devices
                 for i, devices in enumerate(placement.layers)
             ]
-            found = self.search.placement(choices, placement.non_layer)
+            found = self.search.placement(spread, placement.non_layer)
             if found.gpu_bytes <= room:
                 break
         else:

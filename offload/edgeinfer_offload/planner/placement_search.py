@@ -92,7 +92,6 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
 class NonLayerPlacement:
     """Parts outside the layers (embedding and output), with their bytes and costs."""
 
-    start: int
     head: int
     embedding: int
     draft: int | None
@@ -167,7 +166,7 @@ class _Moves:
         tables, layers, budget = self._search.tables, self._layers, self._budget
         self.options = options
         out = tables.out[layers, options]
-        before = np.concatenate([[self._non_layer.start], out[:-1]])
+        before = np.concatenate([[self._non_layer.embedding], out[:-1]])
         following = np.zeros((len(SIDES), len(layers)))
         following[:, :-1] = tables.seconds[:, layers[1:], options[1:]]
         following[1 - self._non_layer.head, -1] = self._search.sync_seconds / 2
@@ -275,7 +274,7 @@ class Search:
             non_layer.seconds,
             non_layer.gpu_bytes,
             non_layer.cpu_bytes,
-            non_layer.start,
+            non_layer.embedding,
         )
         for index, layer in enumerate(layers):
             at = index, 1 + layer.units if layer.attention == GPU else 0

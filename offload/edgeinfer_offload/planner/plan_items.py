@@ -198,7 +198,7 @@ def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: 
 
 def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: float) -> float:
     """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
-    crossings, side = 0, placement.non_layer.start
+    crossings, side = 0, placement.non_layer.embedding
     for layer, devices in zip(costs, placement.layers, strict=True):
         crossings += devices.attention != side
         side = devices.attention
