@@ -15,7 +15,6 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
-from edgeinfer_kernels.cpu.cpu_shard import CpuShard
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -26,10 +25,9 @@ from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_spee
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, Repacking
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
-from edgeinfer_offload.runtime.split_backend import SplitBackend
 
-if TYPE_CHECKING:  # torch is imported only for a GPU
+if TYPE_CHECKING:  # imported only for a GPU, with torch
+    from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 
@@ -86,6 +84,7 @@ class EngineBuilder:
 
     def _split(self) -> LoadedEngine:
         from edgeinfer.loading.gpu_loading import exchange_buffer
+        from edgeinfer_offload.runtime.split_backend import SplitBackend
 
         source, plan = self.source, self.plan
         splits = layer_splits(plan.stages, len(plan.layers))
@@ -124,7 +123,9 @@ class EngineBuilder:
         exchange: "ExchangeBuffer",
         kernels: Kernels,
         progress: LoadProgress,
-    ) -> CpuShard:
+    ) -> "CpuShard":
+        from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+
         source, plan, spec = self.source, self.plan, self.source.specification
         blocks = [index for index in spec.indices() if not splits[index.layer].on_gpu]
         return CpuShard(
@@ -147,6 +148,8 @@ class EngineBuilder:
         cached = [layer for layer in self.plan.layers if layer.expert_cache]
         if not cached:
             return None
+        from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
+
         routed = [layer.routed for layer in self.source.sizes.layers if layer.routed]
         used, slots = max(block.units_per_token for block in routed), [layer.gpu_experts for layer in cached]
         return gpu_shard.refill_experts(ExpertCachePolicy(cached[0].experts, used, slots))

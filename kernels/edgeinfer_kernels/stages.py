@@ -28,6 +28,11 @@ class Device:
         """The device that computes with what is on "cpu", "disk" (memory-mapped), "gpu", "gpu1", …"""
         return cls("gpu", int(name[3:] or 0)) if name.startswith("gpu") else cls("cpu")
 
+    @property
+    def name(self) -> str:
+        """The name in plans."""
+        return f"{self.kind}{self.index or ''}"
+
 
 @dataclass(frozen=True)
 class Shard:

@@ -162,7 +162,7 @@ class Found:
     """
 
     choices: tuple[Choice, ...]
-    ends: NonLayerPlacement
+    non_layer: NonLayerPlacement
     seconds: float
     gpu_bytes: float
     cpu_bytes: float
@@ -179,20 +179,20 @@ class OracleSearch:
     """As `Search`, with the placements of the oracle."""
 
     def __init__(
-        self, costs: Sequence[LayerCosts], ends: Sequence[NonLayerPlacement], sync_seconds: float
+        self, costs: Sequence[LayerCosts], non_layer: Sequence[NonLayerPlacement], sync_seconds: float
     ) -> None:
-        self._search = Search(costs, ends, sync_seconds)
-        self._searches = [PricedSearch(costs, ends, sync_seconds, attend) for attend in (False, True)]
+        self._search = Search(costs, non_layer, sync_seconds)
+        self._searches = [PricedSearch(costs, non_layer, sync_seconds, attend) for attend in (False, True)]
 
     def best(self, budget: Budget, attend: bool = False) -> Placement | None:
         found = self._searches[attend].best(budget)
         if found is None:
             return None
         layers = [LayerDevices(choice.attention, choice.units) for choice in found.choices]
-        return replace(self.placement(layers, found.ends), seconds=found.seconds)
+        return replace(self.placement(layers, found.non_layer), seconds=found.seconds)
 
-    def placement(self, layers: Sequence[LayerDevices], ends: NonLayerPlacement) -> Placement:
-        return self._search.placement(layers, ends)
+    def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
+        return self._search.placement(layers, non_layer)
 
 
 class PricedSearch:
@@ -203,35 +203,40 @@ class PricedSearch:
     def __init__(
         self,
         costs: Sequence[LayerCosts],
-        ends: Sequence[NonLayerPlacement],
+        non_layer: Sequence[NonLayerPlacement],
         hand_over: float,
         attend: bool = False,
     ) -> None:
         self._attend = attend
         self._tables = _shared_tables(costs, hand_over, attend)
-        self._ends = ends
+        self._non_layer = non_layer
         self._hand_over = hand_over
 
     def best(self, budget: Budget) -> Found | None:
         """The fastest placement that uses the GPU within the budget; None: there is none."""
         best, room = None, budget.gpu_bytes - budget.gpu_fixed
-        for ends in self._ends:
-            for begin, end in self._paths[ends]:
+        for non_layer in self._non_layer:
+            for begin, end in self._paths[non_layer]:
                 for order in (range(len(self._tables) - 1, -1, -1), range(len(self._tables))):
-                    best = self._along(begin, end, order, ends, budget, room, best)
+                    best = self._along(begin, end, order, non_layer, budget, room, best)
         return best
 
-    def placement(self, choices: Sequence[Choice], ends: NonLayerPlacement) -> Found:
+    def placement(self, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Found:
         """A placement with its cost, computed as in the search."""
-        seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
+        seconds, gpu_bytes, cpu_bytes, side = (
+            non_layer.seconds,
+            non_layer.gpu_bytes,
+            non_layer.cpu_bytes,
+            non_layer.embedding,
+        )
         for table, choice in zip(self._tables, choices, strict=True):
             taken, on_gpu, on_cpu, out = table.part(choice)
             seconds += taken[side]
             gpu_bytes += on_gpu
             cpu_bytes += on_cpu
             side = out
-        seconds += self._hand_over / 2 if side != ends.head else 0.0
-        return Found(tuple(choices), ends, float(seconds), float(gpu_bytes), float(cpu_bytes))
+        seconds += self._hand_over / 2 if side != non_layer.head else 0.0
+        return Found(tuple(choices), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
     @cached_property
     def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
@@ -243,9 +248,9 @@ class PricedSearch:
         if not self._attend:
             plain += [(nothing, everything), (nothing, attention)]
         found = {}
-        for ends in self._ends:
-            frontier = self._frontier(ends)
-            found[ends] = [*plain, *pairwise(frontier)]
+        for non_layer in self._non_layer:
+            frontier = self._frontier(non_layer)
+            found[non_layer] = [*plain, *pairwise(frontier)]
         return found
 
     @staticmethod
@@ -255,25 +260,25 @@ class PricedSearch:
         possible = isfinite(table.part(choice).seconds[CPU])
         return choice if possible else Choice(CPU, CPU, 0)
 
-    def _frontier(self, ends: NonLayerPlacement) -> list[tuple[Choice, ...]]:
+    def _frontier(self, non_layer: NonLayerPlacement) -> list[tuple[Choice, ...]]:
         """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
-        least, most = self._at_price(1.0, ends), self._at_price(0.0, ends)
+        least, most = self._at_price(1.0, non_layer), self._at_price(0.0, non_layer)
         return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
 
     def _between(self, small: Found, large: Found, depth: int) -> Iterator[Found]:
         gap = large.gpu_bytes - small.gpu_bytes
         if depth == DEEPEST_BISECTION or gap < SMALLEST_GAP_BYTES:
             return
-        middle = self._at_price(max(small.seconds - large.seconds, 0.0) / gap, ends=small.ends)
+        middle = self._at_price(max(small.seconds - large.seconds, 0.0) / gap, non_layer=small.non_layer)
         if not small.gpu_bytes < middle.gpu_bytes < large.gpu_bytes:
             return
         yield from self._between(small, middle, depth + 1)
         yield middle
         yield from self._between(middle, large, depth + 1)
 
-    def _at_price(self, price: float, ends: NonLayerPlacement) -> Found:
+    def _at_price(self, price: float, non_layer: NonLayerPlacement) -> Found:
         """The placement with the minimum of seconds + price · GPU bytes."""
-        scores = {side: (0.0 if side == ends.start else np.inf) for side in SIDES}
+        scores = {side: (0.0 if side == non_layer.embedding else np.inf) for side in SIDES}
         came: list[dict[int, tuple[int, int]]] = []
         priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
         for table in self._tables:
@@ -286,19 +291,21 @@ class PricedSearch:
                 step[out], back[out] = sums[side], (side, best[side, out][1])
             scores = step
             came.append(back)
-        side = min(SIDES, key=lambda out: scores[out] + (self._hand_over / 2 if out != ends.head else 0.0))
+        side = min(
+            SIDES, key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0)
+        )
         choices = []
         for table, back in zip(reversed(self._tables), reversed(came), strict=True):
             side, flat = back[side]
             choices.append(table.choice(flat))
-        return self.placement(choices[::-1], ends)
+        return self.placement(choices[::-1], non_layer)
 
     def _along(
         self,
         begin: Sequence[Choice],
         end: Sequence[Choice],
         order: Sequence[int],
-        ends: NonLayerPlacement,
+        non_layer: NonLayerPlacement,
         budget: Budget,
         room: float,
         best: Found | None,
@@ -310,16 +317,16 @@ class PricedSearch:
         for layer in order:
             if begin[layer] == end[layer]:
                 continue
-            rest, table = self.placement(choices, ends), self._tables[layer]
+            rest, table = self.placement(choices, non_layer), self._tables[layer]
             own = table.part(choices[layer])
             others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
-            side = ends.start if layer == 0 else self._out(layer - 1, choices[layer - 1])
-            after = self._after(layer, choices, ends)
+            side = non_layer.embedding if layer == 0 else self._out(layer - 1, choices[layer - 1])
+            after = self._after(layer, choices, non_layer)
             others = rest.seconds - own.seconds[side] - after[own.out]
             every = others + table.seconds[side] + after[table.out]
             every = every + penalty(budget, others_cpu + table.cpu_bytes)
             every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
-            if ends.head == GPU and all(
+            if non_layer.head == GPU and all(
                 c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
             ):
                 every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
@@ -329,17 +336,17 @@ class PricedSearch:
             flat = int(np.argmin(every))
             if every.flat[flat] < (found.seconds if found else np.inf):
                 changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]
-                found = replace(self.placement(changed, ends), seconds=float(every.flat[flat]))
+                found = replace(self.placement(changed, non_layer), seconds=float(every.flat[flat]))
             choices[layer] = end[layer]
         return found
 
     def _out(self, layer: int, choice: Choice) -> int:
         return self._tables[layer].part(choice).out
 
-    def _after(self, layer: int, choices: Sequence[Choice], ends: NonLayerPlacement) -> Array:
+    def _after(self, layer: int, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Array:
         """Seconds of the part after the layer, indexed by the device of the layer's output."""
         if layer + 1 == len(choices):
-            return np.array([self._hand_over / 2 if side != ends.head else 0.0 for side in SIDES])
+            return np.array([self._hand_over / 2 if side != non_layer.head else 0.0 for side in SIDES])
         return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
 
 

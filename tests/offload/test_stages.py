@@ -19,6 +19,7 @@ ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "g
 def test_a_device_has_a_kind_and_an_index() -> None:
     assert [Device.of(name) for name in ("cpu", "disk", "gpu")] == [CPU, CPU, GPU]
     assert Device.of("gpu2") == Device("gpu", 2)
+    assert [Device.of(name).name for name in ("disk", "gpu", "gpu2")] == ["cpu", "gpu", "gpu2"]
 
 
 def test_a_model_on_one_device_is_one_stage() -> None:

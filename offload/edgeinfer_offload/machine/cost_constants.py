@@ -1,16 +1,20 @@
 """The constants of the cost model that machines don't measure, one line each: what, unit, where measured.
 
-A constant is here only if removing it changes a placement, or a prediction by more than 2 % (decoding) or 5 %
-(prompts): over 6 shapes, 5 machines and 18 budgets. Pages are in `docs/measurements/`.
+A constant of decoding or of prompts is here only if removing it changes a placement, or a prediction by more
+than 2 % (decoding) or 5 % (prompts), in 81 plans of 3 shapes on 4 machines. Drafts, sparse layers and the
+disk aren't part of these plans.
+
+Each line ends with the page of `docs/measurements/` whose tables the constant was measured on or fitted to;
+"assumed": on none.
 """
 
 # Decoding: seconds per token.
 KERNEL_SHARE = 0.9
-"""Share of the read bandwidth that CPU kernels reach in a format that isn't measured; cpu.md."""
+"""Share of the read bandwidth that CPU kernels reach in a format that isn't measured; assumed."""
 CPU_BLOCK_SECONDS = 5e-6
-"""Seconds per block of the CPU thread pool besides reading, if it isn't measured; cpu.md."""
+"""Seconds per block of the CPU thread pool besides reading, if it isn't measured; planner.md."""
 LAUNCH_SECONDS = 4e-6
-"""Seconds per kernel of a decode step besides reading, if it isn't measured; H200, 160 kernels; cuda.md."""
+"""Seconds per kernel of a decode step besides reading, if it isn't measured; H200; planner.md."""
 ATTENTION_LAUNCHES = 3
 """Kernels of attention in a decode step on a GPU; counted."""
 FEED_FORWARD_LAUNCHES = 2
@@ -18,7 +22,7 @@ FEED_FORWARD_LAUNCHES = 2
 SYNC_SECONDS = 10e-6
 """Seconds of a CPU-GPU synchronization (activations and back) in a graph, if not measured; planner.md."""
 KV_READ_SHARE = 0.8
-"""Share of a GPU's bandwidth at which attention reads keys and values; H200; cuda.md."""
+"""Share of a GPU's bandwidth at which attention reads keys and values; H200; planner.md."""
 MAX_KV_BYTES_PER_SECOND = 2.0e12
 """The most that attention reads, float16 bytes per second; smaller types are widened; H200; cuda.md."""
 ROUTER_SECONDS = 10e-6
@@ -32,17 +36,17 @@ CPU_EXPERT_DECODE_SHARE = 0.9
 SPLIT_TOKEN_SECONDS = 160e-6
 """Host seconds per token of a split model: embedding, launch of the step, sampling; split-models.md."""
 OVERLAP_LOSS = 0.25
-"""Share of the shorter shard of a split block that overlap doesn't save; assumed; planner.md compares."""
+"""Share of the shorter shard of a split block that overlap doesn't save; assumed, see planner.md."""
 MAPPED_SLOWDOWN = 3.0
 """Times as long as repacked weights take, for memory-mapped ones; cpu.md."""
 SCATTERED_SLOWDOWN = 1.5
-"""Times as long as sequential reads take, for the rows of active neurons; sparsity.md."""
+"""Times as long as sequential reads take, for the rows of active neurons; ../internals/sparse.md."""
 DISK_BYTES_PER_SECOND = 2.0e9
 """Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
 
 # Prompts: seconds per chunk.
 ATTENTION_PREFILL_SHARE = 0.25
-"""Speed of attention matmuls, with the softmax between them, relative to weight matmuls; cuda.md."""
+"""Speed of attention matmuls, with the softmax between them, relative to weight matmuls; H200; planner.md."""
 LAYER_LAUNCH_SECONDS = 0.7e-3
 """Host seconds to launch one layer of a chunk; the GPU waits for it; split-models.md."""
 STREAMED_LAUNCH_SECONDS = 1.35e-3

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edgeinfer_kernels.stages import Device, Exchange, Shard, Stage
 
-DeviceName = Literal["gpu", "cpu", "disk"]
-"""disk: the memory-mapped file, whose pages the system loads and evicts."""
+DeviceName = str
+""""cpu", "gpu" (the first), "gpu1", …; or "disk", the memory-mapped file, whose pages the system loads."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class MemoryPlan(PlanData):
             "draft": self.draft,
             "context": self.options.context,
             "kv": self.options.kv,
-            "bytes": {device: self.bytes_on(device) for device in ("gpu", "cpu", "disk")},
+            "bytes": {device: self.bytes_on(device) for device in (*self.budgets, "disk")},
             "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},
             "prediction": {
                 "ms_per_token": self.ms_per_token,

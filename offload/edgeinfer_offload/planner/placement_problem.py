@@ -159,7 +159,7 @@ class PlacementProblem:
             return 0
         return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
 
-    def _ends(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
+    def _non_layer(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
         costs = [(head, self.head[head])]
         if draft is not None and self.draft:
             cost = self.draft[draft]
@@ -167,7 +167,6 @@ class PlacementProblem:
         placed = [(side, cost) for side, cost in costs if cost]
         taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
         return NonLayerPlacement(
-            start=embedding,
             head=head,
             embedding=embedding,
             draft=draft,
@@ -178,7 +177,7 @@ class PlacementProblem:
 
     @cached_property
     def search(self) -> Search:
-        return Search(self.costs, self._all_ends(), self.pricing.sync_seconds)
+        return Search(self.costs, self._non_layer_placements(), self.pricing.sync_seconds)
 
     def _best_split(self, vram: float) -> Placement | None:
         """The fastest placement on both devices, or an about equally fast one with all attention on the GPU,
@@ -190,13 +189,13 @@ class PlacementProblem:
         attending = self.search.best(self._budget(vram, host_attends=False), attend=True)
         return attending if attending and attending.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds else best
 
-    def _all_ends(self) -> list[NonLayerPlacement]:
+    def _non_layer_placements(self) -> list[NonLayerPlacement]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
         if self.draft and self.draft[GPU]:
             drafts.append(GPU)
         if self.pricing.graphics is None:
-            return [self._ends(CPU, CPU, drafts[0])]
-        return [self._ends(GPU, CPU, draft) for draft in drafts]
+            return [self._non_layer(CPU, CPU, drafts[0])]
+        return [self._non_layer(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, side: int, draft: int | None = None) -> Placement:
         """Everything on one device. `draft`: the device of the draft model; None: the same one if
@@ -205,8 +204,8 @@ class PlacementProblem:
         if draft is None:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
-        choices = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
-        found = self.search.placement(choices, self._ends(side, side, draft))
+        layers = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
+        found = self.search.placement(layers, self._non_layer(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
@@ -214,7 +213,7 @@ class PlacementProblem:
         if not self.draft or not self.draft[GPU]:
             return None
         budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
-        found = self.search.placement(here, self._ends(CPU, CPU, GPU))
+        found = self.search.placement(here, self._non_layer(CPU, CPU, GPU))
         if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
         return replace(found, seconds=found.seconds + budget.penalty(found.cpu_bytes))
@@ -307,11 +306,11 @@ class PlacementProblem:
         budget = self._budget(vram, host_attends=any(c.attention == CPU for c in placement.layers))
         room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
         for slots in range(each, 0, -1):
-            choices = [
+            spread = [
                 devices._replace(units=slots) if i in layers else devices
                 for i, devices in enumerate(placement.layers)
             ]
-            found = self.search.placement(choices, placement.ends)
+            found = self.search.placement(spread, placement.non_layer)
             if found.gpu_bytes <= room:
                 break
         else:
@@ -336,13 +335,13 @@ class PlacementProblem:
 
     def host_seconds(self, placement: Placement) -> float:
         """Host seconds per token besides the model's parts."""
-        if placement.ends.head == CPU:
+        if placement.non_layer.head == CPU:
             return self.machine.processor.token_seconds
         return SPLIT_TOKEN_SECONDS if self.works_on_cpu(placement) else 0.0
 
     def works_on_cpu(self, placement: Placement) -> bool:
         """Whether the CPU computes any part of a token."""
-        return placement.ends.head == CPU or any(
+        return placement.non_layer.head == CPU or any(
             devices.attention == CPU or devices.units < cost.units
             for devices, cost in zip(placement.layers, self.costs, strict=True)
         )

@@ -92,7 +92,6 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
 class NonLayerPlacement:
     """Parts outside the layers (embedding and output), with their bytes and costs."""
 
-    start: int
     head: int
     embedding: int
     draft: int | None
@@ -108,14 +107,14 @@ class Placement:
     """
 
     layers: tuple[LayerDevices, ...]
-    ends: NonLayerPlacement
+    non_layer: NonLayerPlacement
     seconds: float
     gpu_bytes: float
     cpu_bytes: float
 
     @property
     def uses_gpu(self) -> bool:
-        return self.ends.gpu_bytes > 0 or any(layer.attention == GPU for layer in self.layers)
+        return self.non_layer.gpu_bytes > 0 or any(layer.attention == GPU for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,9 @@ class _Moves:
     option). `saved`: the sum of the gains of the moves so far.
     """
 
-    def __init__(self, search: "Search", ends: NonLayerPlacement, budget: Budget, attend: bool) -> None:
+    def __init__(self, search: "Search", non_layer: NonLayerPlacement, budget: Budget, attend: bool) -> None:
         """Begin with all layers on the CPU; with `attend`, with all attention on the GPU."""
-        self._search, self._ends, self._budget, self._attend = search, ends, budget, attend
+        self._search, self._non_layer, self._budget, self._attend = search, non_layer, budget, attend
         self._layers = np.arange(len(search.tables.out))
         self.saved = 0.0
         self.set(np.full(len(self._layers), int(attend)))
@@ -167,17 +166,17 @@ class _Moves:
         tables, layers, budget = self._search.tables, self._layers, self._budget
         self.options = options
         out = tables.out[layers, options]
-        before = np.concatenate([[self._ends.start], out[:-1]])
+        before = np.concatenate([[self._non_layer.embedding], out[:-1]])
         following = np.zeros((len(SIDES), len(layers)))
         following[:, :-1] = tables.seconds[:, layers[1:], options[1:]]
-        following[1 - self._ends.head, -1] = self._search.sync_seconds / 2
+        following[1 - self._non_layer.head, -1] = self._search.sync_seconds / 2
         seconds = tables.seconds[before, layers] + following[tables.out, layers[:, None]]
         cpu_bytes = tables.cpu_bytes - tables.cpu_bytes[layers, options][:, None]
-        cpu_bytes += self._ends.cpu_bytes + tables.cpu_bytes[layers, options].sum()
+        cpu_bytes += self._non_layer.cpu_bytes + tables.cpu_bytes[layers, options].sum()
         seconds += min(budget.disk_seconds_per_byte, UNFIT_SECONDS_PER_BYTE) * budget.missing(cpu_bytes)
         self.gains = seconds[layers, options][:, None] - seconds
         self.bytes = tables.gpu_bytes - tables.gpu_bytes[layers, options][:, None]
-        self.room = budget.gpu_room - self._ends.gpu_bytes - tables.gpu_bytes[layers, options].sum()
+        self.room = budget.gpu_room - self._non_layer.gpu_bytes - tables.gpu_bytes[layers, options].sum()
         on_gpu = options > 0
         if self._attend:
             self.gains[:, 0] = -np.inf
@@ -245,38 +244,43 @@ class Search:
     """Finds placements of one model on one machine; `best` selects by budget."""
 
     def __init__(
-        self, costs: Sequence[LayerCosts], ends: Sequence[NonLayerPlacement], sync_seconds: float
+        self, costs: Sequence[LayerCosts], non_layer: Sequence[NonLayerPlacement], sync_seconds: float
     ) -> None:
         self.tables, self.sync_seconds = LayerTables(costs, sync_seconds), sync_seconds
-        self._ends = ends
+        self._non_layer = non_layer
 
     def best(self, budget: Budget, attend: bool = False) -> Placement | None:
         """The fastest placement found that uses the GPU within the budget; None: there is none. `attend`:
         with all attention on the GPU, which must be possible.
         """
-        found = [each for ends in self._ends if (each := self._improved(ends, budget, attend))]
+        found = [each for non_layer in self._non_layer if (each := self._improved(non_layer, budget, attend))]
         return min(found, key=lambda placement: placement.seconds, default=None)
 
-    def _improved(self, ends: NonLayerPlacement, budget: Budget, attend: bool) -> Placement | None:
-        moves = _Moves(self, ends, budget, attend)
+    def _improved(self, non_layer: NonLayerPlacement, budget: Budget, attend: bool) -> Placement | None:
+        moves = _Moves(self, non_layer, budget, attend)
         moves.greedy()
         while moves.exchange():
             moves.greedy()
         if moves.room < 0 or not moves.options.any():
             return None
         layers = [LayerDevices(GPU, int(at) - 1) if at else LayerDevices(CPU) for at in moves.options]
-        found = self.placement(layers, ends)
+        found = self.placement(layers, non_layer)
         seconds = found.seconds + budget.penalty(found.cpu_bytes)
         return replace(found, seconds=seconds) if seconds < float("inf") else None
 
-    def placement(self, layers: Sequence[LayerDevices], ends: NonLayerPlacement) -> Placement:
+    def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
         """A placement with its cost, computed as in the search."""
-        seconds, gpu_bytes, cpu_bytes, side = ends.seconds, ends.gpu_bytes, ends.cpu_bytes, ends.start
+        seconds, gpu_bytes, cpu_bytes, side = (
+            non_layer.seconds,
+            non_layer.gpu_bytes,
+            non_layer.cpu_bytes,
+            non_layer.embedding,
+        )
         for index, layer in enumerate(layers):
             at = index, 1 + layer.units if layer.attention == GPU else 0
             seconds += float(self.tables.seconds[side, *at])
             gpu_bytes += float(self.tables.gpu_bytes[at])
             cpu_bytes += float(self.tables.cpu_bytes[at])
             side = int(self.tables.out[at])
-        seconds += self.sync_seconds / 2 if side != ends.head else 0.0
-        return Placement(tuple(layers), ends, seconds, gpu_bytes, cpu_bytes)
+        seconds += self.sync_seconds / 2 if side != non_layer.head else 0.0
+        return Placement(tuple(layers), non_layer, seconds, gpu_bytes, cpu_bytes)

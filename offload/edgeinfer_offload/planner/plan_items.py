@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from edgeinfer_kernels.blocks.block import DivisibleSizes
 from edgeinfer_kernels.sizes.cuda_buffers import refill_bytes
@@ -15,7 +14,7 @@ from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, LayerDev
 from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 
-DEVICES: tuple[DeviceName, DeviceName] = ("cpu", "gpu")
+DEVICES = ("cpu", "gpu")
 """Names of the sides."""
 
 
@@ -146,19 +145,19 @@ def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevice
 
 def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedItem]:
     """The head, the embedding and the draft model."""
-    ends, head = placement.ends, problem.head[placement.ends.head]
+    non_layer, head = placement.non_layer, problem.head[placement.non_layer.head]
     assert head is not None
-    device = problem.weights_device if ends.head == CPU else "gpu"
-    ms, bound = 1000 * head.seconds, _bound_by(ends.head, head)
+    device = problem.weights_device if non_layer.head == CPU else "gpu"
+    ms, bound = 1000 * head.seconds, _bound_by(non_layer.head, head)
     items = [PlannedItem("head", device, head.nbytes, ms, bound, weights_read=head.nbytes)]
     embedding = problem.sizes.embedding
-    if embedding and ends.embedding == GPU:
+    if embedding and non_layer.embedding == GPU:
         items.append(PlannedItem("embedding", "gpu", problem.embedding_gpu_bytes, 0.0))
     elif embedding:
         items.append(PlannedItem("embedding", "disk", embedding.nbytes, 0.0))
-    if ends.draft is not None and problem.draft and (draft := problem.draft[ends.draft]):
-        ms, bound = 1000 * draft.seconds, _bound_by(ends.draft, draft)
-        items.append(PlannedItem(DRAFT, DEVICES[ends.draft], draft.nbytes, ms, bound, overlapped=True))
+    if non_layer.draft is not None and problem.draft and (draft := problem.draft[non_layer.draft]):
+        ms, bound = 1000 * draft.seconds, _bound_by(non_layer.draft, draft)
+        items.append(PlannedItem(DRAFT, DEVICES[non_layer.draft], draft.nbytes, ms, bound, overlapped=True))
     return items
 
 
@@ -167,7 +166,7 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
     on_cpu = problem.works_on_cpu(placement)
     found: list[tuple[str, DeviceName, int]] = []
     if on_cpu:
-        streamed_from = speed.stream_min_tokens if placement.ends.head == GPU else None
+        streamed_from = speed.stream_min_tokens if placement.non_layer.head == GPU else None
         tokens = host_batch(problem.options.batch, streamed_from)
         found.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
     if placement.uses_gpu:
@@ -186,11 +185,11 @@ def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: 
     """Time between the parts; `overlapped`: ms per token of overlapped shards."""
     sync = sync_seconds_of(problem.costs, placement, problem.pricing.sync_seconds)
     host = problem.host_seconds(placement)
-    found: list[tuple[str, DeviceName | Literal["link"], float, str]] = [
+    found: list[tuple[str, DeviceName, float, str]] = [
         ("synchronization", "link", 1000 * sync, "synchronization"),
         ("overlap loss", "link", OVERLAP_LOSS * overlapped, "synchronization"),
     ]
-    if placement.ends.head == GPU:
+    if placement.non_layer.head == GPU:
         found.append(("device-to-host copy", "link", 1000 * host, "synchronization"))
     else:
         found.append(("between tokens", "cpu", 1000 * host, "CPU latency"))
@@ -199,7 +198,7 @@ def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: 
 
 def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: float) -> float:
     """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
-    crossings, side = 0, placement.ends.start
+    crossings, side = 0, placement.non_layer.embedding
     for layer, devices in zip(costs, placement.layers, strict=True):
         crossings += devices.attention != side
         side = devices.attention
@@ -210,4 +209,4 @@ def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: flo
             crossings += 2
         else:
             crossings, side = crossings + 1, whole
-    return (crossings + (side != placement.ends.head)) * each / 2
+    return (crossings + (side != placement.non_layer.head)) * each / 2

@@ -110,7 +110,8 @@ class PlannedItem:
     """A part of the model and its device. `bound`: its limiting factor, "" if it costs no time."""
 
     item: str
-    device: DeviceName | Literal["link"]
+    device: DeviceName
+    """Or "link", for time between devices."""
     bytes: int
     ms_per_token: float
     bound: str = ""
@@ -183,9 +184,9 @@ class PlanData:
         return plan_stages(self.layers, self.head, self.embedding)
 
     @property
-    def devices(self) -> frozenset[Device]:
-        """The devices that compute any part of a token."""
-        return frozenset(stage.device for stage in self.stages)
+    def devices(self) -> tuple[Device, ...]:
+        """The devices that compute any part of a token, in the order of their first stages."""
+        return tuple(dict.fromkeys(stage.device for stage in self.stages))
 
     @property
     def vram_bytes(self) -> int:
@@ -244,8 +245,8 @@ class PlanData:
     @property
     def device(self) -> DeviceName | None:
         """The only device that computes; None: the plan is split."""
-        kinds = {device.kind for device in self.devices}
-        return kinds.pop() if len(kinds) == 1 else None
+        first, *others = self.devices
+        return None if others else first.name
 
     @property
     def feed_forward_share(self) -> float:

@@ -152,20 +152,18 @@ def _placement(problem: PlacementProblem) -> Placement:
 
 
 def _plan_of(problem: PlacementProblem, placement: Placement) -> MemoryPlan:
-    speed, ends = PromptSpeed(problem, placement), placement.ends
+    speed, non_layer = PromptSpeed(problem, placement), placement.non_layer
     found = placed(problem, placement, speed)
     items, layers, waiting = offloaded(found, problem)
     on_cpu = [item for item in items if item.device == "cpu"]
     if sum(item.bytes for item in on_cpu) > problem.ram:
         raise refuse("cpu", sum(item.bytes for item in on_cpu), problem.ram, on_cpu)
-    head = next(item.device for item in items if item.item == "head")
-    assert head != "link"
     return MemoryPlan(
         items=tuple(items),
         layers=tuple(layers),
-        head=head,
-        embedding="gpu" if ends.embedding == GPU else "disk",
-        draft=None if ends.draft is None else DEVICES[ends.draft],
+        head=next(item.device for item in items if item.item == "head"),
+        embedding="gpu" if non_layer.embedding == GPU else "disk",
+        draft=None if non_layer.draft is None else DEVICES[non_layer.draft],
         machine=problem.machine,
         options=problem.options,
         budgets={"gpu": problem.vram, "cpu": problem.ram},

@@ -97,7 +97,7 @@ class PromptSpeed:
             for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True))
         ]
         head = _Part(problem.sizes.head.nbytes, 2 * problem.sizes.head.weights)
-        roof = self._gpu if placement.ends.head == GPU else self._cpu
+        roof = self._gpu if placement.non_layer.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
         able = all(layer.attends_on_gpu or not layer.sizes.routed for layer in self._layers)
         self.stream_min_tokens = self._crossover() if problem.streams and able else None

@@ -1,13 +1,25 @@
-"""A machine goes through JSON unchanged; what isn't one is refused."""
+"""What a machine has: rates of formats, and GPUs."""
 
 from dataclasses import replace
 
 import pytest
 
-from tests.offload.model_shapes import laptop
+from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.planner import plan_memory
+from tests.offload.model_shapes import dense_model, laptop, server
 
 
 def test_a_format_that_was_not_measured_is_read_at_a_share_of_the_bandwidth() -> None:
     processor = replace(laptop().processor, kernels={"Q4_K": 2e10})
     assert processor.rate("Q4_K") == 2e10
     assert processor.rate("Q8_0") == pytest.approx(0.9 * 50e9)
+
+
+def test_a_machine_may_have_several_gpus_of_which_the_first_one_is_planned_for() -> None:
+    (first,) = laptop().gpus
+    (second,) = server().gpus
+    machine = replace(laptop(), gpus=(first, second))
+    assert (machine.graphics, machine.link) == (first, first.link)
+    assert machine.with_gpu(second).gpus == (second, second)
+    one, two = (plan_memory(dense_model(), each, PlanOptions(4096)) for each in (laptop(), machine))
+    assert one.items == two.items

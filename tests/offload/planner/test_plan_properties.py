@@ -132,7 +132,7 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
 
     for gibibytes in (2, 3, 4, 5):
         placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
-        ends = placing._ends(GPU, CPU, None)
+        non_layer = placing._non_layer(GPU, CPU, None)
         room = placing.vram - placing.least_gpu_bytes
         fitting = []
         for whole in range(33):
@@ -140,7 +140,7 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
                 LayerDevices(GPU, cost.units) if index >= 32 - whole else LayerDevices(CPU)
                 for index, cost in enumerate(placing.costs)
             ]
-            found = placing.search.placement(choices, ends)
+            found = placing.search.placement(choices, non_layer)
             if found.gpu_bytes <= room:
                 fitting.append(found.seconds)
         plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))

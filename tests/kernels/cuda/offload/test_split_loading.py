@@ -99,18 +99,19 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
         edgeinfer.load(path, context=64, threads=2, device="cuda")
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
 def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     from edgeinfer.loading import gpu_loading
 
     path = model_file(tmp_path)
     small_gpu(1 << 40)
-    small_gpu(gpu_bytes(path) - 1)
-    made: list[int] = []
+    small_gpu(gpu_bytes(path) - (0 if is_whole else 1))
+    made: list[tuple[Any, ...]] = []
 
     def filled_at_first(*arguments: Any, **keywords: Any) -> Any:
-        made.append(1)
+        made.append(arguments[4].splits)
         if len(made) == 1:
             raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
         return CudaBackend(*arguments, **keywords)
@@ -118,7 +119,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     monkeypatch.setattr(gpu_loading, "CudaBackend", filled_at_first)
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert "other programs took memory of the GPU" in model.warnings[0]
-    assert len(made) == 2
+    assert [bool(splits) for splits in made] == [not is_whole, True]
 
 
 def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
