@@ -71,7 +71,7 @@ def multiply(
         FIRST=first.shapes.tile,
         SECOND=second.shapes.tile,
         BIAS=bias is not None,
-        SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, count=1, width=1),
+        SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, programs=1, width=1),
         GEMV=GemvConfig(step, vector, tokens),
         DEPENDENT=False,
         num_warps=4,
@@ -169,7 +169,7 @@ def test_gate_and_up_are_multiplied_in_one_launch(
         gate.parts, up.parts, planes, hidden, nothing, nothing, SumSquares(squares, 0.5),
         HIDDEN=WordsConfig(16, PLANES),
         GATED=GatedConfig(gate.shapes.tile, up.shapes.tile, has_gate=True, has_bias=False, activation=0),
-        SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, count=2, width=4),
+        SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, programs=2, width=4),
         GEMV=GemvConfig(step, 2, tokens), DEPENDENT=False, num_warps=4,
     )  # fmt: skip
     inverse = 1 / np.sqrt(squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)

@@ -58,6 +58,36 @@ def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.con
 
 
 @triton.jit
+def _attend_cached(
+    queries, cache, head, row, position, first, last, highest, total, mixed, scale, cap,
+    ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Add the cached positions first… up to (not including) `last` to the online softmax."""
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    WINDOW: tl.constexpr = ATTENTION.window
+    CACHE: tl.constexpr = ATTENTION.cache
+    POSITIONS: tl.constexpr = SPLIT.positions
+    offset = tl.arange(0, POSITIONS)
+    for start in range(first, last, POSITIONS):
+        at = start + offset
+        inside = at < last
+        key_tile = load_cache_tile(
+            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+        value_tile = load_cache_tile(
+            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+        visible = inside[None, :] & (row >= 0)[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+        highest, total, mixed = _attend(
+            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, ATTENTION.is_capped
+        )
+    return highest, total, mixed
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv,
     stride,
@@ -124,22 +154,9 @@ def decode_attention_kernel(
         highest, total, mixed = _attend(
             queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
         )
-    offset = tl.arange(0, POSITIONS)
-    for start in range(first, last, POSITIONS):
-        at = start + offset
-        inside = at < last
-        key_tile = load_cache_tile(
-            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
-        value_tile = load_cache_tile(
-            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
-        visible = inside[None, :] & (row >= 0)[:, None]
-        if WINDOW > 0:
-            visible = visible & (position[:, None] - at[None, :] < WINDOW)
-        highest, total, mixed = _attend(
-            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
-        )
+    highest, total, mixed = _attend_cached(
+        queries, cache, head, row, position, first, last, highest, total, mixed, scale, cap, ATTENTION, SPLIT
+    )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
     found = asks & (split < used)

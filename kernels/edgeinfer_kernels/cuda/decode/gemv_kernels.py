@@ -23,7 +23,7 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 @triton.jit
 def inverse_norms(squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
-    COUNT: tl.constexpr = SOURCE.count
+    COUNT: tl.constexpr = SOURCE.programs
     COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]

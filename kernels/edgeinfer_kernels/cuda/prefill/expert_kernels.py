@@ -119,7 +119,7 @@ def expert_gated_kernel(
     ahead = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
     gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, GEMV, GATED)
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        own = SumSquares(squares.sums + token * SOURCE.count, squares.epsilon)
+        own = SumSquares(squares.sums + token * SOURCE.programs, squares.epsilon)
         inverse = inverse_norms(own, 1, SOURCE)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:
