@@ -93,8 +93,11 @@ class CpuBackend(Backend[Activations]):
         self.repacked_bytes = self._decoder.repacked_bytes
         self.repack_seconds = self._decoder.repack_seconds
         self._build(head)
-        self.capabilities = Capabilities(
-            max_step_tokens=min(batch, STEP_TOKENS),
+        self.capabilities = self._capabilities()
+
+    def _capabilities(self) -> Capabilities:
+        return Capabilities(
+            max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_draft_prompt=self._max_draft_prompt(),
             skips_layers=True,

@@ -9,7 +9,7 @@ import numpy as np
 from edgeinfer_kernels.backend import Activations, ExpertCounts
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, RoutingRows
+from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
@@ -80,11 +80,8 @@ class CpuShard:
         self.stages = cpu_stages(spec, weights, splits)
         self._mailbox, self._kernels, self._splits = mailbox, kernels, list(splits)
         self._computed = computed or batch
-        self._parts = {
-            index: cpu_part(weights.residual(index), splits[index.layer])
-            for stage in self.stages.stages
-            for index in stage
-        }
+        indices = [index for stage in self.stages.stages for index in stage]
+        self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
         sparse = self._sparse_parts(weights, sparse or {})
         self.team = ThreadPool(kernels, threads)
         repacked, mapped = self._matrices(in_file, sparse)
@@ -102,20 +99,26 @@ class CpuShard:
             on_placed=on_placed,
         )
         self._arena = self._decoder.arena
+        self._memories = self._repacked_memories()
+        self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
+        self._selected: list[int] = []
+        self.requests = self._request_counts()
+        """Per layer with an expert cache: request counts of each expert, on either device."""
+        self._build()
+
+    def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
         placed = self._decoder.placed
-        self._memories = {
+        return {
             matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix))
             for matrix in self._decoder.repacked
         }
-        self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
-        self._selected: list[int] = []
-        self.requests = {
+
+    def _request_counts(self) -> dict[int, Counts]:
+        return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if splits[index.layer].changing
+            if self._splits[index.layer].changing
         }
-        """Per layer with an expert cache: request counts of each expert, on either device."""
-        self._build()
 
     @property
     def caches(self) -> Mapping[int, LayerCache]:
@@ -180,7 +183,7 @@ class CpuShard:
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
-        schedule = self._arena.fill_all([ServedStep(*step) for step in served])
+        schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
         service = self._arena.fill(ServiceArgs, words=self._mailbox.mailbox, steps=len(served))
         self._serve = self._kernels.address("serve_device"), schedule, service
 

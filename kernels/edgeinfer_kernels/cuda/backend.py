@@ -51,7 +51,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
-from edgeinfer_kernels.stages import cpu_part, cpu_stages, gpu_shard
+from edgeinfer_kernels.stages import CpuStages, cpu_part, cpu_stages, gpu_shard
 
 DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
@@ -99,7 +99,7 @@ class CudaBackend(Backend[DeviceRows]):
         if splits:
             self.spec, self._weights = gpu_shard(specification, weights, splits)
         self.device = device
-        self.batch = chunk = self._options.chunk
+        self.batch = self._options.chunk
         self._cuda = device.type == "cuda"
         self._closed = False
         capability = compute_capability(device)
@@ -115,28 +115,27 @@ class CudaBackend(Backend[DeviceRows]):
         except BaseException:
             self.close()
             raise
-        dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
-        launches = StepLaunches(
-            self._parts.model,
-            self._parts.workspace,
-            tuning or usual_tuning(capability),
-            dependent=dependent,
-        )
         self._mailbox = mailbox
-        self._prompt_exchange = None
+        self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
-        step_exchange = None
+        self._build(stages, tuning or usual_tuning(capability), capability)
+
+    def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
+        """Build the decode step, what it is captured in, and the buffers on the host."""
+        dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
+        model, workspace = self._parts.model, self._parts.workspace
+        launches, step_exchange = StepLaunches(model, workspace, tuning, dependent=dependent), None
         if stages is not None:
-            assert mailbox is not None, "a split model has a mailbox"
-            step_exchange = DecodeExchange(stages, mailbox)
-            self._prompt_exchange = PrefillExchange(stages, mailbox, device)
+            assert self._mailbox is not None, "a split model has a mailbox"
+            step_exchange = DecodeExchange(stages, self._mailbox)
+            self._prompt_exchange = PrefillExchange(stages, self._mailbox, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
         self._steps = CapturedSteps(self.step, self._parts.drawing)
         self._caches = DeviceCaches(self._parts.model)
         self._sampling = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
-        self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
-        self._logits = DeviceLogits(self._parts, self.step, device)
+        self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
+        self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:

@@ -143,12 +143,11 @@ def block_address(columns, block):
     return at + block % each * columns.block_bytes, super_block
 
 
-def make_tile(form: ColumnFormat):
-    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
-    to OUTPUTS_PER_TILE outputs from `place` on.
+def make_sums(form: ColumnFormat):
+    """`sums_of_bytes(active, first, last, place)` of a range of quads for 64 outputs, and
+    `sums_of_nibbles(active, quads, place)` for 128, as integers.
     """
-    add_product = dot_sum(signed=form.signed, largest=form.largest)
-    signed, offset = form.signed, np.float32(form.offset)
+    add_product, signed = dot_sum(signed=form.signed, largest=form.largest), form.signed
 
     @inner
     def add_four(sums, a, b, c, d, word):
@@ -204,6 +203,15 @@ def make_tile(form: ColumnFormat):
             )
         return low, high
 
+    return sums_of_bytes, sums_of_nibbles
+
+
+def make_add_registers(form: ColumnFormat):
+    """`add_registers(sums, factors, halves, outputs, place, activations, out)`: adds the sums of 64 outputs
+    times their factors, for formats with one scale per 32 neurons.
+    """
+    signed, offset = form.signed, np.float32(form.offset)
+
     @inner
     def add_half(sums, factors, halves, outputs, place, activations, out):
         at = out + 4 * place
@@ -230,6 +238,24 @@ def make_tile(form: ColumnFormat):
         )
         store_floats(at, subtract_product(minimum, broadcast(activations, ACTIVATIONS.sum), total))
 
+    add_one = add_half if form.factors == "half" else add_minimum
+
+    @inner
+    def add_registers(sums, factors, halves, outputs, place, activations, out):
+        add_one(sums[0], factors, halves, outputs, place, activations, out)
+        add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
+        add_one(sums[2], factors, halves, outputs, place + 32, activations, out)
+        add_one(sums[3], factors, halves, outputs, place + 48, activations, out)
+
+    return add_registers
+
+
+def make_add_two(form: ColumnFormat):
+    """`add_two(first, last, factors, halves, outputs, place, activations, out)`: adds the sums of sixteen
+    outputs times their factors, for formats with a scale per 16 neurons.
+    """
+    offset = np.float32(form.offset)
+
     @inner
     def add_two(first, last, factors, halves, outputs, place, activations, out):
         at = out + 4 * place
@@ -242,14 +268,15 @@ def make_tile(form: ColumnFormat):
         correction = multiply(scale_too, splat_f32(offset))
         store_floats(at, subtract_product(correction, broadcast(activations, ACTIVATIONS.last_sum), total))
 
-    add_one = add_half if form.factors == "half" else add_minimum
+    return add_two
 
-    @inner
-    def add_registers(sums, factors, halves, outputs, place, activations, out):
-        add_one(sums[0], factors, halves, outputs, place, activations, out)
-        add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
-        add_one(sums[2], factors, halves, outputs, place + 32, activations, out)
-        add_one(sums[3], factors, halves, outputs, place + 48, activations, out)
+
+def make_tile(form: ColumnFormat):
+    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
+    to OUTPUTS_PER_TILE outputs from `place` on.
+    """
+    sums_of_bytes, sums_of_nibbles = make_sums(form)
+    add_registers, add_two = make_add_registers(form), make_add_two(form)
 
     @inner
     def tile_of_nibbles(active, quads, factors, halves, outputs, place, activations, out):
