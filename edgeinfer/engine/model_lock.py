@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 
 class ModelLock:

@@ -17,7 +17,7 @@ from edgeinfer.generation.sequence import GenerationSequence
 from edgeinfer.generation.timer import GenerationTimer
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.speculation.speculator import DraftCount, Speculator
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 
 class _Cancelled(Exception):  # noqa: N818 - no error: the caller has requested it

@@ -17,8 +17,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.runtime import abi
 from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import NO_EXPERTS, Routing
+from edgeinfer_kernels.decoder_state import NO_EXPERTS, DecoderState, Routing
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.blocks.moe import route
 from edgeinfer_quant_formats import GGUFFile

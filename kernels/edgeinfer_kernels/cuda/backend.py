@@ -13,12 +13,11 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.device_errors import device_errors
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
     DeviceParts,
@@ -46,7 +45,6 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
-from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.reference.backend import final_norm

@@ -19,8 +19,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload import expert_loading
 from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap

@@ -87,7 +87,7 @@ def test_a_cache_that_slid_is_that_of_the_reference(
 def test_no_more_than_there_is_can_be_forgotten(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
-        with pytest.raises(ValueError, match="to forget, wanted rising ones of 19"):
+        with pytest.raises(ValueError, match="to evict, wanted rising ones of 19"):
             backend.evict(np.arange(4, 20), 19)
         backend.close()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 REST_MICROSECONDS = 500
