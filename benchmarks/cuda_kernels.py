@@ -22,7 +22,7 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.shift_kernels import slide
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import choose_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling_kernels import sample_best_kernel
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -154,7 +154,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     space = Workspace(model, arena)
     step = DecodeStep(StepLaunches(model, space, usual_tuning(capability), dependent=dependent))
     step.launch(tokens)
-    choose_best_kernel[(1,)](
+    sample_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),
         PROGRAMS=space.best.shape[1], RING=64, DEPENDENT=dependent, num_warps=8,
         **({"launch_pdl": True} if dependent else {}),

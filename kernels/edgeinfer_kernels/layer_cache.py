@@ -116,7 +116,7 @@ class LayerCache:
         return int(self.values.shape[1])
 
     @property
-    def has_rotated_heads(self) -> bool:
+    def has_hadamard_heads(self) -> bool:
         """Whether the cache is q4_0: 4 bits per element, heads in the Hadamard basis."""
         return self.keys.dtype == np.uint8
 
@@ -128,7 +128,7 @@ class LayerCache:
         if self.value_scales is not None:
             codes, scales = self._rounded(values)
             self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
-            given = packed_in_groups(codes) if self.has_rotated_heads else codes
+            given = packed_in_groups(codes) if self.has_hadamard_heads else codes
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
@@ -139,14 +139,14 @@ class LayerCache:
         if self.key_scales is not None:
             codes, scales = self._rounded(keys)
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            given = packed_in_pairs(codes) if self.has_rotated_heads else codes
+            given = packed_in_pairs(codes) if self.has_hadamard_heads else codes
         self.keys[:, tile, : given.shape[-1], lane] = given
 
     def _rounded(
         self, rows: npt.NDArray[np.floating]
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
         """Codes and scales of rows (tokens, kv_heads, head_dim); 4-bit codes are padded to whole lanes."""
-        if not self.has_rotated_heads:
+        if not self.has_hadamard_heads:
             return rounded_to_bytes(rows)
         missing = padded(rows.shape[-1]) - rows.shape[-1]
         return rounded_to_nibbles(np.pad(rotated(rows), ((0, 0), (0, 0), (0, missing))))
@@ -157,7 +157,7 @@ class LayerCache:
         if self.value_scales is None:
             return keys, values[:, :, :head_dim]  # type: ignore[return-value]
         scales = _by_position(self.value_scales)[:, :end]
-        if self.has_rotated_heads:
+        if self.has_hadamard_heads:
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
             return keys, rotated(widened(codes, scales)[:, :, :head_dim])
         return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
@@ -170,7 +170,7 @@ class LayerCache:
         if self.key_scales is None:
             return rows[:, :, :head_dim]
         scales = _by_position(self.key_scales[:, tiles])[:, wanted]
-        if self.has_rotated_heads:
+        if self.has_hadamard_heads:
             return rotated(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 

@@ -43,7 +43,7 @@ def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: in
         for each in sums:
             each[:] = 0
         team.run(
-            kernels.address("run_program"), address(program), address(np.array([len(program)], np.int64))
+            kernels.address("run_schedule"), address(program), address(np.array([len(program)], np.int64))
         )
         share = memory.nbytes // threads // 256 * 256 // 4
         assert [each[:: CACHE_LINE // 8].tolist() for each in sums] == [[share] * threads] * len(sums)

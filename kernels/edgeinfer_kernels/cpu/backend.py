@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
-from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
+from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, quick_address
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.layout.unpacked_rows import UnpackedRows
@@ -32,7 +32,7 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import final_norm
 
-ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
+ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 """Kernels that every model needs; layers name the others."""
 
 
@@ -75,7 +75,7 @@ class CpuBackend(Backend[Activations]):
         self._kernels = kernels
         sparse = sparse or {}
         self.team = team or ThreadPool(kernels, threads or usable_cpus())
-        self._has_own_team = team is None
+        self._owns_pool = team is None
         self._decoder = CpuDecoder(
             spec,
             weights,
@@ -132,7 +132,7 @@ class CpuBackend(Backend[Activations]):
         self._functions = {name: address_of(name) for name in (*ALWAYS_USED, *used)}
         layers = [self._layer_calls(layer) for layer in range(len(self.spec.layers))]
         x, stride = self._workspace.rows("x")
-        runner = self._functions["run_program"]
+        runner = self._functions["run_schedule"]
         by_token = {self._functions[name] for name in ENDS_BY_TOKEN if name in self._functions}
         self._schedules = StepSchedules(self._decoder.arena, runner, layers, x, stride, by_token)
         tables = [self._schedules.table_of(self._rope_of(layer)) for layer in range(len(layers))]
@@ -198,7 +198,7 @@ class CpuBackend(Backend[Activations]):
     def _max_draft_prompt(self) -> int:
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
         possible = self._head and self._embedding.block and not self.spec.logit_soft_cap
-        return min(MAX_GUESSES, self.batch) if possible else 0
+        return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, in one run of the thread pool."""
@@ -304,6 +304,6 @@ class CpuBackend(Backend[Activations]):
         return attention_scores(self, x, start)
 
     def close(self) -> None:
-        if self._has_own_team:
+        if self._owns_pool:
             self.team.close()
         self._decoder.close()

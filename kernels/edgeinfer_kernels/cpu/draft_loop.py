@@ -21,7 +21,7 @@ from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.layer_cache import padded
 
-MAX_GUESSES = 16
+MAX_DRAFT_TOKENS = 16
 WIDEST_REACH = 80.0
 """Candidates are at most this many nats below the largest logit."""
 Floats = npt.NDArray[np.float32]
@@ -44,16 +44,19 @@ class DraftLoop:
         embed: int,
         head: tuple[StepArgs, HeadArgs],
     ) -> None:
-        self._arena, self._function = Arena(), kernels.address("guess_tokens")
+        self._arena, self._function = Arena(), kernels.address("draft_tokens")
         self._programs, (self._head_step, self._head) = programs, head
         self._embed = EmbedArgs.from_address(embed)
         self._logits = np.zeros(padded(specification.vocabulary_size), np.float32)
-        self._given, self._least = np.zeros(MAX_GUESSES, np.int64), np.zeros(MAX_GUESSES, np.float32)
+        self._given, self._least = (
+            np.zeros(MAX_DRAFT_TOKENS, np.int64),
+            np.zeros(MAX_DRAFT_TOKENS, np.float32),
+        )
         self._further = np.zeros_like(self._least)
         self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._least)
         self._uniforms, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
-        self._candidates = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.int64)
-        self._weights = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.float32)
+        self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
+        self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
         self._calls = (DraftCall * len(programs.calls))()
         for draft_call, (_, step_args) in zip(self._calls, programs.calls, strict=True):
             draft_call.step = addressof(step_args)
@@ -89,10 +92,10 @@ class DraftLoop:
         )
 
     def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `Backend.draft`, for at most MAX_GUESSES ids and draft tokens."""
+        """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
         args, given, most = self._args, len(ids), len(wanted.least)
-        if not 0 < given <= MAX_GUESSES or not 0 < most <= MAX_GUESSES:
-            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_GUESSES} of each")
+        if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < most <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
         if self._choice != (wanted.choices, wanted.manner):
             self._choose(wanted.choices, wanted.manner)
         programs = self._programs

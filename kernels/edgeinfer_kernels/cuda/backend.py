@@ -129,9 +129,9 @@ class CudaBackend(Backend[DeviceRows]):
             self._prompt_exchange = PrefillExchange(stages, self._mailbox, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
-        self._steps = CapturedSteps(self.step, self._parts.drawing)
+        self._steps = CapturedSteps(self.step, self._parts.sampling)
         self._caches = DeviceCaches(self._parts.model)
-        self._sampling = DeviceSampling(self._steps, self._parts.drawing, cuda=self._cuda)
+        self._sampling = DeviceSampling(self._steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._pending: tuple[int, ...] = ()

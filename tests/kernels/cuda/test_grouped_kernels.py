@@ -76,11 +76,11 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
         tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
         len(here), EXPERTS=count, USED=used, STEP=16,
     )  # fmt: skip
-    places, positions, sorted_tokens, row_places = found[:, :-1].cpu().numpy()
+    places, positions, sorted_tokens, row_slots = found[:, :-1].cpu().numpy()
     np.testing.assert_array_equal(places, wanted)
     np.testing.assert_array_equal(positions[order], np.arange(len(ids)))
     np.testing.assert_array_equal(sorted_tokens, order // used)
-    np.testing.assert_array_equal(row_places, wanted[order])
+    np.testing.assert_array_equal(row_slots, wanted[order])
     np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(wanted, minlength=count))
     assert (found[:, -1] == -7).all()
     assert counts[-1] == -7
@@ -109,7 +109,7 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
         weights=tensor(device, weights, torch.float32),
         tokens=tensor(device, order // used, torch.int32),
         positions=tensor(device, positions, torch.int32),
-        row_places=tensor(device, places[order], torch.int32),
+        row_slots=tensor(device, places[order], torch.int32),
     )
     given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
     add_experts(

@@ -42,7 +42,7 @@ def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
     return ATTENTION_ONLY
 
 
-def mixed(decoder: Decoder, index: int) -> LayerSplit:
+def attn_out(decoder: Decoder, index: int) -> LayerSplit:
     """Every kind of layer in turn, those of the host between those of the device."""
     kinds = [ATTENTION_ONLY, HERE, device_layer(decoder, index), HERE]
     return kinds[index % 4]
@@ -72,8 +72,8 @@ CASES = [
     on_a_gpu("smallthinker", cut(3)),
     on_a_gpu("llama", attention_alone),
     ("starcoder2", attention_alone),
-    ("gemma3", mixed),
-    on_a_gpu("granite", mixed),
+    ("gemma3", attn_out),
+    on_a_gpu("granite", attn_out),
     ("llama", halves),
     on_a_gpu("starcoder2", halves),
     on_a_gpu("qwen3moe", attention_alone),
@@ -81,7 +81,7 @@ CASES = [
     ("gpt-oss", halves),
     on_a_gpu("qwen2moe", halves),
     on_a_gpu("granitemoe", halves),
-    ("smallthinker", mixed),
+    ("smallthinker", attn_out),
     ("smallthinker", halves),
 ]
 
@@ -94,14 +94,14 @@ def model_for(name: str, divide: Divide) -> RandomModel:
 
 
 FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
-"""Four layers for the four kinds of `mixed`, one of which sees more than a window."""
+"""Four layers for the four kinds of `attn_out`, one of which sees more than a window."""
 
 
 def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
     """The layers of a model that are read, all if none is named: interpreted, those that show something."""
     if HAS_GPU:
         return ()
-    if divide is mixed:
+    if divide is attn_out:
         return FOUR_KINDS.get(name, ())
     return (0, 1) if divide is attention_alone or ZOO[name].experts else ()
 
@@ -120,10 +120,10 @@ def test_a_prompt_and_steps_give_the_logits_of_the_whole(
 
 SENT = [
     on_a_gpu("llama", halves),
-    ("llama", mixed),
-    on_a_gpu("starcoder2", mixed),
+    ("llama", attn_out),
+    on_a_gpu("starcoder2", attn_out),
     ("starcoder2", attention_alone),
-    ("gemma3", mixed),
+    ("gemma3", attn_out),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", halves),
     ("gpt-oss", halves),
@@ -160,7 +160,7 @@ def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_lau
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(3)]
+        divisions = [attn_out(decoder, index) for index in range(3)]
         ids = decoder.ids(6)
         with divided(decoder, device, divisions, kernels, meets_in_graph=False) as backend:
             found = read_split(backend, ids, (1, 3, 2))
@@ -169,7 +169,7 @@ def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_lau
 
 def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
+        divisions = [attn_out(decoder, index) for index in range(len(decoder.weights.layers))]
         with divided(decoder, device, divisions, kernels) as backend:
             x = backend.embed(decoder.ids(4))
             backend.forward(x, 0)

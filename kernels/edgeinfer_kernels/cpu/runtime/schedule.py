@@ -25,7 +25,7 @@ class StepCall(NamedTuple):
 
 
 class StepSchedules:
-    """Lists of kernels for `runner`, the kernel `run_program`; `layers`: those of each layer.
+    """Lists of kernels for `runner`, the kernel `run_schedule`; `layers`: those of each layer.
 
     `by_token`: functions that need no barrier afterwards in a decode step.
     Kernels with the same RoPE share a call: `calls` are these calls with their RoPE tables. Hidden states are

@@ -31,9 +31,9 @@ class ThreadPool:
     def __init__(self, kernels: Kernels, threads: int) -> None:
         self.threads = threads
         self._kernels = kernels
-        self._run = kernels.function("team_run", 4)
-        self._serve = kernels.function("team_serve", 3)
-        self._dismiss = kernels.function("team_dismiss", 1)
+        self._run = kernels.function("pool_run", 4)
+        self._serve = kernels.function("pool_serve", 3)
+        self._shutdown = kernels.function("pool_shutdown", 1)
         self._turn = fork_safe_lock()
         self._start()
 
@@ -52,7 +52,7 @@ class ThreadPool:
             worker.start()
         kept_alive = (self._memory, self._kernels, self._functions)
         self._end = weakref.finalize(
-            self, _dismiss, self._process, self._dismiss, self.address, workers, kept_alive
+            self, _shutdown, self._process, self._shutdown, self.address, workers, kept_alive
         )
 
     def _use_operating_system(self, args: ThreadPoolArgs) -> None:
@@ -84,9 +84,9 @@ class ThreadPool:
         self._end()
 
 
-def _dismiss(
+def _shutdown(
     process: int,
-    dismiss: Callable[[int], None],
+    shutdown: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
     kept_alive: tuple[object, ...],
@@ -94,6 +94,6 @@ def _dismiss(
     """Shut the threads down and join them: their code and memory must outlive them."""
     if os.getpid() != process:  # A forked child has no threads.
         return
-    dismiss(address)
+    shutdown(address)
     for worker in workers:
         worker.join()

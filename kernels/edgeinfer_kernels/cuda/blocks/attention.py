@@ -109,7 +109,7 @@ class Space:
         specs: list[AttentionSpec] = [block.residual.block for block in blocks]
         weights: list[DeviceAttention] = [block.weights for block in blocks]
         tokens, columns = step.tokens, max(spec.heads * spec.head_dim for spec in specs)
-        self.mixed = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
+        self.attn_out = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
         self.qkv = arena.take((tokens, max(w.qkv.rows for w in weights)), torch.float32)
         self.flat = arena.take((tokens, columns), torch.float32)
         tiles = [
@@ -136,14 +136,14 @@ def decode(
         step.launches.rows(pair, source, space.qkv[:, first_row:], bias, "qkv", tokens)
         first_row += sum(part.shapes.padded_rows for part in pair)
     _attend(step, spec, w, block.state, tokens)
-    return step.close_block(number, w.output, w.output_bias, space.mixed, "output", tokens)
+    return step.close_block(number, w.output, w.output_bias, space.attn_out, "output", tokens)
 
 
 def _attend(
     step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention, cache: DeviceCache, tokens: int
 ) -> None:
     """Write the result of the heads as activations, and keys and values to the cache."""
-    launches, space, out = step.launches, step.space("attention"), step.space("attention").mixed
+    launches, space, out = step.launches, step.space("attention"), step.space("attention").attn_out
     split = _split_config(launches.tuning, spec, launches.model.positions, tokens)
     direct = spec.head_dim % 16 == 0
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
@@ -192,7 +192,7 @@ class PromptSpace:
     def __init__(self, specs: Sequence[AttentionSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.heads * spec.head_dim for spec in specs)
         self.queries = arena.take((chunk * columns,), torch.float16)
-        self.mixed = arena.take((chunk * columns,), torch.float16)
+        self.attn_out = arena.take((chunk * columns,), torch.float16)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -205,11 +205,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm)
     rope_append(heads, w.table, spec, start, queries, args)
-    mixed = space.mixed[: tokens * columns].view(tokens, columns)
-    flash_attention(queries, args, start, spec, mixed, _tile(prompt, spec, cache), w.sinks)
+    attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
+    flash_attention(queries, args, start, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
     if block.state is None:
         prompt.host_caches.put_back(block.index.layer, cache, start, tokens)
-    y = prompt.products.product(mixed, w.output)
+    y = prompt.products.product(attn_out, w.output)
     prompt.add(chunk, number, y, w.output_bias)
 
 

@@ -63,7 +63,7 @@ class DeviceExperts:
     changing: bool = False
 
     @property
-    def all_places(self) -> int:
+    def all_slots(self) -> int:
         """Number of slots on the device plus those on the host; with changing experts some are empty."""
         return self.here + self.count if self.changing else self.count
 

@@ -65,11 +65,11 @@ class HostCaches:
             keys = self._rows(self._sent(host.keys[head], start, LANES))
             values = self._sent(host.values[head], start, 1)
             if host.key_scales is not None and host.value_scales is not None:
-                if host.has_rotated_heads:
+                if host.has_hadamard_heads:
                     keys, values = _pairs(keys), _groups(values)
                 keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
                 values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
-                if host.has_rotated_heads:
+                if host.has_hadamard_heads:
                     keys, values = (rotated(rows[:, : facts.head_dim]) for rows in (keys, values))
             here.keys[head, :start].copy_(keys[:start].index_select(1, order))
             here.values[head, :start].copy_(values[:, : facts.head_dim])
@@ -100,7 +100,7 @@ class HostCaches:
         width = padded(facts.head_dim)
         keys = here.keys[:, first * LANES : end].index_select(2, inverse)
         values = here.values[:, first * LANES : end]
-        parts, nibbles = (keys, values), host.has_rotated_heads
+        parts, nibbles = (keys, values), host.has_hadamard_heads
         if nibbles:
             parts = (rotated(keys), rotated(values))
         rows = [_padded(part, (last - first) * LANES, width) for part in parts]

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
-from edgeinfer_kernels.cuda.device_parts import Drawing, synchronize
+from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
@@ -18,7 +18,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
-NONE, BEST, DRAW = "none", "best", "draw"
+NONE, BEST, SAMPLE = "none", "best", "draw"
 """Sampling mode after a step's logits: none, argmax, or random sampling."""
 
 
@@ -28,9 +28,9 @@ class CapturedSteps:
     `chosen` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
     """
 
-    def __init__(self, step: DecodeStep, drawing: Drawing) -> None:
+    def __init__(self, step: DecodeStep, sampling: SamplingSpace) -> None:
         self.step = step
-        self._drawing = drawing
+        self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
@@ -101,7 +101,7 @@ class CapturedSteps:
         if not self._cuda:
             return
         compile_steps(self.step, widths, on_compiled)
-        wanted = [(1, BEST), (1, DRAW), *((width, NONE) for width in widths)]
+        wanted = [(1, BEST), (1, SAMPLE), *((width, NONE) for width in widths)]
         for width, choice in wanted:
             if (width, choice) not in self._graphs:
                 self.set_state([0] * width, 0)
@@ -128,10 +128,10 @@ class CapturedSteps:
 
     def _launch(self, tokens: int, choice: str) -> None:
         self.step.launch(tokens)
-        space, drawing = self.step.workspace, self._drawing
+        space, sampling = self.step.workspace, self._sampling_space
         if choice == BEST:
             self.step.launches.launch(
-                choose_best_kernel,
+                sample_best_kernel,
                 (1,),
                 space.best,
                 space.best_ids,
@@ -141,10 +141,17 @@ class CapturedSteps:
                 RING=RING,
                 warps=8,
             )
-        elif choice == DRAW:
+        elif choice == SAMPLE:
             logits = space.logits[:1]
-            sample(logits, drawing.requests, drawing.recent, drawing.buffers, drawing.drawn, drawing.results)
-            advance_kernel[(1,)](drawing.results, space.state, self.chosen, RING=RING)
+            sample(
+                logits,
+                sampling.requests,
+                sampling.recent,
+                sampling.buffers,
+                sampling.sampled,
+                sampling.results,
+            )
+            advance_kernel[(1,)](sampling.results, space.state, self.chosen, RING=RING)
 
     def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.

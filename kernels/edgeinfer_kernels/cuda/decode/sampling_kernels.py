@@ -17,7 +17,7 @@ def _advance(state, chosen, next_id, RING: tl.constexpr):
 
 
 @triton.jit
-def choose_best_kernel(
+def sample_best_kernel(
     best,
     best_ids,
     state,

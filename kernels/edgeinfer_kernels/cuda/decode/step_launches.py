@@ -66,10 +66,10 @@ class StepLaunches:
     def source_config(self, source: Source) -> SourceConfig:
         """The layout of the activations, and the norm that remains to be applied."""
         read, has_norm = source.activations, source.norm is not None
-        count, width = source.squares.shape[1], self.model.spec.hidden_size
+        count, width = source.sum_squares.shape[1], self.model.spec.hidden_size
         return SourceConfig(read.blocks, read.planes, int(has_norm), count, width)
 
-    def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
+    def embed(self, gain: Tensor | None, out: Activations, sum_squares: Tensor, tokens: int) -> None:
         """The embeddings of the ids in `state` to x, and x·gain as activations."""
         model, space = self.model, self.workspace
         self.launch(
@@ -80,10 +80,10 @@ class StepLaunches:
             space.x,
             self.or_nothing(gain),
             out.words,
-            squares,
+            sum_squares,
             model.spec.embedding_scale,
             WIDTH=model.spec.hidden_size,
-            COUNT=squares.shape[1],
+            COUNT=sum_squares.shape[1],
             IN_BLOCKS=model.embedding.shapes.blocks,
             OUT=out.config,
             GAIN=gain is not None,
@@ -110,7 +110,7 @@ class StepLaunches:
             source.activations.words,
             y,
             self.or_nothing(bias),
-            source.sum_squares,
+            source.squares_args,
             y.stride(0),
             FIRST_PROGRAMS=programs[0],
             FIRST=parts[0].shapes.tile,
@@ -136,7 +136,7 @@ class StepLaunches:
             out.words,
             self.or_nothing(ffn.gate_bias),
             self.or_nothing(ffn.up_bias),
-            source.sum_squares,
+            source.squares_args,
             HIDDEN=out.config,
             GATED=gated,
             SOURCE=self.source_config(source),
@@ -166,7 +166,7 @@ class StepLaunches:
             scale,
             self.or_nothing(gain),
             out.words,
-            target.squares,
+            target.sum_squares,
             WIDTH=self.model.spec.hidden_size,
             READ=read.config,
             OUT=out.config,
@@ -245,7 +245,7 @@ class StepLaunches:
             space.logits,
             space.best,
             space.best_ids,
-            source.sum_squares,
+            source.squares_args,
             facts.logit_scale,
             facts.logit_soft_cap,
             VOCABULARY=facts.vocabulary_size,

@@ -14,13 +14,13 @@ class Source:
     """The input of a projection: activations, and the sums of squares of a norm that is not yet applied."""
 
     activations: Activations
-    squares: Tensor
+    sum_squares: Tensor
     norm: NormSpec | None = None
 
     @property
-    def sum_squares(self) -> SumSquares:
+    def squares_args(self) -> SumSquares:
         """What the consumer needs to apply the norm."""
-        return SumSquares(self.squares, self.norm.epsilon if self.norm else 0.0)
+        return SumSquares(self.sum_squares, self.norm.epsilon if self.norm else 0.0)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _poll(place):
 
 
 @triton.jit
-def _await_number(place, number, lost, told_lost):
+def _await_number(place, number, lost, host_lost):
     """Wait for the flag, with a timeout; afterwards `lost` keeps every later wait short."""
     polls = tl.load(lost).to(tl.int32) * MAX_POLLS
     seen = _poll(place)
@@ -60,7 +60,7 @@ def _await_number(place, number, lost, told_lost):
         polls += 1
     if seen < number:
         tl.store(lost, 1)
-        tl.store(told_lost, seen * 0 + 1)
+        tl.store(host_lost, seen * 0 + 1)
 
 
 @triton.jit(do_not_specialize=["stage"])
@@ -113,7 +113,7 @@ def send_kernel(
 @triton.jit(do_not_specialize=["stage"])
 def receive_kernel(
     answered,
-    told_lost,
+    host_lost,
     stage,
     lost,
     rows,
@@ -137,7 +137,7 @@ def receive_kernel(
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    _await_number(answered, stage.to(tl.int64), lost, told_lost)
+    _await_number(answered, stage.to(tl.int64), lost, host_lost)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]

@@ -322,13 +322,13 @@ class ExpertCache:
 
 def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
     """Convert (groups, bytes) uint8 of sixteen rows each in host layout to (rows, bytes) in file layout."""
-    index = _places_of_bytes(format_name, groups.device)
+    index = _slots_of_bytes(format_name, groups.device)
     blocks = groups.view(len(groups), -1, index.numel())
     return blocks[:, :, index].transpose(1, 2).reshape(ROWS_PER_GROUP * len(groups), -1)
 
 
 @cache
-def _places_of_bytes(format_name: str, device: torch.device) -> Tensor:
+def _slots_of_bytes(format_name: str, device: torch.device) -> Tensor:
     """(16, bytes of a block): offsets of each row's bytes in a block of sixteen rows."""
     row = np.arange(ROWS_PER_GROUP)[:, None]
     fields = []

@@ -12,13 +12,13 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfi
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROTATED_ELEMENTS = 4096
+HADAMARD_ELEMENTS = 4096
 """Elements of heads that a program multiplies with the Hadamard matrix."""
 
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, mixed, first, last, cache, scale, window, soft_cap,
+    q, asking, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
     PROMPT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
@@ -56,9 +56,9 @@ def _attend_tiles(
         v = load_cache_tile(
             cache.v, cache.v_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
-        mixed = tl.dot(shares.to(tl.float16), v, mixed * kept[:, None])
+        attn_out = tl.dot(shares.to(tl.float16), v, attn_out * kept[:, None])
         best = now
-    return best, total, mixed
+    return best, total, attn_out
 
 
 @triton.jit(do_not_specialize=["start", "tokens"])
@@ -92,7 +92,7 @@ def flash_attention_kernel(
 
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    mixed = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
+    attn_out = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
     lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
     begin = 0
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
@@ -104,16 +104,16 @@ def flash_attention_kernel(
     if PROMPT.has_window:
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
-        best, total, mixed = _attend_tiles(
-            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
+        best, total, attn_out = _attend_tiles(
+            q, asking, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
             cache, scale, window, soft_cap, PROMPT, True,
         )  # fmt: skip
-    best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_from, open_to,
+    best, total, attn_out = _attend_tiles(
+        q, asking, head, best, total, attn_out, open_from, open_to,
         cache, scale, window, soft_cap, PROMPT, False,
     )  # fmt: skip
-    best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_to, highest,
+    best, total, attn_out = _attend_tiles(
+        q, asking, head, best, total, attn_out, open_to, highest,
         cache, scale, window, soft_cap, PROMPT, True,
     )  # fmt: skip
     if PROMPT.has_sinks:
@@ -121,13 +121,13 @@ def flash_attention_kernel(
         top = tl.maximum(best, sink)
         kept = tl.exp2(best - top)
         total = total * kept + tl.exp2(sink - top)
-        mixed = mixed * kept[:, None]
-    mixed = mixed / tl.where(rows_mask, total, 1.0)[:, None]
-    tl.store(out + at, mixed.to(tl.float16), mask=mask)
+        attn_out = attn_out * kept[:, None]
+    attn_out = attn_out / tl.where(rows_mask, total, 1.0)[:, None]
+    tl.store(out + at, attn_out.to(tl.float16), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count"])
-def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
+def hadamard_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
     """Heads (count, HEAD_DIM) float16 times the Hadamard matrix, in place, ROWS per program. Reads and writes
     them once.
     """
@@ -198,7 +198,7 @@ def flash_attention(
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:
-        rows = max(ROTATED_ELEMENTS // dimensions, 1)
-        rotate_heads_kernel[(-(-tokens * heads // rows),)](
+        rows = max(HADAMARD_ELEMENTS // dimensions, 1)
+        hadamard_heads_kernel[(-(-tokens * heads // rows),)](
             out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
         )

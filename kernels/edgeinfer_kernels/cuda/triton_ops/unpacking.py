@@ -139,12 +139,12 @@ def _k_minimum(out, block, row, i, k, inside, FACTS: tl.constexpr, FIFTH: tl.con
     if FIFTH:
         fifth = _word(block, row, FACTS.upper, i & 7) >> (8 * k)
     scales, minima = _word(block, row, FACTS.scales, 0), _word(block, row, FACTS.scales, 1)
-    mixed = _word(block, row, FACTS.scales, 2)
+    high_bits = _word(block, row, FACTS.scales, 2)
     d, lowest = _half(block, row, FACTS.d), _half(block, row, FACTS.minimum)
     for half in tl.static_range(2):
         part = 2 * pair + half
         shift, early = 8 * (part & 3), part < 4
-        one, two, three = (scales >> shift) & 255, (minima >> shift) & 255, (mixed >> shift) & 255
+        one, two, three = (scales >> shift) & 255, (minima >> shift) & 255, (high_bits >> shift) & 255
         scale = tl.where(early, one & 63, (three & 15) | ((one >> 6) << 4))
         minimum = tl.where(early, two & 63, (three >> 4) | ((two >> 6) << 4))
         code = (word >> (8 * k + 4 * half)) & 15

@@ -41,7 +41,7 @@ class _Exchange:
 
     def launch(self) -> None:
         """Launch all stages; the first has number 1."""
-        out = self._launches.workspace.entering[0]
+        out = self._launches.workspace.normed_input[0]
         for stage in range(1, STAGES + 1):
             self._exchange.send(self._launches, stage, 1)
             self._exchange.receive(self._launches, stage, None, 0.0, self._norm, out, 1)

@@ -26,10 +26,10 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     to_float,
 )
 from edgeinfer_kernels.cpu.native.simd.dots import dot_sum, raise_signed, raised_by
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_f16,
     load_floats,
-    load_halves,
     multiply,
     multiply_add,
     splat_f32,
@@ -95,13 +95,13 @@ def column_format(name: str) -> ColumnFormat:
 COLUMN_FORMATS = {name: column_format(name) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")}
 
 
-@inner
+@device_function
 def no_sums():
     zero = splat_i32(types.int32(0))
     return zero, zero, zero, zero
 
 
-@inner
+@device_function
 def list_bits(active, count, bits, activations, rows, neuron_bytes):
     """Append the neurons whose bits are set, and pad the last quad with the last neuron times 0."""
     at = rows
@@ -121,7 +121,7 @@ def list_bits(active, count, bits, activations, rows, neuron_bytes):
     return count
 
 
-@inner
+@device_function
 def list_active(active, activations, rows, neuron_bytes, by_halves):
     """List the active neurons of a block, as quads."""
     bits = nonzero_bytes(activations)
@@ -133,7 +133,7 @@ def list_active(active, activations, rows, neuron_bytes, by_halves):
     store_i64(active + QUADS + 8, first // 4)
 
 
-@inner
+@device_function
 def block_address(columns, block):
     """The address of a block's factors, and of those of its super-block."""
     each = columns.blocks_per_super
@@ -149,7 +149,7 @@ def make_sums(form: ColumnFormat):
     """
     add_product, signed = dot_sum(signed=form.signed, largest=form.largest), form.signed
 
-    @inner
+    @device_function
     def add_four(sums, a, b, c, d, word):
         low, high = interleave_low_bytes(a, b), interleave_high_bytes(a, b)
         low_too, high_too = interleave_low_bytes(c, d), interleave_high_bytes(c, d)
@@ -164,7 +164,7 @@ def make_sums(form: ColumnFormat):
             add_product(sums[3], w3, word),
         )
 
-    @inner
+    @device_function
     def sums_of_bytes(active, first, last, place):
         sums = no_sums()
         for quad in range(first, last):
@@ -176,7 +176,7 @@ def make_sums(form: ColumnFormat):
             sums = add_four(sums, a, b, c, d, at + 32)
         return sums
 
-    @inner
+    @device_function
     def sums_of_nibbles(active, quads, place):
         low, high = no_sums(), no_sums()
         for quad in range(quads):
@@ -212,10 +212,10 @@ def make_add_registers(form: ColumnFormat):
     """
     signed, offset = form.signed, np.float32(form.offset)
 
-    @inner
+    @device_function
     def add_half(sums, factors, halves, outputs, place, activations, out):
         at = out + 4 * place
-        scale = load_halves(halves + 2 * place)
+        scale = load_f16(halves + 2 * place)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
@@ -228,7 +228,7 @@ def make_add_registers(form: ColumnFormat):
             total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
         store_floats(at, total)
 
-    @inner
+    @device_function
     def add_minimum(sums, factors, halves, outputs, place, activations, out):
         at = out + 4 * place
         scale = unsigned_factor(halves + 2 * place, factors + place)
@@ -240,7 +240,7 @@ def make_add_registers(form: ColumnFormat):
 
     add_one = add_half if form.factors == "half" else add_minimum
 
-    @inner
+    @device_function
     def add_registers(sums, factors, halves, outputs, place, activations, out):
         add_one(sums[0], factors, halves, outputs, place, activations, out)
         add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
@@ -256,7 +256,7 @@ def make_add_two(form: ColumnFormat):
     """
     offset = np.float32(form.offset)
 
-    @inner
+    @device_function
     def add_two(first, last, factors, halves, outputs, place, activations, out):
         at = out + 4 * place
         scale = signed_factor(halves + 2 * place, factors + place)
@@ -278,19 +278,19 @@ def make_tile(form: ColumnFormat):
     sums_of_bytes, sums_of_nibbles = make_sums(form)
     add_registers, add_two = make_add_registers(form), make_add_two(form)
 
-    @inner
+    @device_function
     def tile_of_nibbles(active, quads, factors, halves, outputs, place, activations, out):
         low, high = sums_of_nibbles(active, quads, place)
         add_registers(low, factors, halves, outputs, place, activations, out)
         add_registers(high, factors, halves, outputs, place + 64, activations, out)
 
-    @inner
+    @device_function
     def tile_of_bytes(active, quads, factors, halves, outputs, place, activations, out):
         for here in range(place, place + OUTPUTS_PER_TILE, 64):
             sums = sums_of_bytes(active, 0, quads, here)
             add_registers(sums, factors, halves, outputs, here, activations, out)
 
-    @inner
+    @device_function
     def tile_of_two(active, quads, factors, halves, outputs, place, activations, out):
         middle = load_i64(active + QUADS + 8)
         for here in range(place, place + OUTPUTS_PER_TILE, 64):
@@ -314,7 +314,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     tile = make_tile(form)
     by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits
 
-    @inner
+    @device_function
     def list_step(columns, step, tokens, activations, stride, scratch):
         block = step // tokens
         at, _ = block_address(columns, block)
@@ -323,12 +323,12 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
         a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
         list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
 
-    @inner
+    @device_function
     def prefetch_lines(at, nbytes):
         for line in range(0, nbytes, CACHE_LINE):
             prefetch(at + line)
 
-    @inner
+    @device_function
     def prefetch_tile(active, factors, halves, outputs, place):
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
