@@ -134,16 +134,16 @@ def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     facts, there = gpu_shard(specification, weights, divisions)
     arena = Arena()
     model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, splits=divisions)
-    mailbox = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
+    exchange_buffer = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
     launches = StepLaunches(
         model,
         Workspace(model, arena),
         usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
-    DecodeStep(launches, DecodeExchange(cpu_stages(specification, weights, divisions), mailbox)).launch(
-        tokens
-    )
+    DecodeStep(
+        launches, DecodeExchange(cpu_stages(specification, weights, divisions), exchange_buffer)
+    ).launch(tokens)
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:

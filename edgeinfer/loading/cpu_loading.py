@@ -43,8 +43,8 @@ def load_on_cpu(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
     return _loaded(source, sparse, kernels, request, machine, final)
 
 
-def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int) -> LoadedEngine:
-    """Load a draft model for which the plan has memory. `team`: the target's thread pool, if it is on the
+def load_draft_on_cpu(source: ModelSource, pool: ThreadPool | None, threads: int) -> LoadedEngine:
+    """Load a draft model for which the plan has memory. `pool`: the target's thread pool, if it is on the
     CPU.
     """
     request = replace(request_for(source, SparseChoice(), None), device="cpu", ram=None)
@@ -53,7 +53,7 @@ def load_draft_on_cpu(source: ModelSource, team: ThreadPool | None, threads: int
     machine = replace(machine, processor=processor)
     planned = plan_devices(request, machine)
     kernels = _kernels(source, SparseChoice(), planned)
-    return _loaded(source, SparseChoice(), kernels, request, machine, planned, team)
+    return _loaded(source, SparseChoice(), kernels, request, machine, planned, pool)
 
 
 def _kernels(source: ModelSource, sparse: SparseChoice, planned: DevicePlan) -> Kernels:
@@ -70,7 +70,7 @@ def _loaded(
     request: PlanRequest,
     machine: Machine,
     planned: DevicePlan,
-    team: ThreadPool | None = None,
+    pool: ThreadPool | None = None,
 ) -> LoadedEngine:
     wishes, weights, plan = source.wishes, source.weights, planned.memory
     layers = sparse.layers if plan.wishes.sparse else {}
@@ -93,7 +93,7 @@ def _loaded(
         sparse=layers,
         routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
-        team=team,
+        pool=pool,
     )
     repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, placing.released)
     engine = NativeEngine(
@@ -112,5 +112,5 @@ def _loaded(
         return replace(planned.on(request.sizes, measured), repacking=repacking)
 
     return LoadedEngine(
-        engine, full_plan, draft=plan.draft, notes=notes, team=backend.team, threads=backend.team.threads
+        engine, full_plan, draft=plan.draft, notes=notes, pool=backend.pool, threads=backend.pool.threads
     )

@@ -106,4 +106,4 @@ def _load_beside(draft: ModelSource, beside: LoadedEngine) -> LoadedEngine:
             return load_draft_on_gpu(draft, beside.gpu, beside.draft_gpu_bytes)
         except GpuUnavailableError:
             pass
-    return load_draft_on_cpu(draft, beside.team, beside.threads)
+    return load_draft_on_cpu(draft, beside.pool, beside.threads)

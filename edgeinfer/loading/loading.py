@@ -120,7 +120,7 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.wishes.snapshots else None,
         spare_core=_leaves_a_core(loaded),
-        batch_invariant=loaded.team is not None,
+        batch_invariant=loaded.pool is not None,
         template_options=source.wishes.template_options.over(found.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
@@ -130,21 +130,21 @@ def _load_own(found: ModelFile, file: GGUFFile, wishes: LoadOptions) -> Model:
 
 def _leaves_a_core(loaded: LoadedEngine) -> bool:
     """Whether a core is idle while the engine computes."""
-    if loaded.team is None:
+    if loaded.pool is None:
         return loaded.whole_on_gpu
-    return loaded.team.threads < usable_cpus()
+    return loaded.pool.threads < usable_cpus()
 
 
 def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> None:
     """Drafting costs are stored where they are the same at each start: on the CPU, with any budget."""
     if model.speculator is None:
         return
-    if loaded.team is None:
+    if loaded.pool is None:
         model.speculator.begin(model.speculator.measure(), {})
         return
     wishes, drafter = source.wishes, model.speculator.drafter
     of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, wishes.draft_tree_width)
-    how = (loaded.team.threads, wishes.kv, wishes.repack, wishes.sparse)
+    how = (loaded.pool.threads, wishes.kv, wishes.repack, wishes.sparse)
     kernels = source_digest(choose(wishes.instruction_set))
     figures = remembered_figures(user_folder("cache"))
     begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))

@@ -65,7 +65,7 @@ class LoadedEngine:
     draft_gpu_bytes: int = 0
     """GPU bytes reserved for the draft model, including those shared by all models."""
     notes: list[str] = field(default_factory=list)
-    team: ThreadPool | None = None
+    pool: ThreadPool | None = None
     """The thread pool of an engine that is wholly on the CPU; a draft model shares it."""
 
 

@@ -65,8 +65,8 @@ class _Sides:
         placing = LoadProgress(source, plan.file_weight_bytes)
         device = cuda_device(self.gpu.index)
         sparse = self.sparse
-        mailbox = ExchangeBuffer(device, CHUNK, facts.hidden_size, most_used(facts))
-        above = self._on_device(mailbox, placing)
+        exchange_buffer = ExchangeBuffer(device, CHUNK, facts.hidden_size, most_used(facts))
+        above = self._on_device(exchange_buffer, placing)
         here = [index for index in facts.indices() if not self._splits[index.layer].on_gpu]
         state = DecoderState.allocate(facts, source.context, source.wishes.kv, here)
         try:
@@ -76,7 +76,7 @@ class _Sides:
                 self._splits,
                 state,
                 self.kernels,
-                mailbox.addresses,
+                exchange_buffer.addresses,
                 batch=CHUNK,
                 threads=plan.machine.processor.threads,
                 computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
@@ -129,7 +129,7 @@ class _Sides:
     def _splits(self) -> tuple[LayerSplit, ...]:
         return tuple(layer.split for layer in self.plan.layers)
 
-    def _on_device(self, mailbox: ExchangeBuffer, placing: LoadProgress) -> CudaBackend:
+    def _on_device(self, exchange_buffer: ExchangeBuffer, placing: LoadProgress) -> CudaBackend:
         source = self.source
         backend = CudaBackend(
             source.specification,
@@ -142,7 +142,7 @@ class _Sides:
                 stream_min_tokens=self.plan.prediction.stream_min_tokens,
             ),
             on_placed=placing,
-            mailbox=mailbox,
+            exchange_buffer=exchange_buffer,
         )
         return made_ready(backend, self.gpu, source, self.plan.weight_bytes_per_token)
 

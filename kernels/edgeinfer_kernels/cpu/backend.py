@@ -44,7 +44,7 @@ class CpuBackend(Backend[Activations]):
     `repack_seconds` report the amount and duration of repacking. `kernels` are those of
     `kernel_units(weights)`. `threads` None: all CPUs available to this process. `head` False: another backend
     continues after the last layer, and there are no logits. `routing`: buffer for the experts of MoE layers.
-    `team`: the thread pool of another backend, which keeps ownership; two pools that run alternately slow
+    `pool`: the thread pool of another backend, which keeps ownership; two pools that run alternately slow
     each other down.
 
     The layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the
@@ -67,22 +67,22 @@ class CpuBackend(Backend[Activations]):
         head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
-        team: ThreadPool | None = None,
+        pool: ThreadPool | None = None,
     ) -> None:
         self.spec, self.weights, self.state = spec, weights, state
         self.batch = batch
         self.routing = routing
         self._kernels = kernels
         sparse = sparse or {}
-        self.team = team or ThreadPool(kernels, threads or usable_cpus())
-        self._owns_pool = team is None
+        self.pool = pool or ThreadPool(kernels, threads or usable_cpus())
+        self._owns_pool = pool is None
         self._decoder = CpuDecoder(
             spec,
             weights,
             {index: weights.residual(index) for index in spec.indices()},
             state,
             kernels,
-            self.team,
+            self.pool,
             batch=batch,
             repacked=[*weights.matrices(head=head), *predictor_matrices(sparse)],
             in_file=[*in_file, *matrices_by_neuron(weights, sparse)],
@@ -169,7 +169,7 @@ class CpuBackend(Backend[Activations]):
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
         fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope)
-        self.team.run(self._functions[function], block, self._step_address)
+        self.pool.run(self._functions[function], block, self._step_address)
 
     def forward(self, x: Activations, start: int) -> None:
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
@@ -179,7 +179,7 @@ class CpuBackend(Backend[Activations]):
                 self.run_block(index, x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
-        self.team.run(*self._layers_run)
+        self.pool.run(*self._layers_run)
 
     def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `Backend.step_logits`, in one run of the thread pool."""
@@ -192,7 +192,7 @@ class CpuBackend(Backend[Activations]):
         schedules.fill(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
         whole = self._output_rows(count)
-        self.team.run(*self._step_run)
+        self.pool.run(*self._step_run)
         return self._finished(whole)
 
     def _max_draft_prompt(self) -> int:
@@ -207,12 +207,12 @@ class CpuBackend(Backend[Activations]):
             head = self._step_args, self._head_args
             made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head)
             self._draft_loop = made
-        return self._draft_loop.run(self.team, ids, start, request)
+        return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`, for a step of at most STEP_TOKENS."""
         self._schedules.fill(len(x), start, x=quick_address(x))
-        self.team.run(*self._schedules.of_layers(layers))
+        self.pool.run(*self._schedules.of_layers(layers))
 
     def forward_batch(self, x: Activations, positions: BatchPositions) -> None:
         if len(x) > STEP_TOKENS:
@@ -220,7 +220,7 @@ class CpuBackend(Backend[Activations]):
         table, start = PositionTable(positions), int(positions.positions.min())
         span = int(positions.positions.max()) + 1 - start
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
-        self.team.run(*self._layers_run)
+        self.pool.run(*self._layers_run)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int) -> None:
         """x += the result of one block, for tokens at positions start…"""
@@ -305,5 +305,5 @@ class CpuBackend(Backend[Activations]):
 
     def close(self) -> None:
         if self._owns_pool:
-            self.team.close()
+            self.pool.close()
         self._decoder.close()

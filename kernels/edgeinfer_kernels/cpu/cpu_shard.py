@@ -43,7 +43,7 @@ class ExchangeRows(NamedTuple):
     experts (int64) and their weights (float32); those of a token are contiguous.
     """
 
-    mailbox: int
+    exchange_buffer: int
     rows: int
     row_bytes: int
     ids: int
@@ -67,7 +67,7 @@ class CpuShard:
         splits: Sequence[LayerSplit],
         state: DecoderState,
         kernels: Kernels,
-        mailbox: ExchangeRows,
+        exchange_buffer: ExchangeRows,
         *,
         batch: int,
         threads: int,
@@ -78,12 +78,12 @@ class CpuShard:
     ) -> None:
         self.spec, self.state, self.batch = spec, state, batch
         self.stages = cpu_stages(spec, weights, splits)
-        self._mailbox, self._kernels, self._splits = mailbox, kernels, list(splits)
+        self._exchange_buffer, self._kernels, self._splits = exchange_buffer, kernels, list(splits)
         self._computed = computed or batch
         indices = [index for stage in self.stages.stages for index in stage]
         self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
         sparse = self._sparse_parts(weights, sparse or {})
-        self.team = ThreadPool(kernels, threads)
+        self.pool = ThreadPool(kernels, threads)
         repacked, mapped = self._matrices(in_file, sparse)
         self._decoder = CpuDecoder(
             spec,
@@ -91,7 +91,7 @@ class CpuShard:
             self._parts,
             state,
             kernels,
-            self.team,
+            self.pool,
             batch=self._computed,
             repacked=repacked,
             in_file=mapped,
@@ -100,7 +100,7 @@ class CpuShard:
         )
         self._arena = self._decoder.arena
         self._memories = self._repacked_memories()
-        self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
+        self._x = float_rows(exchange_buffer.rows, batch, exchange_buffer.row_bytes // 4)
         self._selected: list[int] = []
         self.requests = self._request_counts()
         """Per layer with an expert cache: request counts of each expert, on either device."""
@@ -184,7 +184,9 @@ class CpuShard:
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
         schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
-        service = self._arena.fill(ServiceArgs, words=self._mailbox.mailbox, steps=len(served))
+        service = self._arena.fill(
+            ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)
+        )
         self._serve = self._kernels.address("serve_device"), schedule, service
 
     def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
@@ -197,7 +199,7 @@ class CpuShard:
         block = self.spec.residual(index).block
         if not isinstance(block, MoeSpec) or not self._splits[index.layer].on_gpu:
             return BlockOptions()
-        box = self._mailbox
+        box = self._exchange_buffer
         routing = RoutingRows(box.ids, 8 * block.experts_per_token)
         return BlockOptions(routing, box.weights, self.requests.get(index.layer))
 
@@ -216,20 +218,20 @@ class CpuShard:
     def _fill_calls(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
-        box = self._mailbox
+        box = self._exchange_buffer
         for table, call in self._calls:
             fill_step(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
         self._fill_calls(tokens, start)
-        self.team.run(*self._serve)
+        self.pool.run(*self._serve)
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
         self._fill_calls(tokens, start)
         for function, block, call in self._steps[stage - 1]:
-            self.team.run(function, block, call)
+            self.pool.run(function, block, call)
 
     @property
     def expert_counts(self) -> ExpertCounts:
@@ -239,6 +241,6 @@ class CpuShard:
 
     def close(self) -> None:
         """Release threads and memory."""
-        self.team.close()
+        self.pool.close()
         self._memories.clear()
         self._decoder.close()

@@ -91,7 +91,7 @@ class DraftLoop:
             probs=keep(self._probs),
         )
 
-    def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
+    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
         args, given, most = self._args, len(ids), len(wanted.least)
         if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < most <= MAX_DRAFT_TOKENS:
@@ -112,7 +112,7 @@ class DraftLoop:
             self._uniforms[:most] = wanted.numbers
         args.uniforms = self._uniforms_address if wanted.numbers else 0
         args.most, args.count, args.is_running, args.reached = most, 0, 1, 1.0
-        team.run(self._function, self._block, 0)
+        pool.run(self._function, self._block, 0)
         found = args.count
         return DraftedTokens(
             self._ids[:found].tolist(),

@@ -67,7 +67,8 @@ class CudaBackend(Backend[DeviceRows]):
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
     With `splits` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
-    and hidden states are exchanged through the `mailbox`. Steps then start with `enter` and `sample_entered`.
+    and hidden states are exchanged through the `exchange_buffer`. Steps then start with `enter` and
+    `sample_entered`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
@@ -87,7 +88,7 @@ class CudaBackend(Backend[DeviceRows]):
         *,
         tuning: Tuning | None = None,
         on_placed: OnPlaced | None = None,
-        mailbox: ExchangeBuffer | None = None,
+        exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
         splits = self._options.splits
@@ -113,7 +114,7 @@ class CudaBackend(Backend[DeviceRows]):
         except BaseException:
             self.close()
             raise
-        self._mailbox = mailbox
+        self._exchange_buffer = exchange_buffer
         self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
         self._build(stages, tuning or usual_tuning(capability), capability)
@@ -124,9 +125,9 @@ class CudaBackend(Backend[DeviceRows]):
         model, workspace = self._parts.model, self._parts.workspace
         launches, step_exchange = StepLaunches(model, workspace, tuning, dependent=dependent), None
         if stages is not None:
-            assert self._mailbox is not None, "a split model has a mailbox"
-            step_exchange = DecodeExchange(stages, self._mailbox)
-            self._prompt_exchange = PrefillExchange(stages, self._mailbox, self.device)
+            assert self._exchange_buffer is not None, "a split model has an exchange buffer"
+            step_exchange = DecodeExchange(stages, self._exchange_buffer)
+            self._prompt_exchange = PrefillExchange(stages, self._exchange_buffer, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
         self._steps = CapturedSteps(self.step, self._parts.sampling)

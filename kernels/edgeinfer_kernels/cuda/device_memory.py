@@ -89,7 +89,7 @@ class Uploader:
         self.device = device
         self._pinned = device.type == "cuda"
         self._pool = ThreadPoolExecutor(COPY_THREADS)
-        self._turn = 0
+        self._lock = 0
         if self._pinned:
             self._ring = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
             self._events = [torch.cuda.Event() for _ in range(RING)]
@@ -106,7 +106,7 @@ class Uploader:
     def _upload(self, rows: npt.NDArray[np.uint8]) -> Tensor:
         if not self._pinned or rows.nbytes > CHUNK_BYTES:
             return torch.from_numpy(np.array(rows)).to(self.device)
-        slot = self._turn = (self._turn + 1) % RING
+        slot = self._lock = (self._lock + 1) % RING
         self._events[slot].synchronize()
         staged = self._ring[slot][: rows.nbytes]
         target = staged.numpy().reshape(rows.shape)

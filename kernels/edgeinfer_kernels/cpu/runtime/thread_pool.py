@@ -34,7 +34,7 @@ class ThreadPool:
         self._run = kernels.function("pool_run", 4)
         self._serve = kernels.function("pool_serve", 3)
         self._shutdown = kernels.function("pool_shutdown", 1)
-        self._turn = fork_safe_lock()
+        self._lock = fork_safe_lock()
         self._start()
 
     def _start(self) -> None:
@@ -73,7 +73,7 @@ class ThreadPool:
 
     def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done."""
-        with self._turn:
+        with self._lock:
             if os.getpid() != self._process:
                 self._end.detach()
                 self._start()

@@ -102,7 +102,7 @@ def decode(
         warps=1,
     )
     if stage:
-        step.send(stage, tokens, space.routing, spec.experts_per_token, w.places)
+        step.send(stage, tokens, space.routing, spec.experts_per_token, w.slots)
     if w.shared is not None:
         _shared(step, spec, w, w.shared, source, tokens)
     if w.here:

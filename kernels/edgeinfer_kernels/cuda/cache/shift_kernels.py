@@ -98,7 +98,7 @@ def context_shift_kernel(
 
 
 def slide(
-    cache: DeviceCache, table: torch.Tensor, facts: AttentionSpec, keep: int, dropped: int, end: int
+    cache: DeviceCache, table: torch.Tensor, spec: AttentionSpec, keep: int, dropped: int, end: int
 ) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.
 
@@ -106,13 +106,13 @@ def slide(
     dequantized, get RoPE and are quantized again; values move unchanged. `table`: the RoPE table of the
     layer. No memory is allocated.
     """
-    dimensions = head_dimensions(facts.head_dim)
+    dimensions = head_dimensions(spec.head_dim)
     rows = max(TILE_ELEMENTS // dimensions, 1)
     for begin in range(keep, end - dropped, dropped):
         last = min(begin + dropped, end - dropped)
-        context_shift_kernel[(-(-(last - begin) // rows), facts.kv_heads)](
+        context_shift_kernel[(-(-(last - begin) // rows), spec.kv_heads)](
             cache.keys, cache.key_scales, cache.values, cache.value_scales, table, begin, last, dropped,
             cache.keys.shape[1],
-            HEAD_DIM=facts.head_dim, DIMENSIONS=dimensions, ROWS=rows, CACHE=CACHES[cache.keys.dtype],
-            ROPES=facts.rope is not None, num_warps=4,
+            HEAD_DIM=spec.head_dim, DIMENSIONS=dimensions, ROWS=rows, CACHE=CACHES[cache.keys.dtype],
+            ROPES=spec.rope is not None, num_warps=4,
         )  # fmt: skip

@@ -8,7 +8,7 @@ that finishes last adds up the splits, in a fixed order.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
+from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -138,7 +138,7 @@ def decode_attention_kernel(
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
-    queries = rotated(base, token, asks, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = rope_heads(base, token, asks, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     if CACHE == Q4_0:
         queries = hadamard_of_halves(queries, HEAD_DIM)
     queries = queries.to(tl.float16)

@@ -119,7 +119,7 @@ class DecodeStep:
         scale = residual.residual_scale
         self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
         if norm.weight is not None:
-            target.norm = norm.facts
+            target.norm = norm.spec
         return target
 
     def _target(self, number: int) -> Source:
@@ -140,7 +140,7 @@ class DecodeStep:
         out, sum_squares = target.activations, target.sum_squares
         self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:
-            return Source(out, sum_squares, norm.facts if norm.weight is not None else None)
+            return Source(out, sum_squares, norm.spec if norm.weight is not None else None)
         self.launches.add_norm(None, None, 0.0, norm, out, tokens)
         return target
 

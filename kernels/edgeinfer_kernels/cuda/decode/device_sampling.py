@@ -70,7 +70,7 @@ class DeviceSampling:
         """The id sampled after the token at `start`; waits until the device has written it."""
         if self._events:
             self._events[start % 2].synchronize()
-        return int(self._steps.chosen[start % RING])
+        return int(self._steps.sampled[start % RING])
 
 
 def _host(shape: tuple[int, ...], dtype: torch.dtype, cuda: bool) -> Tensor:

@@ -207,12 +207,12 @@ class StepLaunches:
         """The weights of a norm, if there is one."""
         if norm is None:
             return NormArgs(self.workspace.nothing, self.workspace.nothing, 0.0)
-        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.facts.epsilon)
+        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.spec.epsilon)
 
     def norm_config(self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False) -> NormConfig:
         """The configuration of a kernel that normalizes whole rows of x."""
         width = self.model.spec.hidden_size
-        kinds = norm.weight is not None, norm.facts.kind == "layer", norm.bias is not None
+        kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
         return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
 
     def quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
@@ -236,7 +236,7 @@ class StepLaunches:
     def head(self, source: Source, tokens: int) -> None:
         """The logits, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
-        facts = model.spec
+        spec = model.spec
         self.launch(
             head_kernel,
             (model.head.shapes.padded_rows // ROWS,),
@@ -246,11 +246,11 @@ class StepLaunches:
             space.best,
             space.best_ids,
             source.squares_args,
-            facts.logit_scale,
-            facts.logit_soft_cap,
-            VOCABULARY=facts.vocabulary_size,
+            spec.logit_scale,
+            spec.logit_soft_cap,
+            VOCABULARY=spec.vocabulary_size,
             TILE=model.head.shapes.tile,
-            CAPPED=facts.logit_soft_cap != 0,
+            CAPPED=spec.logit_soft_cap != 0,
             SOURCE=self.source_config(source),
             **self._gemv("head", source.activations.blocks, tokens),
         )

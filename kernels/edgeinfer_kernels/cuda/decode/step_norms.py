@@ -27,11 +27,11 @@ class Source:
 class NextNorm:
     """The norm after a block: specification, weight and bias; None if there is none."""
 
-    facts: NormSpec
+    spec: NormSpec
     weight: Tensor | None
     bias: Tensor | None
 
     @property
     def folds(self) -> bool:
         """Whether the consumer can apply it to its sums."""
-        return self.weight is None or (self.facts.kind == "rms" and self.bias is None)
+        return self.weight is None or (self.spec.kind == "rms" and self.bias is None)

@@ -182,7 +182,7 @@ class ExpertCache:
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._arrived = torch.cuda.Event() if self._cuda else None
         self._seen = np.array([layer.requests for layer in layers])
-        self._places = [self._copy_of(layer.here.places) for layer in layers]
+        self._slots = [self._copy_of(layer.here.slots) for layer in layers]
         self._coming: Change | None = None
         self._pieces: list[_Piece] = []
         self._wanted: list[Change] = []
@@ -207,13 +207,13 @@ class ExpertCache:
 
     def _is_as_loaded(self, row: int) -> bool:
         """Whether the expert in the layer's first slot is packed identically to when it was loaded."""
-        expert = int((self._places[row][0] == 0).nonzero()[0])
+        expert = int((self._slots[row][0] == 0).nonzero()[0])
         pieces = self._pieces_of(row, expert, 0)
         return all(piece.packer.gives(piece.groups, piece.target, piece.first_row) for piece in pieces)
 
-    def _copy_of(self, places: Tensor) -> Tensor:
-        copy = torch.empty(places.shape, dtype=places.dtype, pin_memory=self._cuda)
-        copy.copy_(places)
+    def _copy_of(self, slots: Tensor) -> Tensor:
+        copy = torch.empty(slots.shape, dtype=slots.dtype, pin_memory=self._cuda)
+        copy.copy_(slots)
         return copy
 
     @staticmethod
@@ -256,9 +256,9 @@ class ExpertCache:
 
     def _tell(self, row: int, expert: int, slot: int) -> None:
         """From the next step on, the expert is in that slot of the device; -1: on the host."""
-        places = self._places[row]
-        places[0, expert], places[1, expert] = slot, -1 if slot >= 0 else expert
-        self._layers[row].here.places.copy_(places, non_blocking=True)
+        slots = self._slots[row]
+        slots[0, expert], slots[1, expert] = slot, -1 if slot >= 0 else expert
+        self._layers[row].here.slots.copy_(slots, non_blocking=True)
 
     def beside_step(self) -> None:
         """Called after a step has been launched: work that overlaps with it."""

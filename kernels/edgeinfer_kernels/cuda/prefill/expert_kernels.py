@@ -61,8 +61,8 @@ def select_experts_kernel(
     for _ in range(USED):
         place = tl.argmax(left, axis=0)
         left = tl.where(expert == place, float("-inf"), left)
-    chosen = inside & (left == float("-inf"))
-    whole = tl.sum(tl.where(chosen, weight, 0.0), axis=0)
+    selected = inside & (left == float("-inf"))
+    whole = tl.sum(tl.where(selected, weight, 0.0), axis=0)
     if GATING == SOFTMAX:
         total = tl.sum(weight, axis=0)
         weight = weight / total

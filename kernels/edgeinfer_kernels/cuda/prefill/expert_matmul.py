@@ -30,12 +30,12 @@ def grouped_tile(capability: int) -> GroupedTile:
 class ExpertRows:
     """The token-expert assignments of a chunk, all int32 except the weights.
 
-    `places`: slot of each assignment's expert, first those of the device, then those of the host.
+    `slots`: slot of each assignment's expert, first those of the device, then those of the host.
     `positions`: index of each assignment in the order sorted by slot. `tokens` and `row_slots`: token and
     slot in sorted order.
     """
 
-    places: Tensor
+    slots: Tensor
     weights: Tensor
     positions: Tensor
     tokens: Tensor
@@ -78,6 +78,6 @@ def add_experts(
     """
     tokens, width = total.shape
     add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
-        y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_slot,
-        WIDTH=width, USED=len(choice.places) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+        y, scales, bias, choice.positions, choice.slots, choice.weights, total, first, count, first_slot,
+        WIDTH=width, USED=len(choice.slots) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
     )  # fmt: skip

@@ -18,7 +18,7 @@ HADAMARD_ELEMENTS = 4096
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
+    q, own_position, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
     PROMPT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
@@ -37,14 +37,14 @@ def _attend_tiles(
         scores = tl.dot(q, tl.trans(k))
         if PROMPT.is_capped:
             # tanh z = 1 - 2 / (e^2z + 1)
-            turned = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
-            scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (turned + 1.0))
+            doubled = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
+            scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (doubled + 1.0))
         else:
             scores = scores * (scale * LOG2_E)
         if MASKED:
-            visible = seen[None, :] <= asking[:, None]
+            visible = seen[None, :] <= own_position[:, None]
             if PROMPT.has_window:
-                visible = visible & (seen[None, :] > asking[:, None] - window)
+                visible = visible & (seen[None, :] > own_position[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
         # A row without visible positions so far has the maximum -inf, which must not be subtracted from
@@ -83,7 +83,7 @@ def flash_attention_kernel(
     row = tl.arange(0, BLOCK_M)
     token = first_token + row // GROUP
     rows_mask = (row < TILE_TOKENS * GROUP) & (token < tokens)
-    asking = start + token
+    own_position = start + token
     dimension = tl.arange(0, DIMENSIONS)
     query = token.to(tl.int64) * PROMPT.heads + head * GROUP + row % GROUP
     at = query[:, None] * HEAD_DIM + dimension[None, :]
@@ -105,15 +105,15 @@ def flash_attention_kernel(
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
         best, total, attn_out = _attend_tiles(
-            q, asking, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
+            q, own_position, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
             cache, scale, window, soft_cap, PROMPT, True,
         )  # fmt: skip
     best, total, attn_out = _attend_tiles(
-        q, asking, head, best, total, attn_out, open_from, open_to,
+        q, own_position, head, best, total, attn_out, open_from, open_to,
         cache, scale, window, soft_cap, PROMPT, False,
     )  # fmt: skip
     best, total, attn_out = _attend_tiles(
-        q, asking, head, best, total, attn_out, open_to, highest,
+        q, own_position, head, best, total, attn_out, open_to, highest,
         cache, scale, window, soft_cap, PROMPT, True,
     )  # fmt: skip
     if PROMPT.has_sinks:
@@ -135,9 +135,9 @@ def hadamard_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.c
     dimension = tl.arange(0, DIMENSIONS)
     mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
     at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
-    rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
+    transformed = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
     tl.debug_barrier()  # As in `residual_kernel`.
-    tl.store(at, rotated, mask=mask)
+    tl.store(at, transformed, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def flash_attention(
     queries: torch.Tensor,
     cache: CacheArgs,
     start: int,
-    facts: AttentionSpec,
+    spec: AttentionSpec,
     out: torch.Tensor,
     tile: AttentionTile,
     sinks: torch.Tensor | None = None,
@@ -188,13 +188,13 @@ def flash_attention(
     q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more score per head.
     """
     tokens, heads, head_dim = queries.shape
-    group, dimensions, kind = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
+    group, dimensions, kind = heads // spec.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
     prompt = PromptConfig(
         heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
-        has_window=facts.window > 0, is_capped=facts.soft_cap > 0, has_sinks=sinks is not None,
+        has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
     )  # fmt: skip
-    flash_attention_kernel[(-(-tokens // (tile.rows // group)), facts.kv_heads)](
-        queries, cache, out, sinks, start, tokens, facts.scale, facts.window, facts.soft_cap,
+    flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
+        queries, cache, out, sinks, start, tokens, spec.scale, spec.window, spec.soft_cap,
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:

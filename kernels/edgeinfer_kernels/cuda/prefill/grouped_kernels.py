@@ -15,7 +15,7 @@ expert's rows.
 @triton.jit(do_not_specialize=["pairs", "here"])
 def group_pairs_kernel(
     ids,
-    places,
+    slots,
     pair_slots,
     positions,
     tokens,
@@ -36,14 +36,14 @@ def group_pairs_kernel(
     ids twice for every expert, from cache.
     """
     expert = tl.program_id(0)
-    own, theirs = tl.load(places + expert), tl.load(places + EXPERTS + expert)
+    own, theirs = tl.load(slots + expert), tl.load(slots + EXPERTS + expert)
     place = tl.where(own >= 0, own, here + theirs)
     offset = tl.arange(0, STEP)
     before = tl.zeros((STEP,), tl.int32)
     for begin in range(0, pairs, STEP):
         pair = begin + offset
         id = tl.load(ids + pair, mask=pair < pairs, other=0)
-        device, host = tl.load(places + id), tl.load(places + EXPERTS + id)
+        device, host = tl.load(slots + id), tl.load(slots + EXPERTS + id)
         other = tl.where(device >= 0, device, here + host)
         before += ((other < place) & (pair < pairs)).to(tl.int32)
     first = tl.sum(before, axis=0)
@@ -129,7 +129,7 @@ def add_experts_kernel(
     scales,
     bias,
     positions,
-    places,
+    slots,
     weights,
     total,
     first,
@@ -157,7 +157,7 @@ def add_experts_kernel(
         value = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0)
         value = value * tl.load(scales + row, mask=here, other=0.0)
         if BIAS:
-            at = (tl.load(places + pair) - first_slot) * WIDTH + column
+            at = (tl.load(slots + pair) - first_slot) * WIDTH + column
             value += tl.load(bias + at, mask=inside & here, other=0.0)
         found += tl.load(weights + pair) * value
     tl.store(total + token * WIDTH + column, found, mask=inside)

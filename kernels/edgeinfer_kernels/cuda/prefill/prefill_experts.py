@@ -111,7 +111,7 @@ class PrefillExperts:
         pairs = tokens * spec.experts_per_token
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
-            there = w.places[1][ids]
+            there = w.slots[1][ids]
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
         choice = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
@@ -121,7 +121,7 @@ class PrefillExperts:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
         if w.here or sent:
-            self._add_chosen(spec, w, choice, h, sent, total)
+            self._add_selected(spec, w, choice, h, sent, total)
         return total
 
     def _choose(self, spec: MoeSpec, tokens: int) -> None:
@@ -136,19 +136,19 @@ class PrefillExperts:
     def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
         """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
-        places, positions, tokens, row_slots = (each[:count] for each in self._pairs)
+        slots, positions, tokens, row_slots = (each[:count] for each in self._pairs)
         if w.changing:
             self._counts.zero_()  # Slots without an expert are not written by the kernel.
         group_pairs_kernel[(w.count,)](
-            ids, w.places, places, positions, tokens, row_slots, self._counts, count, w.here,
+            ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
             EXPERTS=w.count, USED=spec.experts_per_token, STEP=GROUPED_PAIRS, num_warps=4,
         )  # fmt: skip
         self._host_counts.copy_(self._counts, non_blocking=True)
         if self._counted is not None:
             self._counted.record()
-        return ExpertRows(places, weights, positions, tokens, row_slots)
+        return ExpertRows(slots, weights, positions, tokens, row_slots)
 
-    def _add_chosen(
+    def _add_selected(
         self,
         spec: MoeSpec,
         w: DeviceExperts,

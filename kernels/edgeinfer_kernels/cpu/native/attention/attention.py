@@ -81,8 +81,8 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
     end = position_of(call, token) + 1
-    place = token_args_of(call, token)
-    pages = place.pages if place.address != 0 else 0
+    token_args = token_args_of(call, token)
+    pages = token_args.pages if token_args.address != 0 else 0
     window = block.window
     begin = max(0, end - window) if window > 0 else 0
     share = (end - begin + own_pieces - 1) // own_pieces

@@ -179,8 +179,8 @@ def token_args_of(call, token):
 @device_function
 def position_of(call, token):
     """Position of a token in its sequence."""
-    place = token_args_of(call, token)
-    return place.position if place.address != 0 else call.start + token
+    token_args = token_args_of(call, token)
+    return token_args.position if token_args.address != 0 else call.start + token
 
 
 @device_function
@@ -194,20 +194,20 @@ def last_position(call):
 
 
 @device_function
-def slot_of(place, position):
+def slot_of(token_args, position):
     """Cache slot of the key and value of a position."""
-    if place.address == 0:
+    if token_args.address == 0:
         return position
-    page = load_i64(place.pages + 8 * (position // POSITIONS_PER_PAGE))
+    page = load_i64(token_args.pages + 8 * (position // POSITIONS_PER_PAGE))
     return page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
 
 
 def make_store_all(store):
     @device_function
-    def store_all(block, kv_head, place, position, row, spare):
+    def store_all(block, kv_head, token_args, position, row, spare):
         """Store a key or a value in its slot and in the slots of its copies."""
-        store(block, kv_head, slot_of(place, position), row, spare)
-        copy = place.copies if place.address != 0 else 0
+        store(block, kv_head, slot_of(token_args, position), row, spare)
+        copy = token_args.copies if token_args.address != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:
             store(block, kv_head, load_i64(copy), row, spare)
             copy += 8

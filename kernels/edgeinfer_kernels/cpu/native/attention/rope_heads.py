@@ -62,8 +62,8 @@ def take_head(block, matrix, norm, row, index, target):
     bias = matrix.bias
     if bias != 0:
         for i in range(head_dim):
-            place = target + 4 * i
-            store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
+            at = target + 4 * i
+            store_f32(at, load_f32(at) + load_f32(bias + 4 * (head_dim * index + i)))
     if norm.address != 0 and qk_norm == 1:
         normalize(norm, target, target)
     elif norm.address != 0 and qk_norm == 2:
@@ -102,7 +102,7 @@ def rope_and_store(block, call, token, index, head):
     head_dim = block.head_dim
     padded = block.padded_head
     spare = head + 4 * padded
-    place = token_args_of(call, token)
+    token_args = token_args_of(call, token)
     position = position_of(call, token)
     table = call.rope + 4 * rope_dim * (position - call.start)
     kv_offset = token * block.kv_stride
@@ -123,14 +123,14 @@ def rope_and_store(block, call, token, index, head):
         apply_rope(head, table, rope_dim, halves)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
-        store_all_keys(block, kv_head, place, position, head, spare)
+        store_all_keys(block, kv_head, token_args, position, head, spare)
     else:
         kv_head = index - heads - kv_heads
         row = block.projected_v + kv_offset
         take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
-        store_all_values(block, kv_head, place, position, head, spare)
+        store_all_values(block, kv_head, token_args, position, head, spare)
 
 
 @device_function

@@ -156,11 +156,11 @@ def cut_off(block, top, weights, count, sorted_logits):
     """The smallest of `count` logits that passes top-k and then top-p."""
     for i in range(count):
         value = load_f32(weights + 4 * i)
-        place = i
-        while place > 0 and load_f32(sorted_logits + 4 * (place - 1)) < value:
-            store_f32(sorted_logits + 4 * place, load_f32(sorted_logits + 4 * (place - 1)))
-            place -= 1
-        store_f32(sorted_logits + 4 * place, value)
+        slot = i
+        while slot > 0 and load_f32(sorted_logits + 4 * (slot - 1)) < value:
+            store_f32(sorted_logits + 4 * slot, load_f32(sorted_logits + 4 * (slot - 1)))
+            slot -= 1
+        store_f32(sorted_logits + 4 * slot, value)
     top_k = block.top_k
     kept = min(count, top_k) if top_k > 0 else count
     total = np.float32(0)
@@ -210,12 +210,12 @@ def sample_candidate(block, step, count, total):
     ids = block.candidates + 8 * MAX_CANDIDATES * step
     weights = block.weights + 4 * MAX_CANDIDATES * step
     wanted = load_f32(block.uniforms + 4 * step) * total
-    place = 0
+    slot = 0
     reached = load_f32(weights)
-    while place < count - 1 and reached <= wanted:
-        place += 1
-        reached += load_f32(weights + 4 * place)
-    return load_i64(ids + 8 * place), load_f32(weights + 4 * place)
+    while slot < count - 1 and reached <= wanted:
+        slot += 1
+        reached += load_f32(weights + 4 * slot)
+    return load_i64(ids + 8 * slot), load_f32(weights + 4 * slot)
 
 
 @device_function

@@ -55,15 +55,15 @@ def gather(pool, counter, block, tokens):
         if pair >= tokens * used:
             break
         row = normed.floats + pair // used * normed.float_stride
-        place = load_i64(block.pair_rows + 8 * pair)
-        if place < 0:
+        row_index = load_i64(block.pair_rows + 8 * pair)
+        if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
         start = entry.first_row
         pairs = entry.pairs
-        write_activations_from(row, gathered, start, place - start, pairs, 0, columns)
+        write_activations_from(row, gathered, start, row_index - start, pairs, 0, columns)
         if copies != 0:
-            target = copies + place * gathered.float_stride
+            target = copies + row_index * gathered.float_stride
             for i in range(0, columns, 16):
                 store_floats(target + 4 * i, load_floats(row + 4 * i))
 
@@ -146,19 +146,19 @@ def activate_experts(pool, counter, block, tokens):
         pair, first, last = next_piece(pool, counter, columns)
         if pair >= pairs:
             break
-        place = load_i64(block.pair_rows + 8 * pair)
-        if place < 0:
+        row_index = load_i64(block.pair_rows + 8 * pair)
+        if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
         expert = entry.expert
         start = entry.first_row
-        up = hidden.floats + place * stride
-        gate = block.gate + place * stride
+        up = hidden.floats + row_index * stride
+        gate = block.gate + row_index * stride
         for i in range(first, last, 16):
             gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
             value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
             store_floats(up + 4 * i, activate_gated(code, gated, value))
-        write_activations_from(up, hidden, start, place - start, entry.pairs, first, last)
+        write_activations_from(up, hidden, start, row_index - start, entry.pairs, first, last)
 
 
 @device_function
@@ -181,7 +181,7 @@ def combine_columns(block, token, x, first, last):
     down = block.down_matrix
     out = block.out
     out_stride = block.out_stride
-    places = block.pair_rows + 8 * used * token
+    row_indices = block.pair_rows + 8 * used * token
     ids = block.ids + token * block.ids_stride
     weights = block.weights + 4 * used * token
     shared = block.shared_up_matrix.address != 0
@@ -192,10 +192,10 @@ def combine_columns(block, token, x, first, last):
     for i in range(first, last, 16):
         total = splat_f32(np.float32(0))
         for slot in range(used):
-            place = load_i64(places + 8 * slot)
-            if place < 0:
+            row_index = load_i64(row_indices + 8 * slot)
+            if row_index < 0:
                 continue
-            row = out + place * out_stride
+            row = out + row_index * out_stride
             value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
             total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
         if shared:

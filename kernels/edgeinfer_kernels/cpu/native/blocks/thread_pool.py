@@ -77,16 +77,16 @@ def meet_all(pool, clear, ahead, end):
     A waiting thread prefetches the memory from `ahead` to `end`; returns the next address to prefetch.
     """
     threads = pool.threads
-    turn = atomic_load(pool.barrier)
+    completed = atomic_load(pool.barrier)
     if atomic_add(pool.arrived, 1) == threads - 1:
         if clear:
             clear_counters(pool)
         atomic_store(pool.arrived, 0)
-        atomic_store(pool.barrier, turn + 1)
+        atomic_store(pool.barrier, completed + 1)
         wake(pool, pool.barrier, pool.barrier_resting)
         return ahead
     spins = 0
-    while atomic_load(pool.barrier) == turn:
+    while atomic_load(pool.barrier) == completed:
         if ahead < end:
             prefetch(ahead)
             ahead += CACHE_LINE
@@ -94,7 +94,7 @@ def meet_all(pool, clear, ahead, end):
             spins += 1
             wait_a_little(pool, spins)
         else:
-            rest(pool, pool.barrier, turn, pool.barrier_resting)
+            rest(pool, pool.barrier, completed, pool.barrier_resting)
     return ahead
 
 

@@ -165,26 +165,26 @@ def make_sums(form: ColumnFormat):
         )
 
     @device_function
-    def sums_of_bytes(active, first, last, place):
+    def sums_of_bytes(active, first, last, begin):
         sums = no_sums()
         for quad in range(first, last):
             at = active + QUAD_BYTES * quad
-            a = load_bytes(load_i64(at) + place)
-            b = load_bytes(load_i64(at + 8) + place)
-            c = load_bytes(load_i64(at + 16) + place)
-            d = load_bytes(load_i64(at + 24) + place)
+            a = load_bytes(load_i64(at) + begin)
+            b = load_bytes(load_i64(at + 8) + begin)
+            c = load_bytes(load_i64(at + 16) + begin)
+            d = load_bytes(load_i64(at + 24) + begin)
             sums = add_four(sums, a, b, c, d, at + 32)
         return sums
 
     @device_function
-    def sums_of_nibbles(active, quads, place):
+    def sums_of_nibbles(active, quads, begin):
         low, high = no_sums(), no_sums()
         for quad in range(quads):
             at = active + QUAD_BYTES * quad
-            a = load_bytes(load_i64(at) + place // 2)
-            b = load_bytes(load_i64(at + 8) + place // 2)
-            c = load_bytes(load_i64(at + 16) + place // 2)
-            d = load_bytes(load_i64(at + 24) + place // 2)
+            a = load_bytes(load_i64(at) + begin // 2)
+            b = load_bytes(load_i64(at + 8) + begin // 2)
+            c = load_bytes(load_i64(at + 16) + begin // 2)
+            d = load_bytes(load_i64(at + 24) + begin // 2)
             low = add_four(
                 low,
                 bits_of_bytes(a, 0, 15),
@@ -213,9 +213,9 @@ def make_add_registers(form: ColumnFormat):
     signed, offset = form.signed, np.float32(form.offset)
 
     @device_function
-    def add_half(sums, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = load_f16(halves + 2 * place)
+    def add_half(sums, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = load_f16(halves + 2 * begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
@@ -229,10 +229,10 @@ def make_add_registers(form: ColumnFormat):
         store_floats(at, total)
 
     @device_function
-    def add_minimum(sums, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = unsigned_factor(halves + 2 * place, factors + place)
-        minimum = unsigned_factor(halves + 2 * (outputs + place), factors + outputs + place)
+    def add_minimum(sums, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = unsigned_factor(halves + 2 * begin, factors + begin)
+        minimum = unsigned_factor(halves + 2 * (outputs + begin), factors + outputs + begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
@@ -241,11 +241,11 @@ def make_add_registers(form: ColumnFormat):
     add_one = add_half if form.factors == "half" else add_minimum
 
     @device_function
-    def add_registers(sums, factors, halves, outputs, place, activations, out):
-        add_one(sums[0], factors, halves, outputs, place, activations, out)
-        add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
-        add_one(sums[2], factors, halves, outputs, place + 32, activations, out)
-        add_one(sums[3], factors, halves, outputs, place + 48, activations, out)
+    def add_registers(sums, factors, halves, outputs, begin, activations, out):
+        add_one(sums[0], factors, halves, outputs, begin, activations, out)
+        add_one(sums[1], factors, halves, outputs, begin + 16, activations, out)
+        add_one(sums[2], factors, halves, outputs, begin + 32, activations, out)
+        add_one(sums[3], factors, halves, outputs, begin + 48, activations, out)
 
     return add_registers
 
@@ -257,10 +257,10 @@ def make_add_two(form: ColumnFormat):
     offset = np.float32(form.offset)
 
     @device_function
-    def add_two(first, last, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = signed_factor(halves + 2 * place, factors + place)
-        scale_too = signed_factor(halves + 2 * place, factors + outputs + place)
+    def add_two(first, last, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = signed_factor(halves + 2 * begin, factors + begin)
+        scale_too = signed_factor(halves + 2 * begin, factors + outputs + begin)
         weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
         total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
         correction = multiply(scale, splat_f32(offset))
@@ -273,27 +273,27 @@ def make_add_two(form: ColumnFormat):
 
 def make_tile(form: ColumnFormat):
     """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
-    to OUTPUTS_PER_TILE outputs from `place` on.
+    to OUTPUTS_PER_TILE outputs from `begin` on.
     """
     sums_of_bytes, sums_of_nibbles = make_sums(form)
     add_registers, add_two = make_add_registers(form), make_add_two(form)
 
     @device_function
-    def tile_of_nibbles(active, quads, factors, halves, outputs, place, activations, out):
-        low, high = sums_of_nibbles(active, quads, place)
-        add_registers(low, factors, halves, outputs, place, activations, out)
-        add_registers(high, factors, halves, outputs, place + 64, activations, out)
+    def tile_of_nibbles(active, quads, factors, halves, outputs, begin, activations, out):
+        low, high = sums_of_nibbles(active, quads, begin)
+        add_registers(low, factors, halves, outputs, begin, activations, out)
+        add_registers(high, factors, halves, outputs, begin + 64, activations, out)
 
     @device_function
-    def tile_of_bytes(active, quads, factors, halves, outputs, place, activations, out):
-        for here in range(place, place + OUTPUTS_PER_TILE, 64):
+    def tile_of_bytes(active, quads, factors, halves, outputs, begin, activations, out):
+        for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             sums = sums_of_bytes(active, 0, quads, here)
             add_registers(sums, factors, halves, outputs, here, activations, out)
 
     @device_function
-    def tile_of_two(active, quads, factors, halves, outputs, place, activations, out):
+    def tile_of_two(active, quads, factors, halves, outputs, begin, activations, out):
         middle = load_i64(active + QUADS + 8)
-        for here in range(place, place + OUTPUTS_PER_TILE, 64):
+        for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             f = sums_of_bytes(active, 0, middle, here)
             s = sums_of_bytes(active, middle, quads, here)
             add_two(f[0], s[0], factors, halves, outputs, here, activations, out)
@@ -329,24 +329,24 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             prefetch(at + line)
 
     @device_function
-    def prefetch_tile(active, factors, halves, outputs, place):
+    def prefetch_tile(active, factors, halves, outputs, begin):
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
             for neuron in range(4):
-                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_PER_TILE * bits // 8)
+                prefetch_lines(load_i64(at + 8 * neuron) + begin * bits // 8, OUTPUTS_PER_TILE * bits // 8)
         if has_bytes:
-            prefetch_lines(factors + place, OUTPUTS_PER_TILE)
-            prefetch_lines(factors + outputs + place, OUTPUTS_PER_TILE)
+            prefetch_lines(factors + begin, OUTPUTS_PER_TILE)
+            prefetch_lines(factors + outputs + begin, OUTPUTS_PER_TILE)
         else:
-            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_PER_TILE)
+            prefetch_lines(halves + 2 * begin, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
     ):
         outputs = columns.outputs
         for token in range(tokens):
-            for place in range(first, last, 16):
-                store_floats(output + token * output_stride + 4 * place, splat_f32(np.float32(0)))
+            for begin in range(first, last, 16):
+                store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = columns.blocks * tokens
         for step in range(min(steps, BLOCKS_AHEAD)):
             list_step(columns, step, tokens, activations, stride, scratch)
@@ -362,9 +362,9 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             factors, halves = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
-            for place in range(first, last, OUTPUTS_PER_TILE):
-                prefetch_tile(following, next_factors, next_halves, outputs, place)
+            for begin in range(first, last, OUTPUTS_PER_TILE):
+                prefetch_tile(following, next_factors, next_halves, outputs, begin)
                 if quads != 0:
-                    tile(active, quads, factors, halves, outputs, place, a, out)
+                    tile(active, quads, factors, halves, outputs, begin, a, out)
 
     return neuron_sums
