@@ -75,7 +75,7 @@ def _allocate(device: torch.device, nbytes: int) -> Tensor:
     except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
         raise DeviceMemoryError(
-            f"the GPU was asked for {nbytes / 2**20:.0f} MiB and has {free / 2**20:.0f} MiB free"
+            f"the allocation needs {nbytes / 2**20:.0f} MiB and the GPU has {free / 2**20:.0f} MiB free"
         ) from None
 
 

@@ -71,7 +71,7 @@ def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
 
 
 def _buffers(builder: BlockBuilder) -> dict[str, int]:
-    """Addresses and strides of what the phases of the block hand on."""
+    """Addresses and strides of the buffers between the phases of the block."""
     fields, rows = {"states": builder.workspace.states}, builder.workspace.rows
     fields["projected_q"], fields["q_stride"] = rows("projected_q")
     fields["projected_k"], fields["kv_stride"] = rows("projected_k")

@@ -75,7 +75,7 @@ def take(
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
-            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU's kernels want a "
+            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU kernels need a "
             f"multiple of {ROW_MULTIPLE}"
         )
     order = head_order(spec.rope, spec.head_dim)

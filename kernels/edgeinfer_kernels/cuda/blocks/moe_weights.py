@@ -93,7 +93,7 @@ def check_expert_rows(w: MoeWeights) -> None:
     for stack in w.stacks():
         if stack.rows % ROW_MULTIPLE:
             raise UnsupportedOnDeviceError(
-                f"{stack.name}: {stack.rows} rows an expert, the GPU's kernels want a multiple of "
+                f"{stack.name}: {stack.rows} rows per expert, the GPU kernels need a multiple of "
                 f"{ROW_MULTIPLE}"
             )
 

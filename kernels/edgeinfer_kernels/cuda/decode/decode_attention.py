@@ -46,10 +46,10 @@ def _split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, W
 
 
 @triton.jit
-def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+def _visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
-    sees = tl.load(state + 16 + token, mask=asks, other=0)
+    sees = tl.load(state + 16 + token, mask=is_query, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
     if WINDOW > 0:
         new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
@@ -130,7 +130,7 @@ def decode_attention_kernel(
     cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
-    asks = row < GROUP * TOKENS
+    is_query = row < GROUP * TOKENS
     first, last, used = _split_range(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
@@ -138,11 +138,11 @@ def decode_attention_kernel(
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
-    queries = rope_heads(base, token, asks, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     if CACHE == Q4_0:
         queries = hadamard_of_halves(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
-    position = tl.load(state + 8 + token, mask=asks, other=0)
+    position = tl.load(state + 8 + token, mask=is_query, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
@@ -150,7 +150,7 @@ def decode_attention_kernel(
         key_tile, value_tile = append_new(
             qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS
         )
-        visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
+        visible = _visible_new(state, token, is_query, position, TOKENS, WINDOW)
         highest, total, attn_out = _attend(
             queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, CAPPED
         )
@@ -172,7 +172,7 @@ def decode_attention_kernel(
     )
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    found = asks & (split < used)
+    found = is_query & (split < used)
     tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=found[:, None])
     tl.store(results.peaks + part * 2, highest, mask=found)
     tl.store(results.peaks + part * 2 + 1, total, mask=found)

@@ -4,7 +4,7 @@
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, a join kernel follows. In a split model, x is sent to the host at
-its CPU stages and comes back with the CPU's sum added (`cpu_stages.py`).
+its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
 """
 
 from typing import Any

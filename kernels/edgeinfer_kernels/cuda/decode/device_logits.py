@@ -56,7 +56,7 @@ class DeviceLogits:
         return found
 
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        """Compute a few rows at a time."""
+        """Compute some rows at a time."""
         space, out = self._parts.workspace, np.empty((len(x), self._size), np.float32)
         for first in range(0, len(x), MAX_TOKENS):
             count = min(MAX_TOKENS, len(x) - first)

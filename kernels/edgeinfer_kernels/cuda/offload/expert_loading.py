@@ -183,7 +183,7 @@ class ExpertCache:
         self._arrived = torch.cuda.Event() if self._cuda else None
         self._seen = np.array([layer.requests for layer in layers])
         self._slots = [self._copy_of(layer.here.slots) for layer in layers]
-        self._coming: Change | None = None
+        self._loading: Change | None = None
         self._pieces: list[_Piece] = []
         self._wanted: list[Change] = []
         self._tokens = 0
@@ -240,21 +240,21 @@ class ExpertCache:
         usable.
         """
         self._tokens += tokens
-        if self._coming is not None:
+        if self._loading is not None:
             if self._pieces or not (self._arrived is None or self._arrived.query()):
                 return
-            come, self._coming = self._coming, None
-            self._policy.land(come)
-            self._tell(come.layer, come.expert, come.slot)
+            loaded, self._loading = self._loading, None
+            self._policy.land(loaded)
+            self._set_slot(loaded.layer, loaded.expert, loaded.slot)
             self.changes += 1
         if self._wanted:
-            self._coming = self._wanted.pop(0)
-            self._policy.begin(self._coming)
-            self._tell(self._coming.layer, self._coming.leaves, -1)
-            come = self._coming
-            self._pieces = list(self._pieces_of(come.layer, come.expert, come.slot))
+            self._loading = self._wanted.pop(0)
+            self._policy.begin(self._loading)
+            self._set_slot(self._loading.layer, self._loading.leaves, -1)
+            loading = self._loading
+            self._pieces = list(self._pieces_of(loading.layer, loading.expert, loading.slot))
 
-    def _tell(self, row: int, expert: int, slot: int) -> None:
+    def _set_slot(self, row: int, expert: int, slot: int) -> None:
         """From the next step on, the expert is in that slot of the device; -1: on the host."""
         slots = self._slots[row]
         slots[0, expert], slots[1, expert] = slot, -1 if slot >= 0 else expert
@@ -262,8 +262,8 @@ class ExpertCache:
 
     def beside_step(self) -> None:
         """Called after a step has been launched: work that overlaps with it."""
-        if self._coming is not None:
-            self._bring(self._coming)
+        if self._loading is not None:
+            self._bring(self._loading)
         elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
             self._tokens = 0
             requests = np.array([layer.requests for layer in self._layers])

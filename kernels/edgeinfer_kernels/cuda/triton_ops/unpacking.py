@@ -24,7 +24,7 @@ FLOATS_PER_PROGRAM = 256
 
 
 class BlockFacts(NamedTuple):
-    """What a kernel must know of a block, as a compile-time constant: byte offsets of its fields."""
+    """The byte offsets of a block's fields, as a compile-time constant."""
 
     weights: int
     nbytes: int
