@@ -9,7 +9,7 @@ from edgeinfer.planning.device_plan import DevicePlan, PlanRequest, plan_devices
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_choice import SparseChoice
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats, kernel_units
@@ -87,10 +87,7 @@ def _loaded(
         weights,
         state,
         kernels,
-        batch=CPU_BATCH,
-        threads=machine.processor.threads,
-        in_file=in_file,
-        sparse=layers,
+        CpuOptions(CPU_BATCH, machine.processor.threads, in_file, layers),
         routing=Routing.allocate(source.specification, CPU_BATCH),
         on_placed=placing,
         pool=pool,

@@ -14,7 +14,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
-from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -77,12 +77,14 @@ class _Sides:
                 state,
                 self.kernels,
                 exchange_buffer.addresses,
-                batch=CHUNK,
-                threads=plan.machine.processor.threads,
-                computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
-                in_file=blocks_in_file(plan, facts),
-                sparse=sparse.layers,
-                on_placed=placing,
+                ShardOptions(
+                    CHUNK,
+                    plan.machine.processor.threads,
+                    computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
+                    in_file=blocks_in_file(plan, facts),
+                    sparse=sparse.layers,
+                ),
+                placing,
             )
         except BaseException:
             above.close()

@@ -14,7 +14,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
-from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows, ShardOptions
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, GIVEN_UP, SENT
 from edgeinfer_kernels.cpu.sparse import SparseLayers
@@ -81,10 +81,7 @@ def host_half(
             state,
             kernels,
             exchange_buffer.addresses,
-            batch=BATCH,
-            threads=3,
-            in_file=in_file,
-            sparse=sparse,
+            ShardOptions(BATCH, 3, in_file=in_file, sparse=sparse or {}),
         )
         try:
             yield host, exchange_buffer

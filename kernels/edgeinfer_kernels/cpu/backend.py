@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.decoder import CpuDecoder
+from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows, quick_address
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
@@ -36,19 +37,31 @@ ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 """Kernels that every model needs; layers name the others."""
 
 
+@dataclass(frozen=True)
+class CpuOptions:
+    """How a decoder is loaded on the CPU.
+
+    `batch`: maximum tokens of a forward. `threads` None: all CPUs available to this process. The matrices
+    `in_file` stay memory-mapped; each group of their rows is interleaved whenever it is multiplied. The
+    layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the weights
+    in the per-neuron layout from the file instead. `head` False: another backend continues after the last
+    layer, and there are no logits.
+    """
+
+    batch: int = 256
+    threads: int | None = None
+    in_file: Sequence[Matrix] = ()
+    sparse: SparseLayers = field(default_factory=dict)
+    head: bool = True
+
+
 class CpuBackend(Backend[Activations]):
     """A decoder on the CPU.
 
-    Weights are repacked at load time, so the pages of the file can be released. The blocks `in_file` stay
-    memory-mapped; each group of their rows is interleaved whenever it is multiplied. `repacked_bytes` and
+    Weights are repacked at load time, so the pages of the file can be released. `repacked_bytes` and
     `repack_seconds` report the amount and duration of repacking. `kernels` are those of
-    `kernel_units(weights)`. `threads` None: all CPUs available to this process. `head` False: another backend
-    continues after the last layer, and there are no logits. `routing`: buffer for the experts of MoE layers.
-    `pool`: the thread pool of another backend, which keeps ownership; two pools that run alternately slow
-    each other down.
-
-    The layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the
-    weights in the per-neuron layout from the file instead.
+    `kernel_units(weights)`. `routing`: buffer for the experts of MoE layers. `pool`: the thread pool of
+    another backend, which keeps ownership; two pools that run alternately slow each other down.
     """
 
     name = "cpu"
@@ -59,39 +72,27 @@ class CpuBackend(Backend[Activations]):
         weights: DecoderWeights,
         state: DecoderState,
         kernels: Kernels,
+        options: CpuOptions,
         *,
-        batch: int = 256,
-        threads: int | None = None,
-        in_file: Sequence[Matrix] = (),
-        sparse: SparseLayers | None = None,
-        head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
         pool: ThreadPool | None = None,
     ) -> None:
         self.spec, self.weights, self.state = spec, weights, state
-        self.batch = batch
-        self.routing = routing
-        self._kernels = kernels
-        sparse = sparse or {}
-        self.pool = pool or ThreadPool(kernels, threads or usable_cpus())
+        self.batch, self.routing, self._kernels = options.batch, routing, kernels
+        self.pool = pool or ThreadPool(kernels, options.threads or usable_cpus())
         self._owns_pool = pool is None
-        self._decoder = CpuDecoder(
-            spec,
-            weights,
-            {index: weights.residual(index) for index in spec.indices()},
-            state,
-            kernels,
-            self.pool,
-            batch=batch,
-            repacked=[*weights.matrices(head=head), *predictor_matrices(sparse)],
-            in_file=[*in_file, *matrices_by_neuron(weights, sparse)],
-            sparse=sparse,
+        placement = WeightPlacement(
+            repacked=[*weights.matrices(head=options.head), *predictor_matrices(options.sparse)],
+            in_file=[*options.in_file, *matrices_by_neuron(weights, options.sparse)],
+            sparse=options.sparse,
             on_placed=on_placed,
         )
+        blocks = {index: weights.residual(index) for index in spec.indices()}
+        self._decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)
         self.repacked_bytes = self._decoder.repacked_bytes
         self.repack_seconds = self._decoder.repack_seconds
-        self._build(head)
+        self._build(options.head)
         self.capabilities = self._capabilities()
 
     def _capabilities(self) -> Capabilities:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.decoder import CpuDecoder
+from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Bytes,
     byte_view,
@@ -50,14 +51,28 @@ class ExchangeRows(NamedTuple):
     weights: int
 
 
+@dataclass(frozen=True)
+class ShardOptions:
+    """How the CPU shard is loaded.
+
+    A step has at most `batch` tokens. For steps of more than `computed` tokens there are no stages (None: no
+    limit). The weights of the blocks `in_file` stay memory-mapped, except the router and shared expert of an
+    MoE block. Memory-mapped weights cannot be streamed to a device, and neither can layers of `sparse`, whose
+    part here reads only active neurons in short steps.
+    """
+
+    batch: int
+    threads: int
+    computed: int | None = None
+    in_file: Collection[BlockIndex] = ()
+    sparse: SparseLayers = field(default_factory=dict)
+
+
 class CpuShard:
     """The CPU's part of a decoder's blocks under `splits`, in the kernel layout, and the embedding.
 
-    A step has at most `batch` tokens, whose hidden states are in the exchange buffer. For steps of more than
-    `computed` tokens it has no stages (None: no limit). The weights of the blocks `in_file` stay
-    memory-mapped, except the router and shared expert of an MoE block. Memory-mapped weights cannot be
-    streamed to a device, and neither can layers of `sparse`, whose part here reads only active neurons in
-    short steps. `state`: that of the layers on the CPU. `kernels` are those of `kernel_units` with SERVICE.
+    The hidden states of a step are in the exchange buffer. `state`: that of the layers on the CPU. `kernels`
+    are those of `kernel_units` with SERVICE.
     """
 
     def __init__(
@@ -68,39 +83,24 @@ class CpuShard:
         state: DecoderState,
         kernels: Kernels,
         exchange_buffer: ExchangeRows,
-        *,
-        batch: int,
-        threads: int,
-        computed: int | None = None,
-        in_file: Collection[BlockIndex] = (),
-        sparse: SparseLayers | None = None,
+        options: ShardOptions,
         on_placed: OnPlaced | None = None,
     ) -> None:
-        self.spec, self.state, self.batch = spec, state, batch
+        self.spec, self.state, self.batch = spec, state, options.batch
         self.stages = cpu_stages(spec, weights, splits)
         self._exchange_buffer, self._kernels, self._splits = exchange_buffer, kernels, list(splits)
-        self._computed = computed or batch
+        self._computed = options.computed or self.batch
         indices = [index for stage in self.stages.stages for index in stage]
         self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
-        sparse = self._sparse_parts(weights, sparse or {})
-        self.pool = ThreadPool(kernels, threads)
-        repacked, mapped = self._matrices(in_file, sparse)
+        sparse = self._sparse_parts(weights, options.sparse)
+        self.pool = ThreadPool(kernels, options.threads)
+        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_placed)
         self._decoder = CpuDecoder(
-            spec,
-            weights,
-            self._parts,
-            state,
-            kernels,
-            self.pool,
-            batch=self._computed,
-            repacked=repacked,
-            in_file=mapped,
-            sparse=sparse,
-            on_placed=on_placed,
+            spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
         self._arena = self._decoder.arena
         self._memories = self._repacked_memories()
-        self._x = float_rows(exchange_buffer.rows, batch, exchange_buffer.row_bytes // 4)
+        self._x = float_rows(exchange_buffer.rows, self.batch, exchange_buffer.row_bytes // 4)
         self._selected: list[int] = []
         self.requests = self._request_counts()
         """Per layer with an expert cache: request counts of each expert, on either device."""

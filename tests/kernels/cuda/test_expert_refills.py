@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
 from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -101,7 +101,7 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
     facts = decoder.specification
     routing = Routing.allocate(facts, len(ids))
     state = DecoderState.allocate(facts, CONTEXT, "f32")
-    backend = CpuBackend(facts, decoder.weights, state, kernels, batch=len(ids), threads=1, routing=routing)
+    backend = CpuBackend(facts, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
     try:
         backend.forward(backend.embed(ids), 0)
     finally:

@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -130,7 +130,7 @@ def _forwards(
     """
     specification, weights = decoder
     state = DecoderState.allocate(specification, PROMPT, "f16")
-    backend = CpuBackend(specification, weights, state, kernels, batch=tokens, threads=threads)
+    backend = CpuBackend(specification, weights, state, kernels, CpuOptions(tokens, threads))
     x = np.ones((tokens, specification.hidden_size), np.float32)
     forwards: list[float] = []
     try:

@@ -155,21 +155,9 @@ def decode_attention_kernel(
             queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, CAPPED
         )
     highest, total, attn_out = _attend_cached(
-        queries,
-        cache,
-        head,
-        row,
-        position,
-        first,
-        last,
-        highest,
-        total,
-        attn_out,
-        scale,
-        cap,
-        ATTENTION,
-        SPLIT,
-    )
+        queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,
+        ATTENTION, SPLIT,
+    )  # fmt: skip
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
     found = is_query & (split < used)

@@ -304,8 +304,8 @@ def sample(
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
     `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, capacity) int32: ids
-    for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may be
-    in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
+    for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may
+    be in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
