@@ -22,7 +22,7 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.shift_kernels import slide
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import choose_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling_kernels import sample_best_kernel
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -134,16 +134,16 @@ def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     facts, there = gpu_shard(specification, weights, divisions)
     arena = Arena()
     model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, splits=divisions)
-    mailbox = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
+    exchange_buffer = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
     launches = StepLaunches(
         model,
         Workspace(model, arena),
         usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
-    DecodeStep(launches, DecodeExchange(cpu_stages(specification, weights, divisions), mailbox)).launch(
-        tokens
-    )
+    DecodeStep(
+        launches, DecodeExchange(cpu_stages(specification, weights, divisions), exchange_buffer)
+    ).launch(tokens)
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
@@ -154,7 +154,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     space = Workspace(model, arena)
     step = DecodeStep(StepLaunches(model, space, usual_tuning(capability), dependent=dependent))
     step.launch(tokens)
-    choose_best_kernel[(1,)](
+    sample_best_kernel[(1,)](
         space.best, space.best_ids, space.state, empty(64, dtype=WHOLE),
         PROGRAMS=space.best.shape[1], RING=64, DEPENDENT=dependent, num_warps=8,
         **({"launch_pdl": True} if dependent else {}),

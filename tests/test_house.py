@@ -25,6 +25,8 @@ PRIVATE_IN_TESTS = {
 }
 """Files of tests that use private names, and whose."""
 
+MAX_KERNEL_PARAMETERS, MAX_KERNEL_LINES = 16, 80
+
 # package -> (floor, folder, third-party packages that this part may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
     "edgeinfer_tui": (
@@ -98,6 +100,29 @@ def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert silent == []
+
+
+def triton_kernels(path: Path) -> list[ast.FunctionDef]:
+    """The functions of a file that Triton compiles."""
+    functions = [
+        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)
+    ]
+    return [
+        node for node in functions if any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+    ]
+
+
+def test_triton_kernels_have_at_most_sixteen_parameters_and_eighty_lines() -> None:
+    kernels = [(path, node) for path in modules_of("edgeinfer_kernels") for node in triton_kernels(path)]
+    assert len(kernels) > 100
+    large = [
+        f"{path.name}: {node.name} has {count} parameters, {lines} lines"
+        for path, node in kernels
+        for count in [len(node.args.args) + len(node.args.kwonlyargs)]
+        for lines in [(node.end_lineno or 0) - node.lineno + 1]
+        if count > MAX_KERNEL_PARAMETERS or lines > MAX_KERNEL_LINES
+    ]
+    assert large == []
 
 
 def test_importing_edgeinfer_brings_no_heavy_package() -> None:

@@ -16,7 +16,7 @@ from edgeinfer.profiling.predictor_training import Samples, Trained, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
@@ -160,7 +160,7 @@ def _layer_bytes(weights: DecoderWeights) -> int:
 def _backend(facts: DecoderSpec, weights: DecoderWeights, sparse: SparseLayers, threads: int) -> CpuBackend:
     kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights, sparse=sparse))
     state = DecoderState.allocate(facts, 16, "f16")
-    return CpuBackend(facts, weights, state, kernels, batch=16, threads=threads, sparse=sparse)
+    return CpuBackend(facts, weights, state, kernels, CpuOptions(16, threads, sparse=sparse))
 
 
 def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:

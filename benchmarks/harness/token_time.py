@@ -30,20 +30,20 @@ class TokenTime:
 class TimedThreadPool:
     """Stands before a thread team and counts the time inside its calls."""
 
-    def __init__(self, team: Any) -> None:
-        self._team = team
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
         self.seconds = 0.0
         self.calls = 0
 
     def run(self, *arguments: Any) -> None:
         """As the team's, timed."""
         begin = time.perf_counter()
-        self._team.run(*arguments)
+        self._pool.run(*arguments)
         self.seconds += time.perf_counter() - begin
         self.calls += 1
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._team, name)
+        return getattr(self._pool, name)
 
 
 def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenTime:
@@ -52,14 +52,14 @@ def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenT
     engine.rewind(0)
     engine.append(ids[:1])
     totals, inside, calls = [], [], 0
-    with _timed(engine) as team:
+    with _timed(engine) as pool:
         for token in ids[1:]:
-            before = team.seconds
+            before = pool.seconds
             begin = time.perf_counter()
             engine.append([token])
             totals.append(time.perf_counter() - begin)
-            inside.append(team.seconds - before)
-        calls = team.calls
+            inside.append(pool.seconds - before)
+        calls = pool.calls
     engine.rewind(0)
     rest = np.subtract(totals, inside)
     return TokenTime(
@@ -70,11 +70,11 @@ def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenT
 @contextmanager
 def _timed(engine: Engine) -> Iterator[TimedThreadPool]:
     backend: Any = getattr(engine, "backend", None)
-    if not hasattr(backend, "team"):
+    if not hasattr(backend, "pool"):
         raise TypeError(f"{type(engine).__name__}: no backend with a thread team to be timed")
-    team = TimedThreadPool(backend.team)
-    backend.team = team
+    pool = TimedThreadPool(backend.pool)
+    backend.pool = pool
     try:
-        yield team
+        yield pool
     finally:
-        backend.team = team._team
+        backend.pool = pool._pool

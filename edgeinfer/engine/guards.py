@@ -5,7 +5,7 @@ from types import TracebackType
 
 from edgeinfer.errors import DeviceError, EdgeInferError
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 
 class ModelLock:

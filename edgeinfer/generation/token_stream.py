@@ -15,7 +15,7 @@ from edgeinfer.generation.prefill import read_prompt
 from edgeinfer.generation.request import Request
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.speculation.speculator import DraftCount, Speculator
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 
 class _Cancelled(Exception):  # noqa: N818 - no error: the caller has requested it

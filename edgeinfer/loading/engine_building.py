@@ -11,14 +11,14 @@ from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_choice import SparseChoice
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import LayerSplit, host_batch, layer_splits
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
@@ -70,17 +70,14 @@ class EngineBuilder:
             source.weights,
             DecoderState.allocate(source.specification, source.context, source.options.kv),
             kernels,
-            batch=CPU_BATCH,
-            threads=plan.machine.processor.threads,
-            in_file=self._left_in_file(),
-            sparse=self.sparse.layers if plan.options.sparse else {},
+            CpuOptions(CPU_BATCH, plan.machine.processor.threads, self._left_in_file(), self._sparse_layers),
             routing=Routing.allocate(source.specification, CPU_BATCH),
             on_placed=progress,
-            team=self.thread_pool,
+            pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
         loaded = self._loaded(backend, CPU_BATCH, self._cpu_notes(kernels))
-        return replace(loaded, plan=self._measured(repacking), thread_pool=backend.team)
+        return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
         from edgeinfer.loading.gpu_loading import exchange_buffer
@@ -124,7 +121,7 @@ class EngineBuilder:
         kernels: Kernels,
         progress: LoadProgress,
     ) -> "CpuShard":
-        from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+        from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 
         source, plan, spec = self.source, self.plan, self.source.specification
         blocks = [index for index in spec.indices() if not splits[index.layer].on_gpu]
@@ -135,13 +132,19 @@ class EngineBuilder:
             DecoderState.allocate(spec, source.context, source.options.kv, blocks),
             kernels,
             exchange.addresses,
-            batch=CHUNK,
-            threads=plan.machine.processor.threads,
-            computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
-            in_file=blocks_in_file(plan, spec),
-            sparse=self.sparse.layers if plan.options.sparse else {},
-            on_placed=progress,
+            ShardOptions(
+                CHUNK,
+                plan.machine.processor.threads,
+                computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
+                in_file=blocks_in_file(plan, spec),
+                sparse=self._sparse_layers,
+            ),
+            progress,
         )
+
+    @property
+    def _sparse_layers(self) -> SparseLayers:
+        return self.sparse.layers if self.plan.options.sparse else {}
 
     def _begin_expert_cache(self, gpu_shard: "CudaBackend") -> str | None:
         """Enable the expert cache if it is planned; None, or the reason why the experts stay fixed."""
@@ -156,8 +159,8 @@ class EngineBuilder:
 
     def _kernels(self, *, head: bool) -> Kernels:
         """The CPU kernels; without the `head`, those that serve a GPU."""
-        sparse = self.sparse.layers if self.plan.options.sparse else {}
-        units = [*([] if head else [SERVICE]), *kernel_units(self.source.weights, head=head, sparse=sparse)]
+        needed = kernel_units(self.source.weights, head=head, sparse=self._sparse_layers)
+        units = [*([] if head else [SERVICE]), *needed]
         options = self.source.options
         isa = choose(options.instruction_set)
         return load_kernels(user_folder("cache"), isa, units, options.build_progress)

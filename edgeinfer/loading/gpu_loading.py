@@ -5,7 +5,7 @@ from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
+from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
@@ -51,7 +51,7 @@ def load_gpu_shard(
             cuda_device(gpu.index),
             options,
             on_placed=progress,
-            mailbox=exchange,
+            exchange_buffer=exchange,
         )
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error

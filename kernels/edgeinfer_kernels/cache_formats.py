@@ -20,7 +20,7 @@ def rotation_block(head_dim: int) -> int:
     return head_dim & -head_dim
 
 
-def rotated(rows: Rows) -> npt.NDArray[np.float32]:
+def hadamard_rows(rows: Rows) -> npt.NDArray[np.float32]:
     """(..., head_dim) float32: rows times the orthonormal Hadamard matrix, block by block; applied twice, it
     is the identity.
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cache_formats import (
+    hadamard_rows,
     nibble_bytes,
     packed_in_groups,
     packed_in_pairs,
-    rotated,
     rounded_to_bytes,
     rounded_to_nibbles,
     unpacked_groups,
@@ -73,7 +73,7 @@ class LayerCache:
     Keys: (kv_heads, tiles, head_dim, 16). Tile t holds positions 16·t…, so sixteen scores need no sum across
     lanes. Values: (kv_heads, positions, head_dim). One tile of 64 positions is allocated after the last. Both
     are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16); a group is `SCALED` elements of a
-    head. In q4_0, heads are in the Hadamard basis (`rotated`) and have 4 bits per element (uint8, and
+    head. In q4_0, heads are in the Hadamard basis (`hadamard_rows`) and have 4 bits per element (uint8, and
     scales). Two dimensions of a key share a byte (`packed_in_pairs`); the two halves of a value's group share
     bytes (`packed_in_groups`).
     """
@@ -116,7 +116,7 @@ class LayerCache:
         return int(self.values.shape[1])
 
     @property
-    def has_rotated_heads(self) -> bool:
+    def has_hadamard_heads(self) -> bool:
         """Whether the cache is q4_0: 4 bits per element, heads in the Hadamard basis."""
         return self.keys.dtype == np.uint8
 
@@ -128,7 +128,7 @@ class LayerCache:
         if self.value_scales is not None:
             codes, scales = self._rounded(values)
             self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
-            given = packed_in_groups(codes) if self.has_rotated_heads else codes
+            given = packed_in_groups(codes) if self.has_hadamard_heads else codes
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
@@ -139,17 +139,17 @@ class LayerCache:
         if self.key_scales is not None:
             codes, scales = self._rounded(keys)
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            given = packed_in_pairs(codes) if self.has_rotated_heads else codes
+            given = packed_in_pairs(codes) if self.has_hadamard_heads else codes
         self.keys[:, tile, : given.shape[-1], lane] = given
 
     def _rounded(
         self, rows: npt.NDArray[np.floating]
     ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
         """Codes and scales of rows (tokens, kv_heads, head_dim); 4-bit codes are padded to whole lanes."""
-        if not self.has_rotated_heads:
+        if not self.has_hadamard_heads:
             return rounded_to_bytes(rows)
         missing = padded(rows.shape[-1]) - rows.shape[-1]
-        return rounded_to_nibbles(np.pad(rotated(rows), ((0, 0), (0, 0), (0, missing))))
+        return rounded_to_nibbles(np.pad(hadamard_rows(rows), ((0, 0), (0, 0), (0, missing))))
 
     def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
         """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
@@ -157,9 +157,9 @@ class LayerCache:
         if self.value_scales is None:
             return keys, values[:, :, :head_dim]  # type: ignore[return-value]
         scales = _by_position(self.value_scales)[:, :end]
-        if self.has_rotated_heads:
+        if self.has_hadamard_heads:
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
-            return keys, rotated(widened(codes, scales)[:, :, :head_dim])
+            return keys, hadamard_rows(widened(codes, scales)[:, :, :head_dim])
         return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
 
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
@@ -170,8 +170,8 @@ class LayerCache:
         if self.key_scales is None:
             return rows[:, :, :head_dim]
         scales = _by_position(self.key_scales[:, tiles])[:, wanted]
-        if self.has_rotated_heads:
-            return rotated(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
+        if self.has_hadamard_heads:
+            return hadamard_rows(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:

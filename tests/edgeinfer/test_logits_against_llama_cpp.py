@@ -18,7 +18,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
@@ -52,7 +52,7 @@ def logits_of(path: Path, backend_name: str) -> Logits:
             backend = ReferenceBackend(specification, weights, state, np.float64)
         else:
             kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights))
-            backend = CpuBackend(specification, weights, state, kernels, batch=16, threads=2)
+            backend = CpuBackend(specification, weights, state, kernels, CpuOptions(16, 2))
         batch = len(IDS) if backend_name == "exact" else 16
         engine = NativeEngine(specification, backend, CONTEXT, batch)
         try:

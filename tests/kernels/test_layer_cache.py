@@ -7,9 +7,9 @@ import pytest
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cache_formats import (
+    hadamard_rows,
     packed_in_groups,
     packed_in_pairs,
-    rotated,
     rotation_block,
     rounded_to_nibbles,
     unpacked_groups,
@@ -75,11 +75,11 @@ def test_positions_are_copied_with_their_scales(kind: CacheType) -> None:
 def test_a_head_is_rotated_by_the_largest_power_of_two_that_divides_it(head_dim: int, block: int) -> None:
     assert rotation_block(head_dim) == block
     x = RANDOM.standard_normal((3, head_dim))
-    matrix = rotated(np.eye(head_dim))
+    matrix = hadamard_rows(np.eye(head_dim))
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-6)
     assert np.count_nonzero(matrix) == head_dim * block
-    np.testing.assert_allclose(rotated(x), x @ matrix, atol=1e-5)
-    np.testing.assert_allclose(rotated(rotated(x)), x, atol=1e-5)
+    np.testing.assert_allclose(hadamard_rows(x), x @ matrix, atol=1e-5)
+    np.testing.assert_allclose(hadamard_rows(hadamard_rows(x)), x, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["normal", "zeros", "huge", "tiny", "equal", "negative"])

@@ -221,7 +221,7 @@ class AttentionSizes(BlockSizes):
         """Without the RoPE table, which layers share."""
         if self.q.rows % ROW_MULTIPLE or self.k.rows % ROW_MULTIPLE:
             raise UnsupportedOnDeviceError(
-                f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU's kernels want a "
+                f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU kernels need a "
                 f"multiple of {ROW_MULTIPLE}"
             )
         stack = sum(map(matrix_bytes, row_runs((self.q, self.k, self.v))))

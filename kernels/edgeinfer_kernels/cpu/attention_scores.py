@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.attention import AttentionState
-from edgeinfer_kernels.cache_formats import rotated
+from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def attention_scores(backend: "CpuBackend", x: "Activations", start: int) -> npt
         spec, cache = state.spec, state.cache
         queries = backend.queries(index, len(x))
         keys = cache.read_keys(0, end, spec.head_dim).astype(np.float32)
-        basis = rotated(queries) if cache.has_rotated_heads else queries
+        basis = hadamard_rows(queries) if cache.has_hadamard_heads else queries
         sinks = backend.weights.residual(index).block.attn_sinks
         for weights in attention_weights(basis, keys, start, spec, sinks):
             scores += weights.sum(axis=0)

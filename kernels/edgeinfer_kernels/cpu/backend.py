@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import addressof
+from dataclasses import dataclass, field
 from sys import getrefcount
 
 import numpy as np
@@ -14,8 +15,8 @@ from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.decoder import CpuDecoder
-from edgeinfer_kernels.cpu.draft_loop import MAX_GUESSES, DraftLoop
+from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
+from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
@@ -31,9 +32,8 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.expert_routing import Routing
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import final_norm
@@ -43,7 +43,7 @@ MAX_KEPT = 3
 OWN_REFERENCES = 3
 """References in the list, in the loop, and in the call that counts them."""
 
-ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_program")
+ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 """Kernels that every model needs; layers name the others."""
 
 
@@ -71,19 +71,31 @@ class UnpackedRows:
         return made[:count]
 
 
+@dataclass(frozen=True)
+class CpuOptions:
+    """How a decoder is loaded on the CPU.
+
+    `batch`: maximum tokens of a forward. `threads` None: all CPUs available to this process. The matrices
+    `in_file` stay memory-mapped; each group of their rows is interleaved whenever it is multiplied. The
+    layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the weights
+    in the per-neuron layout from the file instead. `head` False: another backend continues after the last
+    layer, and there are no logits.
+    """
+
+    batch: int = 256
+    threads: int | None = None
+    in_file: Sequence[Matrix] = ()
+    sparse: SparseLayers = field(default_factory=dict)
+    head: bool = True
+
+
 class CpuBackend(Backend[Activations]):
     """A decoder on the CPU.
 
-    Weights are repacked at load time, so the pages of the file can be released. The blocks `in_file` stay
-    memory-mapped; each group of their rows is interleaved whenever it is multiplied. `repacked_bytes` and
+    Weights are repacked at load time, so the pages of the file can be released. `repacked_bytes` and
     `repack_seconds` report the amount and duration of repacking. `kernels` are those of
-    `kernel_units(weights)`. `threads` None: all CPUs available to this process. `head` False: another backend
-    continues after the last layer, and there are no logits. `routing`: buffer for the experts of MoE layers.
-    `team`: the thread pool of another backend, which keeps ownership; two pools that run alternately slow
-    each other down.
-
-    The layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the
-    weights in the per-neuron layout from the file instead.
+    `kernel_units(weights)`. `routing`: buffer for the experts of MoE layers. `pool`: the thread pool of
+    another backend, which keeps ownership; two pools that run alternately slow each other down.
     """
 
     name = "cpu"
@@ -94,47 +106,38 @@ class CpuBackend(Backend[Activations]):
         weights: DecoderWeights,
         state: DecoderState,
         kernels: Kernels,
+        options: CpuOptions,
         *,
-        batch: int = 256,
-        threads: int | None = None,
-        in_file: Sequence[Matrix] = (),
-        sparse: SparseLayers | None = None,
-        head: bool = True,
         on_placed: OnPlaced | None = None,
         routing: Routing | None = None,
-        team: ThreadPool | None = None,
+        pool: ThreadPool | None = None,
     ) -> None:
         self.spec, self.weights, self.state = spec, weights, state
-        self.batch = batch
-        self.routing = routing
-        self._kernels = kernels
-        sparse = sparse or {}
-        self.team = team or ThreadPool(kernels, threads or usable_cpus())
-        self._has_own_team = team is None
-        self.decoder = CpuDecoder(
-            spec,
-            weights,
-            {index: weights.residual(index) for index in spec.indices()},
-            state,
-            kernels,
-            self.team,
-            batch=batch,
-            repacked=[*weights.matrices(head=head), *predictor_matrices(sparse)],
-            in_file=[*in_file, *matrices_by_neuron(weights, sparse)],
-            sparse=sparse,
+        self.batch, self.routing, self._kernels = options.batch, routing, kernels
+        self.pool = pool or ThreadPool(kernels, options.threads or usable_cpus())
+        self._owns_pool = pool is None
+        placement = WeightPlacement(
+            repacked=[*weights.matrices(head=options.head), *predictor_matrices(options.sparse)],
+            in_file=[*options.in_file, *matrices_by_neuron(weights, options.sparse)],
+            sparse=options.sparse,
             on_placed=on_placed,
         )
+        blocks = {index: weights.residual(index) for index in spec.indices()}
+        self.decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)
         self.repacked_bytes = self.decoder.repacked_bytes
         self.repack_seconds = self.decoder.repack_seconds
-        self._build(head)
-        self.capabilities = Capabilities(
-            max_step_tokens=min(batch, STEP_TOKENS),
+        self._build(options.head)
+        self.capabilities = self._capabilities()
+
+    def _capabilities(self) -> Capabilities:
+        return Capabilities(
+            max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_draft_prompt=self._max_draft_prompt(),
             skips_layers=True,
             has_attention_scores=True,
             is_fork_safe=True,
-        ).limited_to(spec)
+        ).limited_to(self.spec)
 
     def _build(self, head: bool) -> None:
         """Build the structures of all blocks and of the head, the buffers, and the schedules."""
@@ -164,7 +167,7 @@ class CpuBackend(Backend[Activations]):
         }
         layers = [self._layer_calls(layer) for layer in range(len(self.spec.layers))]
         x, stride = self._workspace.rows("x")
-        runner = self._functions["run_program"]
+        runner = self._functions["run_schedule"]
         by_token = {self._functions[each.kernel] for each in calls if each.ends_by_token}
         by_token.add(self._functions["embed_block"])
         self._schedules = StepSchedules(self.decoder.arena, runner, layers, x, stride, by_token)
@@ -202,7 +205,7 @@ class CpuBackend(Backend[Activations]):
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
         fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope)
-        self.team.run(self._functions[function], block, self._step_address)
+        self.pool.run(self._functions[function], block, self._step_address)
 
     def forward(self, x: Activations, start: int) -> None:
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
@@ -212,7 +215,7 @@ class CpuBackend(Backend[Activations]):
                 self.run_block(index, x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
-        self.team.run(*self._layers_run)
+        self.pool.run(*self._layers_run)
 
     def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `Backend.step_logits`, in one run of the thread pool."""
@@ -225,13 +228,13 @@ class CpuBackend(Backend[Activations]):
         schedules.fill(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
         whole = self._output_rows(count)
-        self.team.run(*self._step_run)
+        self.pool.run(*self._step_run)
         return self._finished(whole)
 
     def _max_draft_prompt(self) -> int:
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
         possible = self._head and self._embedding.block and not self.spec.logit_soft_cap
-        return min(MAX_GUESSES, self.batch) if possible else 0
+        return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, in one run of the thread pool."""
@@ -240,12 +243,12 @@ class CpuBackend(Backend[Activations]):
             head = self._step_args, self._head_args
             made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head)
             self._draft_loop = made
-        return self._draft_loop.run(self.team, ids, start, request)
+        return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`, for a step of at most STEP_TOKENS."""
         self._schedules.fill(len(x), start, x=quick_address(x))
-        self.team.run(*self._schedules.of_layers(layers))
+        self.pool.run(*self._schedules.of_layers(layers))
 
     def forward_batch(self, x: Activations, positions: BatchPositions) -> None:
         if len(x) > STEP_TOKENS:
@@ -253,7 +256,7 @@ class CpuBackend(Backend[Activations]):
         table, start = PositionTable(positions), int(positions.positions.min())
         span = int(positions.positions.max()) + 1 - start
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
-        self.team.run(*self._layers_run)
+        self.pool.run(*self._layers_run)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int) -> None:
         """x += the result of one block, for tokens at positions start…"""
@@ -340,6 +343,6 @@ class CpuBackend(Backend[Activations]):
         return attention_scores(self, x, start)
 
     def close(self) -> None:
-        if self._has_own_team:
-            self.team.close()
+        if self._owns_pool:
+            self.pool.close()
         self.decoder.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +10,9 @@ import numpy as np
 from edgeinfer_kernels.backend import Activations, ExpertCounts
 from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, RoutingRows
+from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.decoder import CpuDecoder
+from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Bytes,
     byte_view,
@@ -42,21 +43,35 @@ class ExchangeRows(NamedTuple):
     experts (int64) and their weights (float32); those of a token are contiguous.
     """
 
-    mailbox: int
+    exchange_buffer: int
     rows: int
     row_bytes: int
     ids: int
     weights: int
 
 
+@dataclass(frozen=True)
+class ShardOptions:
+    """How the CPU shard is loaded.
+
+    A step has at most `batch` tokens. For steps of more than `computed` tokens there are no stages (None: no
+    limit). The weights of the blocks `in_file` stay memory-mapped, except the router and shared expert of an
+    MoE block. Memory-mapped weights cannot be streamed to a device, and neither can layers of `sparse`, whose
+    part here reads only active neurons in short steps.
+    """
+
+    batch: int
+    threads: int
+    computed: int | None = None
+    in_file: Collection[BlockIndex] = ()
+    sparse: SparseLayers = field(default_factory=dict)
+
+
 class CpuShard:
     """The CPU's part of a decoder's blocks under `splits`, in the kernel layout, and the embedding.
 
-    A step has at most `batch` tokens, whose hidden states are in the exchange buffer. For steps of more than
-    `computed` tokens it has no stages (None: no limit). The weights of the blocks `in_file` stay
-    memory-mapped, except the router and shared expert of an MoE block. Memory-mapped weights cannot be
-    streamed to a device, and neither can layers of `sparse`, whose part here reads only active neurons in
-    short steps. `state`: that of the layers on the CPU. `kernels` are those of `kernel_units` with SERVICE.
+    The hidden states of a step are in the exchange buffer. `state`: that of the layers on the CPU. `kernels`
+    are those of `kernel_units` with SERVICE.
     """
 
     def __init__(
@@ -66,55 +81,43 @@ class CpuShard:
         splits: Sequence[LayerSplit],
         state: DecoderState,
         kernels: Kernels,
-        mailbox: ExchangeRows,
-        *,
-        batch: int,
-        threads: int,
-        computed: int | None = None,
-        in_file: Collection[BlockIndex] = (),
-        sparse: SparseLayers | None = None,
+        exchange_buffer: ExchangeRows,
+        options: ShardOptions,
         on_placed: OnPlaced | None = None,
     ) -> None:
-        self.spec, self.state, self.batch = spec, state, batch
+        self.spec, self.state, self.batch = spec, state, options.batch
         self.stages = cpu_stages(spec, weights, splits)
-        self._mailbox, self._kernels, self._splits = mailbox, kernels, list(splits)
-        self._computed = computed or batch
-        self._parts = {
-            index: cpu_part(weights.residual(index), splits[index.layer])
-            for stage in self.stages.stages
-            for index in stage
-        }
-        sparse = self._sparse_parts(weights, sparse or {})
-        self.team = ThreadPool(kernels, threads)
-        repacked, mapped = self._matrices(in_file, sparse)
+        self._exchange_buffer, self._kernels, self._splits = exchange_buffer, kernels, list(splits)
+        self._computed = options.computed or self.batch
+        indices = [index for stage in self.stages.stages for index in stage]
+        self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
+        sparse = self._sparse_parts(weights, options.sparse)
+        self.pool = ThreadPool(kernels, options.threads)
+        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_placed)
         self._decoder = CpuDecoder(
-            spec,
-            weights,
-            self._parts,
-            state,
-            kernels,
-            self.team,
-            batch=self._computed,
-            repacked=repacked,
-            in_file=mapped,
-            sparse=sparse,
-            on_placed=on_placed,
+            spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
         self._arena = self._decoder.arena
+        self._memories = self._repacked_memories()
+        self._x = float_rows(exchange_buffer.rows, self.batch, exchange_buffer.row_bytes // 4)
+        self._selected: list[int] = []
+        self.requests = self._request_counts()
+        """Per layer with an expert cache: request counts of each expert, on either device."""
+        self._build()
+
+    def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
         placed = self._decoder.placed
-        self._memories = {
+        return {
             matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix))
             for matrix in self._decoder.repacked
         }
-        self._x = float_rows(mailbox.rows, batch, mailbox.row_bytes // 4)
-        self._selected: list[int] = []
-        self.requests = {
+
+    def _request_counts(self) -> dict[int, Counts]:
+        return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if splits[index.layer].changing
+            if self._splits[index.layer].changing
         }
-        """Per layer with an expert cache: request counts of each expert, on either device."""
-        self._build()
 
     @property
     def states(self) -> Mapping[BlockIndex, BlockState]:
@@ -178,8 +181,10 @@ class CpuShard:
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
-        schedule = self._arena.fill_all([ServedStep(*step) for step in served])
-        service = self._arena.fill(ServiceArgs, words=self._mailbox.mailbox, steps=len(served))
+        schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
+        service = self._arena.fill(
+            ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)
+        )
         self._serve = self._kernels.address("serve_device"), schedule, service
 
     def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
@@ -192,7 +197,7 @@ class CpuShard:
         block = self.spec.residual(index).block
         if not isinstance(block, MoeSpec) or not self._splits[index.layer].on_gpu:
             return BlockOptions()
-        box = self._mailbox
+        box = self._exchange_buffer
         routing = RoutingRows(box.ids, 8 * block.experts_per_token)
         return BlockOptions(routing, box.weights, self.requests.get(index.layer))
 
@@ -211,20 +216,20 @@ class CpuShard:
     def _fill_calls(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
-        box = self._mailbox
+        box = self._exchange_buffer
         for table, call in self._calls:
             fill_step(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
         self._fill_calls(tokens, start)
-        self.team.run(*self._serve)
+        self.pool.run(*self._serve)
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
         self._fill_calls(tokens, start)
         for function, block, call in self.steps[stage - 1]:
-            self.team.run(function, block, call)
+            self.pool.run(function, block, call)
 
     @property
     def expert_counts(self) -> ExpertCounts:
@@ -234,6 +239,6 @@ class CpuShard:
 
     def close(self) -> None:
         """Release threads and memory."""
-        self.team.close()
+        self.pool.close()
         self._memories.clear()
         self._decoder.close()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer_kernels.cpu.blocks import build_block
@@ -26,14 +27,27 @@ from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
+@dataclass(frozen=True)
+class WeightPlacement:
+    """Where the weights of a decoder are.
+
+    The matrices `repacked` are copied to the kernel layout; `on_placed` is called after each. Those `in_file`
+    stay memory-mapped: each group of their rows is interleaved whenever it is multiplied. The layers of
+    `sparse` read only the weights of active neurons in short steps; longer steps read the weights in the
+    per-neuron layout from the file.
+    """
+
+    repacked: Sequence[Matrix]
+    in_file: Sequence[Matrix]
+    sparse: SparseLayers
+    on_placed: OnPlaced | None = None
+
+
 class CpuDecoder:
     """The embedding and some or all blocks of a decoder, with their buffers for steps of `batch` tokens.
 
-    `weights`: of the blocks on the CPU; those of a split block only its part here. The matrices `repacked`
-    are copied to the kernel layout, those `in_file` stay memory-mapped: each group of their rows is
-    interleaved whenever it is multiplied. `repacked_bytes` and `repack_seconds` report the amount and
-    duration. The layers of `sparse` read only the weights of active neurons in short steps; longer steps read
-    the weights in the per-neuron layout from the file.
+    `blocks`: the weights of the blocks on the CPU; those of a split block only its part here.
+    `repacked_bytes` and `repack_seconds` report the amount and duration of repacking.
     """
 
     def __init__(
@@ -44,29 +58,26 @@ class CpuDecoder:
         state: DecoderState,
         kernels: Kernels,
         threads: ThreadPool,
-        *,
         batch: int,
-        repacked: Sequence[Matrix],
-        in_file: Sequence[Matrix],
-        sparse: SparseLayers,
-        on_placed: OnPlaced | None,
+        placement: WeightPlacement,
     ) -> None:
         self.spec, self.batch = spec, batch
         self.blocks, self.state = blocks, state
         self.arena, self.kernels, self.threads = Arena(), kernels, threads
         self.sizes = ModelSizes.of(spec, weights)
+        in_file = placement.in_file
         self.placed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
-        self.repacked = [matrix for matrix in repacked if id(matrix) not in self.placed]
+        self.repacked = [matrix for matrix in placement.repacked if id(matrix) not in self.placed]
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         if self.repacked:
-            self.placed |= self._repack(on_placed)
+            self.placed |= self._repack(placement.on_placed)
         self.workspace = Workspace(self.arena, self.sizes, batch, threads.threads, repack=not in_file)
         scratch = Scratch(self.workspace.scratch, self.workspace.scratch_stride)
         self.embedding = Embedding(
             weights.token_embd, self.arena, kernels, threads, scratch, spec.embedding_scale
         )
         self.builder = BlockBuilder(self.arena, self.workspace, self.placed, spec.hidden_size)
-        self._sparse = self._sparse_blocks(sparse)
+        self._sparse = self._sparse_blocks(placement.sparse)
 
     def _repack(self, on_placed: OnPlaced | None) -> dict[int, Placed]:
         """Repack every matrix into the kernel layout; keyed by id."""

@@ -20,7 +20,7 @@ from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.layer_cache import padded
 
-MAX_GUESSES = 16
+MAX_DRAFT_TOKENS = 16
 WIDEST_REACH = 80.0
 """Candidates are at most this many nats below the largest logit."""
 Floats = npt.NDArray[np.float32]
@@ -43,33 +43,43 @@ class DraftLoop:
         embed: int,
         head: tuple[StepArgs, HeadArgs],
     ) -> None:
-        self._arena, self._function = Arena(), kernels.address("guess_tokens")
+        self._arena, self._function = Arena(), kernels.address("draft_tokens")
         self._programs, (self._head_step, self._head) = programs, head
         self._embed = EmbedArgs.from_address(embed)
-        size = padded(specification.vocabulary_size)
-        self._logits = np.zeros(size, np.float32)
-        self._given, self._least = np.zeros(MAX_GUESSES, np.int64), np.zeros(MAX_GUESSES, np.float32)
+        self._logits = np.zeros(padded(specification.vocabulary_size), np.float32)
+        self._given, self._least = (
+            np.zeros(MAX_DRAFT_TOKENS, np.int64),
+            np.zeros(MAX_DRAFT_TOKENS, np.float32),
+        )
         self._further = np.zeros_like(self._least)
-        self._ids, self._chances = np.zeros_like(self._given), np.zeros_like(self._least)
-        self._numbers, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
-        self._candidates = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.int64)
-        self._weights = np.zeros((MAX_GUESSES, MAX_CANDIDATES), np.float32)
+        self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._least)
+        self._uniforms, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
+        self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
+        self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
         self._calls = (DraftCall * len(programs.calls))()
         for draft_call, (_, step_args) in zip(self._calls, programs.calls, strict=True):
             draft_call.step = addressof(step_args)
-        keep = self._arena.keep
-        self._block = self._arena.fill(
+        self._block = self._fill(specification.logit_scale, steps, embed)
+        self._args = DraftArgs.from_address(self._block)
+        self._logits_address, self._given_address = address(self._logits), address(self._given)
+        self._uniforms_address = address(self._uniforms)
+        self._choice: tuple[int, DraftSampling] | None = None
+
+    def _fill(self, logit_scale: float, steps: tuple[int, int], embed: int) -> int:
+        """Allocate the arguments of the loop."""
+        keep, keep_args = self._arena.keep, self._arena.keep_args
+        return self._arena.fill(
             DraftArgs,
             schedule=steps[0],
             steps=steps[1],
             embed=embed,
-            calls=self._arena.keep_args(self._calls),
-            call_count=len(programs.calls),
+            calls=keep_args(self._calls),
+            call_count=len(self._calls),
             head_step=addressof(self._head_step),
-            x=programs.x,
+            x=self._programs.x,
             logits=keep(self._logits),
-            logit_scale=specification.logit_scale,
-            parts=self._arena.keep_args((LogitsPart * -(-size // LOGITS_PER_PART))()),
+            logit_scale=logit_scale,
+            parts=keep_args((LogitsPart * -(-len(self._logits) // LOGITS_PER_PART))()),
             least=keep(self._least),
             further=keep(self._further),
             candidates=keep(self._candidates),
@@ -77,18 +87,14 @@ class DraftLoop:
             candidate_counts=keep(self._counts),
             sorted_logits=keep(np.zeros(MAX_CANDIDATES, np.float32)),
             ids=keep(self._ids),
-            probs=keep(self._chances),
+            probs=keep(self._probs),
         )
-        self._args = DraftArgs.from_address(self._block)
-        self._logits_address, self._given_address = address(self._logits), address(self._given)
-        self._numbers_address = address(self._numbers)
-        self._choice: tuple[int, DraftSampling] | None = None
 
-    def run(self, team: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
-        """As `Backend.draft`, for at most MAX_GUESSES ids and draft tokens."""
+    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
+        """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
         args, given, most = self._args, len(ids), len(wanted.least)
-        if not 0 < given <= MAX_GUESSES or not 0 < most <= MAX_GUESSES:
-            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_GUESSES} of each")
+        if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < most <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
         if self._choice != (wanted.choices, wanted.manner):
             self._choose(wanted.choices, wanted.manner)
         programs = self._programs
@@ -102,14 +108,14 @@ class DraftLoop:
         self._given[:given], self._least[:most] = ids, wanted.least
         self._further[:most] = wanted.further or 0.0
         if wanted.numbers:
-            self._numbers[:most] = wanted.numbers
-        args.uniforms = self._numbers_address if wanted.numbers else 0
+            self._uniforms[:most] = wanted.numbers
+        args.uniforms = self._uniforms_address if wanted.numbers else 0
         args.most, args.count, args.is_running, args.reached = most, 0, 1, 1.0
-        team.run(self._function, self._block, 0)
+        pool.run(self._function, self._block, 0)
         found = args.count
         return DraftedTokens(
             self._ids[:found].tolist(),
-            self._chances[:found].tolist(),
+            self._probs[:found].tolist(),
             given + args.forwards - 1,
             self._drawn_from(found) if wanted.numbers else (),
         )

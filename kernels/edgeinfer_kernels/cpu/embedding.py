@@ -48,11 +48,11 @@ class Embedding:
         matrix: Matrix,
         arena: Arena,
         kernels: Kernels,
-        team: ThreadPool,
+        pool: ThreadPool,
         scratch: Scratch,
         scale: float = 1.0,
     ) -> None:
-        self._matrix, self._team, self._scale = matrix, team, np.float32(scale)
+        self._matrix, self._pool, self._scale = matrix, pool, np.float32(scale)
         self.block = 0
         """An EmbedArgs without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
         name = f"decode_{matrix.format}"
@@ -97,7 +97,7 @@ class Embedding:
             rows = np.asarray(ids, np.int64)
             self.ask(address(rows))
             fill_step(self._step, address(x), x.strides[0], len(ids), 0, 0)
-            self._team.run(*self._run)
+            self._pool.run(*self._run)
             return
         if self.block:
             target = quick_address(x)

@@ -13,12 +13,11 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.device_errors import device_errors
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
     DeviceParts,
@@ -46,13 +45,12 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
-from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.recent_rows import RewindLimit
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
-from edgeinfer_kernels.stages import cpu_part, cpu_stages, gpu_shard
+from edgeinfer_kernels.stages import CpuStages, cpu_part, cpu_stages, gpu_shard
 
 DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
@@ -70,7 +68,8 @@ class CudaBackend(Backend[DeviceRows]):
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
     With `splits` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
-    and hidden states are exchanged through the `mailbox`. Steps then start with `enter` and `sample_entered`.
+    and hidden states are exchanged through the `exchange_buffer`. Steps then start with `enter` and
+    `sample_entered`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
@@ -89,7 +88,7 @@ class CudaBackend(Backend[DeviceRows]):
         *,
         tuning: Tuning | None = None,
         on_placed: OnPlaced | None = None,
-        mailbox: ExchangeBuffer | None = None,
+        exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
         self.capabilities = Capabilities(sampling_history=RECENT).limited_to(specification)
@@ -101,7 +100,7 @@ class CudaBackend(Backend[DeviceRows]):
         if splits:
             self.spec, self._weights = gpu_shard(specification, weights, splits)
         self.device = device
-        self.batch = chunk = self._options.chunk
+        self.batch = self._options.chunk
         self._cuda = device.type == "cuda"
         self._closed = False
         capability = compute_capability(device)
@@ -117,28 +116,27 @@ class CudaBackend(Backend[DeviceRows]):
         except BaseException:
             self.close()
             raise
-        dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
-        launches = StepLaunches(
-            self._parts.model,
-            self._parts.workspace,
-            tuning or usual_tuning(capability),
-            dependent=dependent,
-        )
-        self._mailbox = mailbox
-        self._prompt_exchange = None
+        self._exchange_buffer = exchange_buffer
+        self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
-        step_exchange = None
+        self._build(stages, tuning or usual_tuning(capability), capability)
+
+    def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
+        """Build the decode step, what it is captured in, and the buffers on the host."""
+        dependent = self._cuda and capability >= DEPENDENT_LAUNCH_FROM
+        model, workspace = self._parts.model, self._parts.workspace
+        launches, step_exchange = StepLaunches(model, workspace, tuning, dependent=dependent), None
         if stages is not None:
-            assert mailbox is not None, "a split model has a mailbox"
-            step_exchange = DecodeExchange(stages, mailbox)
-            self._prompt_exchange = PrefillExchange(stages, mailbox, device)
+            assert self._exchange_buffer is not None, "a split model has an exchange buffer"
+            step_exchange = DecodeExchange(stages, self._exchange_buffer)
+            self._prompt_exchange = PrefillExchange(stages, self._exchange_buffer, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
-        self.steps = CapturedSteps(self.step, self._parts.drawing)
+        self.steps = CapturedSteps(self.step, self._parts.sampling)
         self._caches = DeviceCaches(self._parts.model)
-        self._sampling = DeviceSampling(self.steps, self._parts.drawing, cuda=self._cuda)
-        self._ids = torch.zeros(chunk, dtype=torch.int32, pin_memory=self._cuda)
-        self._logits = DeviceLogits(self._parts, self.step, device)
+        self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
+        self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
+        self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_placed: OnPlaced | None) -> None:

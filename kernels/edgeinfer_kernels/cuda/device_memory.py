@@ -1,7 +1,8 @@
-"""Device memory: one allocation split into tensors, and the upload of file bytes into it."""
+"""Device memory: one allocation split into tensors, the upload of file bytes into it, and device errors."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.sizes.cuda_matrices import ALIGNMENT
@@ -73,7 +75,7 @@ def _allocate(device: torch.device, nbytes: int) -> Tensor:
     except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
         raise DeviceMemoryError(
-            f"the GPU was asked for {nbytes / 2**20:.0f} MiB and has {free / 2**20:.0f} MiB free"
+            f"the allocation needs {nbytes / 2**20:.0f} MiB and the GPU has {free / 2**20:.0f} MiB free"
         ) from None
 
 
@@ -87,7 +89,7 @@ class Uploader:
         self.device = device
         self._pinned = device.type == "cuda"
         self._pool = ThreadPoolExecutor(COPY_THREADS)
-        self._turn = 0
+        self._lock = 0
         if self._pinned:
             self._ring = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(RING)]
             self._events = [torch.cuda.Event() for _ in range(RING)]
@@ -104,7 +106,7 @@ class Uploader:
     def _upload(self, rows: npt.NDArray[np.uint8]) -> Tensor:
         if not self._pinned or rows.nbytes > CHUNK_BYTES:
             return torch.from_numpy(np.array(rows)).to(self.device)
-        slot = self._turn = (self._turn + 1) % RING
+        slot = self._lock = (self._lock + 1) % RING
         self._events[slot].synchronize()
         staged = self._ring[slot][: rows.nbytes]
         target = staged.numpy().reshape(rows.shape)
@@ -124,3 +126,23 @@ class Uploader:
         if self._pinned:
             torch.cuda.synchronize(self.device)
             self._ring = []
+
+
+class KernelsUnavailableError(RuntimeError):
+    """Triton cannot compile here; the message names what is missing."""
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Convert failures of the device and of the compiler to readable errors."""
+    try:
+        yield
+    except (BackendError, DeviceMemoryError, ValueError):
+        raise
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "C compiler" in str(error):
+            raise KernelsUnavailableError(
+                "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
+            ) from error
+        raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error

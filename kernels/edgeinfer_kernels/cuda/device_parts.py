@@ -30,7 +30,7 @@ class DeviceOptions:
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
 
 
-class Drawing:
+class SamplingSpace:
     """Buffers for sampling a token on the device."""
 
     def __init__(self, vocabulary: int, arena: Arena) -> None:
@@ -45,7 +45,7 @@ class Drawing:
         )
         self.requests = arena.take((1, REQUEST_SIZE), torch.float64)
         self.recent = arena.take((1, RECENT), torch.int32)
-        self.drawn = arena.take((1,), torch.int32)
+        self.sampled = arena.take((1,), torch.int32)
         self.results = arena.take((1, 2), torch.int32)
 
 
@@ -58,7 +58,7 @@ class DeviceParts:
     model: DeviceModel
     workspace: Workspace
     prefill: Prefill
-    drawing: Drawing
+    sampling: SamplingSpace
     sent: StreamedLayers | None
 
     @classmethod
@@ -82,11 +82,11 @@ class DeviceParts:
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
-        drawing, sent = Drawing(specification.vocabulary_size, arena), None
+        sampling, sent = SamplingSpace(specification.vocabulary_size, arena), None
         if splits and options.stream_min_tokens is not None and can_send(weights, splits):
             sent = StreamedLayers(specification, weights, splits, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
-        return cls(model, workspace, prefill, drawing, sent)
+        return cls(model, workspace, prefill, sampling, sent)
 
 
 def compute_capability(device: torch.device) -> int:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Backend, BatchPositions, Capabilities, StateArrays
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
 

@@ -114,7 +114,7 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     return kinds + sum(taken(count, 2) for count in f16) + sum(taken(count, 4) for count in f32)
 
 
-def mailbox_bytes(sizes: ModelSizes, tokens: int) -> int:
+def exchange_buffer_bytes(sizes: ModelSizes, tokens: int) -> int:
     """Bytes of pinned main memory for the exchange between the shards of a split model; see
     `exchange_buffer.py`.
     """

@@ -148,7 +148,7 @@ class PlacementProblem:
         GPU, also the exchange buffer and the prefill buffers.
         """
         logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
-        exchange = cuda_buffers.mailbox_bytes(self.sizes, self.options.batch) if shared else 0
+        exchange = cuda_buffers.exchange_buffer_bytes(self.sizes, self.options.batch) if shared else 0
         return STAGING_BYTES + logits + exchange + (self._pinned_ring if shared else 0)
 
     @property

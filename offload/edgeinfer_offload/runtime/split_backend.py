@@ -23,7 +23,7 @@ from edgeinfer_kernels.backend import (
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
-    from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
+    from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 
 
 class SplitStates:

@@ -12,7 +12,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionState
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -58,7 +58,7 @@ def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     def build(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> CpuBackend:
         kernels = built_kernels(isa or BEST, kernel_units(w))
         in_file = [] if repack else w.matrices()
-        return CpuBackend(s, w, state, kernels, batch=64, threads=threads, in_file=in_file)
+        return CpuBackend(s, w, state, kernels, CpuOptions(64, threads, in_file))
 
     return build
 

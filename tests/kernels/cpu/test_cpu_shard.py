@@ -14,7 +14,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
-from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows, ShardOptions
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, GIVEN_UP, SENT
 from edgeinfer_kernels.cpu.sparse import SparseLayers
@@ -36,7 +36,7 @@ SECONDS = 20.0
 
 @dataclass
 class PlainMailbox:
-    """A mailbox in memory of the test."""
+    """An exchange buffer in memory of the test."""
 
     words: npt.NDArray[np.int64]
     rows: npt.NDArray[np.float32]
@@ -73,21 +73,18 @@ def host_half(
         facts = config.specification(rope_factors(file, config, CONTEXT))
         here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
         state = DecoderState.allocate(facts, CONTEXT, "f32", here)
-        mailbox = PlainMailbox.empty()
+        exchange_buffer = PlainMailbox.empty()
         host = CpuShard(
             facts,
             read_weights(file, config),
             divisions,
             state,
             kernels,
-            mailbox.addresses,
-            batch=BATCH,
-            threads=3,
-            in_file=in_file,
-            sparse=sparse,
+            exchange_buffer.addresses,
+            ShardOptions(BATCH, 3, in_file=in_file, sparse=sparse or {}),
         )
         try:
-            yield host, mailbox
+            yield host, exchange_buffer
         finally:
             host.close()
 
@@ -142,34 +139,38 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
 def test_serving_a_device_gives_what_taking_turn_after_turn_does(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
-    with host_half(name, divisions, kernels, tmp_path) as (host, mailbox):
+    with host_half(name, divisions, kernels, tmp_path) as (host, exchange_buffer):
         count = len(host.stages.stages)
         random = np.random.default_rng(3)
-        mailbox.ids[:] = random.integers(-1, 8, len(mailbox.ids)) if name == "granitemoe" else 0
-        mailbox.weights[:] = random.random(len(mailbox.weights))
+        exchange_buffer.ids[:] = (
+            random.integers(-1, 8, len(exchange_buffer.ids)) if name == "granitemoe" else 0
+        )
+        exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
         wanted = []
         for turn in range(1, count + 1):
-            mailbox.rows[:tokens] = rows_for(turn, tokens)
+            exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
             host.run_stage(turn, tokens, 0)
-            wanted.append(mailbox.rows[:tokens].copy())
+            wanted.append(exchange_buffer.rows[:tokens].copy())
         assert all(np.isfinite(rows).all() for rows in wanted)
         for again in range(20):
-            mailbox.words[:] = 0
-            mailbox.rows[:tokens] = rows_for(1, tokens)
+            exchange_buffer.words[:] = 0
+            exchange_buffer.rows[:tokens] = rows_for(1, tokens)
             if not host.stages.stages[0]:
-                mailbox.words[ANSWERED] = 1
+                exchange_buffer.words[ANSWERED] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
             for turn in range(1, count + 1):
                 if turn > 1:
-                    mailbox.rows[:tokens] = rows_for(turn, tokens)
-                    mailbox.words[SENT] = turn
-                wait_for(mailbox.words, ANSWERED, turn)
+                    exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
+                    exchange_buffer.words[SENT] = turn
+                wait_for(exchange_buffer.words, ANSWERED, turn)
                 if turn > 1 or host.stages.stages[0]:
-                    np.testing.assert_array_equal(mailbox.rows[:tokens], wanted[turn - 1], err_msg=str(again))
+                    np.testing.assert_array_equal(
+                        exchange_buffer.rows[:tokens], wanted[turn - 1], err_msg=str(again)
+                    )
             serving.join(SECONDS)
             assert not serving.is_alive()
-            assert mailbox.words[GIVEN_UP] == 0
+            assert exchange_buffer.words[GIVEN_UP] == 0
 
 
 @pytest.mark.parametrize("tokens", [1, BATCH])
@@ -186,15 +187,15 @@ def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
     found = []
     left = [BlockIndex(0, 0), *(BlockIndex(layer, 1) for layer in range(3))]
     for in_file in ([], left[2:], left):
-        with host_half(name, divisions, kernels, tmp_path, in_file) as (host, mailbox):
+        with host_half(name, divisions, kernels, tmp_path, in_file) as (host, exchange_buffer):
             random = np.random.default_rng(3)
-            mailbox.ids[:] = random.integers(-1, 5, len(mailbox.ids))
-            mailbox.weights[:] = random.random(len(mailbox.weights))
+            exchange_buffer.ids[:] = random.integers(-1, 5, len(exchange_buffer.ids))
+            exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
             rows = []
             for turn in range(1, len(host.stages.stages) + 1):
-                mailbox.rows[:tokens] = rows_for(turn, tokens)
+                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
                 host.run_stage(turn, tokens, 0)
-                rows.append(mailbox.rows[:tokens].copy())
+                rows.append(exchange_buffer.rows[:tokens].copy())
             found.append(rows)
     assert all(np.isfinite(row).all() for row in found[0])
     np.testing.assert_array_equal(found[1], found[0])
@@ -222,14 +223,17 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
     divisions = [HERE, HALF, SECOND]
     found = []
     for sparse in (None, dict.fromkeys(range(3), predictor)):
-        with host_half("arcee in Q8_0", divisions, sparse_kernels, tmp_path, (), sparse) as (host, mailbox):
+        with host_half("arcee in Q8_0", divisions, sparse_kernels, tmp_path, (), sparse) as (
+            host,
+            exchange_buffer,
+        ):
             functions = {function for turn in host.steps for function, _, _ in turn}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
             for turn in range(1, len(host.stages.stages) + 1):
-                mailbox.rows[:tokens] = rows_for(turn, tokens)
+                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
                 host.run_stage(turn, tokens, 0)
-                rows.append(mailbox.rows[:tokens].copy())
+                rows.append(exchange_buffer.rows[:tokens].copy())
             found.append(np.array(rows))
     assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
 
@@ -249,14 +253,14 @@ def test_a_predictor_is_asked_about_the_neurons_that_are_here(
 
 
 def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:
-    with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, mailbox):
-        mailbox.words[ANSWERED] = 1
+    with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, exchange_buffer):
+        exchange_buffer.words[ANSWERED] = 1
         serving = threading.Thread(target=host.serve, args=(1, 0))
         serving.start()
-        mailbox.words[SENT] = 2
-        wait_for(mailbox.words, ANSWERED, 2)
+        exchange_buffer.words[SENT] = 2
+        wait_for(exchange_buffer.words, ANSWERED, 2)
         assert serving.is_alive()
-        mailbox.words[GIVEN_UP] = 1
+        exchange_buffer.words[GIVEN_UP] = 1
         serving.join(SECONDS)
         assert not serving.is_alive()
-        assert mailbox.words[ANSWERED] == len(host.stages.stages)
+        assert exchange_buffer.words[ANSWERED] == len(host.stages.stages)

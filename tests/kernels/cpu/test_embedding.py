@@ -22,10 +22,10 @@ QUANTIZED = [name for name in FIELDS if name not in FLOATS]
 
 
 def write(matrix: Matrix, kernels: Kernels, ids: list[int], x: Floats, scale: float = 1.0) -> None:
-    arena, team, stride = Arena(), ThreadPool(kernels, THREADS), embedding_scratch(matrix)
+    arena, pool, stride = Arena(), ThreadPool(kernels, THREADS), embedding_scratch(matrix)
     scratch = np.empty(THREADS * stride, np.uint8)
-    Embedding(matrix, arena, kernels, team, Scratch(address(scratch), stride), scale).write(ids, x)
-    team.close()
+    Embedding(matrix, arena, kernels, pool, Scratch(address(scratch), stride), scale).write(ids, x)
+    pool.close()
     arena.clear()
 
 

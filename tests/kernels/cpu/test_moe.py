@@ -13,12 +13,11 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
 from edgeinfer_kernels.blocks.feed_forward import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
 from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, Gating, MoeSpec
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.cpu.runtime import abi
 from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import NO_EXPERTS, Routing
+from edgeinfer_kernels.decoder_state import NO_EXPERTS, DecoderState, Routing
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.reference.blocks.moe import route
 from edgeinfer_quant_formats import GGUFFile
@@ -58,9 +57,7 @@ def both_backends(
             weights,
             states[0],
             kernels,
-            batch=BATCH,
-            threads=threads,
-            in_file=[] if repack else weights.matrices(),
+            CpuOptions(BATCH, threads, [] if repack else weights.matrices()),
             routing=Routing.allocate(facts, BATCH),
         )
         exact = ReferenceBackend(facts, weights, states[1], np.float64, Routing.allocate(facts, BATCH))

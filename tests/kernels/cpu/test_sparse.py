@@ -11,7 +11,7 @@ import pytest
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, sparse_units
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
@@ -266,7 +266,7 @@ def feed_forward(
     state = DecoderState.allocate(facts, 16, "f32")
     units = kernel_units(weights, sparse=sparse)
     kernels = built_kernels(isa, units)
-    backend = CpuBackend(facts, weights, state, kernels, batch=32, threads=threads, sparse=sparse)
+    backend = CpuBackend(facts, weights, state, kernels, CpuOptions(32, threads, sparse=sparse or {}))
     rows = backend.embed([0] * len(x))
     rows[:] = x
     for index in range(len(facts.layers)):

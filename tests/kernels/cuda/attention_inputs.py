@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
-from edgeinfer_kernels.cache_formats import rotated, rounded_to_nibbles
+from edgeinfer_kernels.cache_formats import hadamard_rows, rounded_to_nibbles
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.layer_cache import CacheType
 
@@ -74,7 +74,7 @@ class DeviceCache:
         places = [place // 2 * 4 + place % 2 * 16 for place in range(8)]
         codes = np.stack([array >> place & 15 for place in places], -1).reshape(*array.shape[:-1], -1) - 8
         codes = codes[..., : self.head_dim]
-        return rotated(codes * spread(wide, self.head_dim)).astype(np.float64)
+        return hadamard_rows(codes * spread(wide, self.head_dim)).astype(np.float64)
 
 
 def assert_rounded(kind: CacheType, written: Any, wanted: Any) -> None:
@@ -83,7 +83,7 @@ def assert_rounded(kind: CacheType, written: Any, wanted: Any) -> None:
         np.testing.assert_allclose(written, wanted, rtol=1e-3, atol=2e-3)
         return
     if kind == "q4_0":
-        written, wanted = rotated(written), rotated(wanted)
+        written, wanted = hadamard_rows(written), hadamard_rows(wanted)
         steps = spread(np.abs(rounded_to_nibbles(wanted)[1].astype(np.float64)), wanted.shape[-1])
     else:
         groups = np.split(wanted, range(32, wanted.shape[-1], 32), axis=-1)

@@ -48,8 +48,8 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
     assert scale is not None
     for at in range(scale.offset, scale.offset + 2 * scale.count, 2) if name != "MXFP4" else ():
         sane = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
-        drawn = sane if scales is None else random.choice(scales, count)
-        blocks[:, at : at + 2] = drawn[:, None].view(np.uint8)
+        sampled = sane if scales is None else random.choice(scales, count)
+        blocks[:, at : at + 2] = sampled[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
 

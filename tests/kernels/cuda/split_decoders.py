@@ -7,7 +7,7 @@ import torch
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.cpu_shard import CpuShard
+from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
@@ -43,7 +43,7 @@ def divided(
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    mailbox = ExchangeBuffer(where, CHUNK, facts.hidden_size, most_used(facts))
+    exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, most_used(facts))
     upper = CudaBackend(
         facts,
         weights,
@@ -51,11 +51,13 @@ def divided(
         where,
         DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
-        mailbox=mailbox,
+        exchange_buffer=exchange_buffer,
     )
     here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
     state = DecoderState.allocate(facts, CONTEXT, "f32" if kv == "f16" else kv, here)
-    host = CpuShard(facts, weights, divisions, state, kernels, mailbox.addresses, batch=CHUNK, threads=2)
+    host = CpuShard(
+        facts, weights, divisions, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2)
+    )
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

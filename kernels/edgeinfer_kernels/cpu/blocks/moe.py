@@ -29,7 +29,7 @@ def build(
     if weights.post_norm is not None:
         raise ValueError(f"{weights.block.ffn_gate_inp.name}: a norm after MoE blocks isn't supported")
     if options.expert_weights:
-        return BuiltBlock((Call("chosen_experts_block", _given(builder, residual, weights, options)),))
+        return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
     block = _routed(builder, residual, weights, options.routing)
     early = residual.block.pre_attention_router
     return BuiltBlock((Call("experts_block", block),), (Call("route_block", block),) if early else ())

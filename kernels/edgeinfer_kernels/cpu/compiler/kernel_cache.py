@@ -35,7 +35,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_folders import (
     mark_used,
     remove_unused,
 )
-from edgeinfer_kernels.system.file_lock import file_lock
+from edgeinfer_kernels.system.locks import file_lock
 from edgeinfer_kernels.system.private_folder import (
     distrust_reason,
     ensure_private,

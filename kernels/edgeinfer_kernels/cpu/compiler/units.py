@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.gemv.decode_row import make_decode_row
 from edgeinfer_kernels.cpu.native.gemv.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
 from edgeinfer_kernels.cpu.native.gemv.row_loops import make_rows
 from edgeinfer_kernels.cpu.native.gemv.rows import ROW_ARGUMENTS
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.structures import numba_type
 from edgeinfer_kernels.cpu.native.sparse import sparse_feed_forward
 from edgeinfer_kernels.cpu.native.sparse.neuron_columns import (
@@ -88,7 +88,7 @@ def compiled_for(function: Any, arguments: int, first: type = int) -> tuple[Any,
     """An export: the function and its signature, with this many int64 arguments and no result; the `first`
     may be a structure.
     """
-    return inner(function), types.void(numba_type(first), *(types.int64,) * (arguments - 1))
+    return device_function(function), types.void(numba_type(first), *(types.int64,) * (arguments - 1))
 
 
 @cache

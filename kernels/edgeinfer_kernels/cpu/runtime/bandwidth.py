@@ -61,21 +61,21 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
     memory[:] = 1
     sums = np.zeros(8 * max(counts), np.int64)
     args = ReadMemoryArgs(nbytes=nbytes, sums=address(sums))
-    teams = [ThreadPool(kernels, threads) for threads in counts]
+    pools = [ThreadPool(kernels, threads) for threads in counts]
 
-    def reader(team: ThreadPool) -> Callable[[], float]:
+    def reader(pool: ThreadPool) -> Callable[[], float]:
         def read() -> float:
             begin = time.perf_counter()
-            team.run(kernels.address("read_memory"), address(memory), addressof(args))
+            pool.run(kernels.address("read_memory"), address(memory), addressof(args))
             return nbytes / (time.perf_counter() - begin)
 
         return read
 
     try:
-        yield [reader(team) for team in teams]
+        yield [reader(pool) for pool in pools]
     finally:
-        for team in teams:
-            team.close()
+        for pool in pools:
+            pool.close()
 
 
 def uncached_bytes(folder: Path = CACHES, most: int | None = None) -> int:

@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -49,9 +49,9 @@ def kernel_speed(
     """
     wide = wide_layers(format_name, read_bytes or uncached_bytes())
     specification, weights = wide
-    whole = median(_passes(wide, kernels, 1, threads, seconds, whole=True))
+    whole = median(_forwards(wide, kernels, 1, threads, seconds, whole=True))
     reading = max(whole - 2 * len(specification.layers) * block_seconds, whole / 2)
-    multiplying = median(_passes(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
+    multiplying = median(_forwards(one_layer(format_name, PROMPT_ROWS), kernels, PROMPT, threads, seconds))
     nbytes = sum(matrix.nbytes for matrix in weights.matrices(head=False))
     return KernelSpeed(nbytes / reading, 2 * PROMPT * PROMPT_ROWS * WIDTH / multiplying)
 
@@ -63,7 +63,9 @@ def cached_speed(
     costs, prompts with all work of a layer.
     """
     few, many = (
-        median(_passes(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True))
+        median(
+            _forwards(narrow_layers(format_name, 16, layers), kernels, PROMPT, threads, seconds, whole=True)
+        )
         for layers in LAYERS
     )
     _, weights = narrow_layers(format_name, 16, 1)
@@ -81,7 +83,7 @@ def _cached_reading(
     row_bytes = block_format(format_name).row_bytes(NARROW)
     rows = max(read_bytes // row_bytes // 16, 2) * 16
     few, many = (
-        _good(_passes(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
+        _good(_forwards(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
         for count in (16, rows)
     )
     return (rows - 16) * row_bytes / max(many - few, 1e-9)
@@ -100,7 +102,7 @@ class StepSpeed:
 def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.1) -> StepSpeed:
     """Measure both on a few narrow layers that fit in the caches."""
     few, many = (
-        _good(_passes(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
+        _good(_forwards(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
         for layers in LAYERS
     )
     _, weights = narrow_layers(format_name, 16, 1)
@@ -110,12 +112,12 @@ def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float 
     return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
 
 
-def _good(passes: list[float]) -> float:
+def _good(forwards: list[float]) -> float:
     """The 25th percentile, because a preempted thread multiplies the time of short forwards."""
-    return sorted(passes)[len(passes) // 4]
+    return sorted(forwards)[len(forwards) // 4]
 
 
-def _passes(
+def _forwards(
     decoder: tuple[DecoderSpec, DecoderWeights],
     kernels: Kernels,
     tokens: int,
@@ -128,12 +130,12 @@ def _passes(
     """
     specification, weights = decoder
     state = DecoderState.allocate(specification, PROMPT, "f16")
-    backend = CpuBackend(specification, weights, state, kernels, batch=tokens, threads=threads)
+    backend = CpuBackend(specification, weights, state, kernels, CpuOptions(tokens, threads))
     x = np.ones((tokens, specification.hidden_size), np.float32)
-    passes: list[float] = []
+    forwards: list[float] = []
     try:
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(passes) <= FIRST:
+        while time.perf_counter() < end or len(forwards) <= FIRST:
             begin = time.perf_counter()
             if whole and tokens > 1:
                 backend.forward(x, 0)
@@ -141,7 +143,7 @@ def _passes(
                 backend.step_logits([0], 0)
             else:
                 backend.logits(x)
-            passes.append(time.perf_counter() - begin)
+            forwards.append(time.perf_counter() - begin)
     finally:
         backend.close()
-    return passes[FIRST:]
+    return forwards[FIRST:]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
-from edgeinfer_kernels.system.fork_locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import fork_safe_lock
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 REST_MICROSECONDS = 500
@@ -31,10 +31,10 @@ class ThreadPool:
     def __init__(self, kernels: Kernels, threads: int) -> None:
         self.threads = threads
         self._kernels = kernels
-        self._run = kernels.function("team_run", 4)
-        self._serve = kernels.function("team_serve", 3)
-        self._dismiss = kernels.function("team_dismiss", 1)
-        self._turn = fork_safe_lock()
+        self._run = kernels.function("pool_run", 4)
+        self._serve = kernels.function("pool_serve", 3)
+        self._shutdown = kernels.function("pool_shutdown", 1)
+        self._lock = fork_safe_lock()
         self._start()
 
     def _start(self) -> None:
@@ -52,7 +52,7 @@ class ThreadPool:
             worker.start()
         kept_alive = (self._memory, self._kernels, self._functions)
         self._end = weakref.finalize(
-            self, _dismiss, self._process, self._dismiss, self.address, workers, kept_alive
+            self, _shutdown, self._process, self._shutdown, self.address, workers, kept_alive
         )
 
     def _use_operating_system(self, args: ThreadPoolArgs) -> None:
@@ -73,7 +73,7 @@ class ThreadPool:
 
     def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done."""
-        with self._turn:
+        with self._lock:
             if os.getpid() != self._process:
                 self._end.detach()
                 self._start()
@@ -84,9 +84,9 @@ class ThreadPool:
         self._end()
 
 
-def _dismiss(
+def _shutdown(
     process: int,
-    dismiss: Callable[[int], None],
+    shutdown: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
     kept_alive: tuple[object, ...],
@@ -94,6 +94,6 @@ def _dismiss(
     """Shut the threads down and join them: their code and memory must outlive them."""
     if os.getpid() != process:  # A forked child has no threads.
         return
-    dismiss(address)
+    shutdown(address)
     for worker in workers:
         worker.join()

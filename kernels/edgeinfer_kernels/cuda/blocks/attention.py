@@ -76,7 +76,7 @@ def take(
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
-            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU's kernels want a "
+            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU kernels need a "
             f"multiple of {ROW_MULTIPLE}"
         )
     order = head_order(spec.rope, spec.head_dim)
@@ -110,7 +110,7 @@ class Space:
         specs: list[AttentionSpec] = [block.residual.block for block in blocks]
         weights: list[DeviceAttention] = [block.weights for block in blocks]
         tokens, columns = step.tokens, max(spec.heads * spec.head_dim for spec in specs)
-        self.mixed = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
+        self.attn_out = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
         self.qkv = arena.take((tokens, max(w.qkv.rows for w in weights)), torch.float32)
         self.flat = arena.take((tokens, columns), torch.float32)
         tiles = [
@@ -132,14 +132,14 @@ def decode(
     w, space, spec = block.weights, step.space("attention"), block.residual.block
     step.launches.stacked(w.qkv, source, space.qkv, w.qkv_bias, tokens)
     _attend(step, spec, w, block.state, tokens)
-    return step.close_block(number, w.output, w.output_bias, space.mixed, "output", tokens)
+    return step.close_block(number, w.output, w.output_bias, space.attn_out, "output", tokens)
 
 
 def _attend(
     step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention, cache: DeviceCache, tokens: int
 ) -> None:
     """Write the result of the heads as activations, and keys and values to the cache."""
-    launches, space, out = step.launches, step.space("attention"), step.space("attention").mixed
+    launches, space, out = step.launches, step.space("attention"), step.space("attention").attn_out
     split = _split_config(launches.tuning, spec, launches.model.positions, tokens)
     direct = spec.head_dim % 16 == 0
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
@@ -188,7 +188,7 @@ class PromptSpace:
     def __init__(self, specs: Sequence[AttentionSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.heads * spec.head_dim for spec in specs)
         self.queries = arena.take((chunk * columns,), torch.float16)
-        self.mixed = arena.take((chunk * columns,), torch.float16)
+        self.attn_out = arena.take((chunk * columns,), torch.float16)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -201,11 +201,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm)
     rope_append(heads, w.table, spec, start, queries, args)
-    mixed = space.mixed[: tokens * columns].view(tokens, columns)
-    flash_attention(queries, args, start, spec, mixed, _tile(prompt, spec, cache), w.sinks)
+    attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
+    flash_attention(queries, args, start, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)
-    y = prompt.products.product(mixed, w.output)
+    y = prompt.products.product(attn_out, w.output)
     prompt.add(chunk, number, y, w.output_bias)
 
 

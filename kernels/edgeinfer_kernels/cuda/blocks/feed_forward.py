@@ -122,7 +122,7 @@ def decode(
     if not stage:
         return step.close_block(number, w.down, w.down_bias, hidden, "down", tokens)
     y = step.workspace.y
-    step.launches.rows((w.down,), Source(hidden, source.squares), y, w.down_bias, "down", tokens)
+    step.launches.rows((w.down,), Source(hidden, source.sum_squares), y, w.down_bias, "down", tokens)
     return step.receive(stage, y, block.residual.residual_scale, number, tokens)
 
 

@@ -16,9 +16,9 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     SHARED,
     SHARED_AND_WEIGHED,
     UNSHARED,
-    choose_experts_kernel,
     expert_down_kernel,
     expert_gated_kernel,
+    select_experts_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, SharedScores
@@ -72,7 +72,7 @@ def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> 
         return
     launches, early = step.launches, step.space("moe").early
     launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
-    _score(step, block.weights, Source(early, launches.workspace.squares[0]), tokens)
+    _score(step, block.weights, Source(early, launches.workspace.sum_squares[0]), tokens)
 
 
 def _score(step: "DecodeStep", w: DeviceExperts, source: Source, tokens: int) -> None:
@@ -88,7 +88,7 @@ def decode(
     if not spec.pre_attention_router:
         _score(step, w, source, tokens)
     launches.launch(
-        choose_experts_kernel,
+        select_experts_kernel,
         (tokens,),
         space.routing.scores,
         space.routing.scores.stride(0),
@@ -102,7 +102,7 @@ def decode(
         warps=1,
     )
     if stage:
-        step.send(stage, tokens, space.routing, spec.experts_per_token, w.places)
+        step.send(stage, tokens, space.routing, spec.experts_per_token, w.slots)
     if w.shared is not None:
         _shared(step, spec, w, w.shared, source, tokens)
     if w.here:
@@ -127,7 +127,7 @@ def _shared(
     """Write the shared expert's result to y, and compute the score of its gate."""
     launches, space = step.launches, step.space("moe")
     launches.gated(spec.activation, shared, source, space.shared_hidden, tokens)
-    hidden = Source(space.shared_hidden, source.squares)
+    hidden = Source(space.shared_hidden, source.sum_squares)
     launches.rows((shared.down,), hidden, step.workspace.y, shared.down_bias, "down", tokens)
     if w.shared_router is not None:
         scores = space.routing.shared_scores
@@ -149,7 +149,7 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         launches.or_nothing(w.gate_bias),
         launches.or_nothing(w.up_bias),
         space.routing.ids,
-        source.sum_squares,
+        source.squares_args,
         EXPERT_ROWS=w.hidden,
         USED=spec.experts_per_token,
         HIDDEN=out.config,

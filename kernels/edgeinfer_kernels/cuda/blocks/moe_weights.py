@@ -37,7 +37,7 @@ class ExpertStacks:
 class DeviceExperts:
     """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
 
-    `used`: experts per token. `here`: number of experts on the device; `places` (2, experts) int32: slot of
+    `used`: experts per token. `here`: number of experts on the device; `slots` (2, experts) int32: slot of
     each expert on the device, and on the host, -1: absent. `changing`: the host has all experts, and those on
     the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for
     every token, `shared_router` the row of its gate.
@@ -46,7 +46,7 @@ class DeviceExperts:
     count: int
     used: int
     here: int
-    places: Tensor
+    slots: Tensor
     hidden: int
     router: DeviceMatrix
     router_rows: Tensor
@@ -63,7 +63,7 @@ class DeviceExperts:
     changing: bool = False
 
     @property
-    def all_places(self) -> int:
+    def all_slots(self) -> int:
         """Number of slots on the device plus those on the host; with changing experts some are empty."""
         return self.here + self.count if self.changing else self.count
 
@@ -93,7 +93,7 @@ def check_expert_rows(w: MoeWeights) -> None:
     for stack in w.stacks():
         if stack.rows % ROW_MULTIPLE:
             raise UnsupportedOnDeviceError(
-                f"{stack.name}: {stack.rows} rows an expert, the GPU's kernels want a multiple of "
+                f"{stack.name}: {stack.rows} rows per expert, the GPU kernels need a multiple of "
                 f"{ROW_MULTIPLE}"
             )
 
@@ -126,7 +126,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         count=spec.experts,
         used=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
-        places=builder.slots(_slots(spec.experts, here, changing)),
+        slots=builder.slots(_slots(spec.experts, here, changing)),
         hidden=w.ffn_up_exps.rows,
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),

@@ -31,7 +31,7 @@ class HostCaches:
 
     def __init__(self, layers: Mapping[Any, AttentionSpec], positions: int, arena: Arena) -> None:
         self._layers, self._positions = layers, positions
-        largest = max((facts.kv_heads * facts.head_dim for facts in layers.values()), default=0)
+        largest = max((spec.kv_heads * spec.head_dim for spec in layers.values()), default=0)
         self._keys, self._values = (arena.take((largest * positions,), torch.float16) for _ in range(2))
         self._caches: dict[Any, LayerCache] = {}
         self._orders: dict[Any, Tensor] = {}
@@ -39,8 +39,8 @@ class HostCaches:
     def connect(self, states: Mapping[Any, AttentionState]) -> None:
         """Set the host's states, by the index of their block."""
         self._caches = {index: state.cache for index, state in states.items()}
-        for index, facts in self._layers.items():
-            order = torch.from_numpy(head_order(facts.rope, facts.head_dim))
+        for index, spec in self._layers.items():
+            order = torch.from_numpy(head_order(spec.rope, spec.head_dim))
             self._orders[index] = order.to(self._keys.device)
 
     def memories(self) -> list[Tensor]:
@@ -51,28 +51,28 @@ class HostCaches:
             for array in cache.arrays()
         ]
 
-    def _room(self, facts: AttentionSpec) -> DeviceCache:
-        shape = facts.kv_heads, self._positions, facts.head_dim
+    def _room(self, spec: AttentionSpec) -> DeviceCache:
+        shape = spec.kv_heads, self._positions, spec.head_dim
         size = torch.Size(shape).numel()
         nothing = self._keys[:0]
         return DeviceCache(self._keys[:size].view(shape), nothing, self._values[:size].view(shape), nothing)
 
     def fetch(self, index: Any, start: int) -> DeviceCache:
         """The keys and values of block `index` with the first `start` positions from the host."""
-        facts, host, order = self._layers[index], self._caches[index], self._orders[index]
-        here = self._room(facts)
-        for head in range(facts.kv_heads if start else 0):
+        spec, host, order = self._layers[index], self._caches[index], self._orders[index]
+        here = self._room(spec)
+        for head in range(spec.kv_heads if start else 0):
             keys = self._rows(self._sent(host.keys[head], start, LANES))
             values = self._sent(host.values[head], start, 1)
             if host.key_scales is not None and host.value_scales is not None:
-                if host.has_rotated_heads:
+                if host.has_hadamard_heads:
                     keys, values = _pairs(keys), _groups(values)
                 keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
                 values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
-                if host.has_rotated_heads:
-                    keys, values = (rotated(rows[:, : facts.head_dim]) for rows in (keys, values))
+                if host.has_hadamard_heads:
+                    keys, values = (hadamard_rows(rows[:, : spec.head_dim]) for rows in (keys, values))
             here.keys[head, :start].copy_(keys[:start].index_select(1, order))
-            here.values[head, :start].copy_(values[:, : facts.head_dim])
+            here.values[head, :start].copy_(values[:, : spec.head_dim])
         return here
 
     def _sent(self, rows: Array, start: int, positions: int) -> Tensor:
@@ -94,15 +94,15 @@ class HostCaches:
         """Copy positions start…start + tokens of `here` to the host's cache, after the device has computed
         them.
         """
-        facts, host, end = self._layers[index], self._caches[index], start + tokens
+        spec, host, end = self._layers[index], self._caches[index], start + tokens
         first, last = start // LANES, -(-end // LANES)
         inverse = torch.argsort(self._orders[index])
-        width = padded(facts.head_dim)
+        width = padded(spec.head_dim)
         keys = here.keys[:, first * LANES : end].index_select(2, inverse)
         values = here.values[:, first * LANES : end]
-        parts, nibbles = (keys, values), host.has_rotated_heads
+        parts, nibbles = (keys, values), host.has_hadamard_heads
         if nibbles:
-            parts = (rotated(keys), rotated(values))
+            parts = (hadamard_rows(keys), hadamard_rows(values))
         rows = [_padded(part, (last - first) * LANES, width) for part in parts]
         if host.key_scales is None or host.value_scales is None:
             self._store(host.keys, first, _tiles(rows[0]), start)
@@ -168,8 +168,8 @@ def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
     return codes.flatten(2)[:, :, :width], scales
 
 
-def rotated(rows: Tensor) -> Tensor:
-    """`cache_formats.rotated` on the device, (..., head_dim) float32."""
+def hadamard_rows(rows: Tensor) -> Tensor:
+    """`cache_formats.hadamard_rows` on the device, (..., head_dim) float32."""
     block, step = rotation_block(rows.shape[-1]), 1
     x = rows.float().reshape(-1, block)
     while step < block:

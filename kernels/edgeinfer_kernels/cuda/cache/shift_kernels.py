@@ -30,7 +30,7 @@ def _move_rows(base, source, target, mask, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _turned_back(keys, turn, HEAD_DIM: tl.constexpr):
+def _rope_back(keys, turn, HEAD_DIM: tl.constexpr):
     """Keys (n, DIMENSIONS) float32, each pair (i, i + HEAD_DIM/2) rotated back by the angles of `turn`.
 
     `turn` (HEAD_DIM,): cosines, then sines; a common magnitude factor cancels out.
@@ -50,7 +50,7 @@ def _turned_back(keys, turn, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first", "last", "dropped"])
-def slide_kernel(
+def context_shift_kernel(
     keys,
     key_scales,
     values,
@@ -64,7 +64,7 @@ def slide_kernel(
     DIMENSIONS: tl.constexpr,
     ROWS: tl.constexpr,
     CACHE: tl.constexpr,
-    TURNS: tl.constexpr,
+    ROPES: tl.constexpr,
 ):
     """Positions first… up to (not including) `last` receive the entries `dropped` positions later; keys get
     RoPE of -`dropped` positions.
@@ -80,13 +80,13 @@ def slide_kernel(
     source = target + dropped
     WIDTH: tl.constexpr = (HEAD_DIM + 7) // 8 if CACHE == Q4_0 else HEAD_DIM
     GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
-    if TURNS:
+    if ROPES:
         tile = load_cache_tile(
             keys, key_scales, head, to + dropped, inside, positions, HEAD_DIM, DIMENSIONS, CACHE
         ).to(tl.float32)
         if CACHE == Q4_0:
             tile = hadamard(tile, HEAD_DIM)
-        tile = _turned_back(tile, table + dropped.to(tl.int64) * HEAD_DIM, HEAD_DIM)
+        tile = _rope_back(tile, table + dropped.to(tl.int64) * HEAD_DIM, HEAD_DIM)
         store_cache_rows(keys, key_scales, target, inside, tile, HEAD_DIM, DIMENSIONS, CACHE)
     else:
         _move_rows(keys, source, target, inside, WIDTH)
@@ -98,7 +98,7 @@ def slide_kernel(
 
 
 def slide(
-    cache: DeviceCache, table: torch.Tensor, facts: AttentionSpec, keep: int, dropped: int, end: int
+    cache: DeviceCache, table: torch.Tensor, spec: AttentionSpec, keep: int, dropped: int, end: int
 ) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.
 
@@ -106,13 +106,13 @@ def slide(
     dequantized, get RoPE and are quantized again; values move unchanged. `table`: the RoPE table of the
     layer. No memory is allocated.
     """
-    dimensions = head_dimensions(facts.head_dim)
+    dimensions = head_dimensions(spec.head_dim)
     rows = max(TILE_ELEMENTS // dimensions, 1)
     for begin in range(keep, end - dropped, dropped):
         last = min(begin + dropped, end - dropped)
-        slide_kernel[(-(-(last - begin) // rows), facts.kv_heads)](
+        context_shift_kernel[(-(-(last - begin) // rows), spec.kv_heads)](
             cache.keys, cache.key_scales, cache.values, cache.value_scales, table, begin, last, dropped,
             cache.keys.shape[1],
-            HEAD_DIM=facts.head_dim, DIMENSIONS=dimensions, ROWS=rows, CACHE=CACHES[cache.keys.dtype],
-            TURNS=facts.rope is not None, num_warps=4,
+            HEAD_DIM=spec.head_dim, DIMENSIONS=dimensions, ROWS=rows, CACHE=CACHES[cache.keys.dtype],
+            ROPES=spec.rope is not None, num_warps=4,
         )  # fmt: skip

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, choose_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
-from edgeinfer_kernels.cuda.device_parts import Drawing, synchronize
+from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
@@ -18,19 +18,19 @@ from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
-NONE, BEST, DRAW = "none", "best", "draw"
+NONE, BEST, SAMPLE = "none", "best", "draw"
 """Sampling mode after a step's logits: none, argmax, or random sampling."""
 
 
 class CapturedSteps:
     """Runs steps on the current stream; without CUDA it launches their kernels one by one.
 
-    `chosen` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
+    `sampled` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
     """
 
-    def __init__(self, step: DecodeStep, drawing: Drawing) -> None:
+    def __init__(self, step: DecodeStep, sampling: SamplingSpace) -> None:
         self.step = step
-        self._drawing = drawing
+        self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
@@ -43,7 +43,7 @@ class CapturedSteps:
         self.meets_in_graph = self._cuda
         """Whether the device can wait for the host within a graph."""
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
-        self.chosen: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
+        self.sampled: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
     def width(self, tokens: int) -> int:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
@@ -62,36 +62,36 @@ class CapturedSteps:
         state[CACHED_AT] = start
         self.step.workspace.state.copy_(self._state, non_blocking=True)
 
-    def run(self, tokens: int, choice: str = NONE) -> None:
+    def run(self, tokens: int, mode: str = NONE) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.exchange:
-            self._run_divided(tokens, choice, self.step.exchange)
+            self._run_divided(tokens, mode, self.step.exchange)
         elif not self._cuda:
-            self._launch(self.width(tokens), choice)
+            self._launch(self.width(tokens), mode)
         else:
-            self._graph(self.width(tokens), choice).replay()
+            self._graph(self.width(tokens), mode).replay()
 
-    def _graph(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
-        return self._graphs.get((tokens, choice)) or self._capture(tokens, choice)
+    def _graph(self, tokens: int, mode: str) -> torch.cuda.CUDAGraph:
+        return self._graphs.get((tokens, mode)) or self._capture(tokens, mode)
 
-    def _run_divided(self, tokens: int, choice: str, exchange: DecodeExchange) -> None:
+    def _run_divided(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
-        mailbox, host, start = exchange.mailbox, self.host, self._start
+        exchange_buffer, host, start = exchange.exchange_buffer, self.host, self._start
         if self.refills is not None:
             self.refills.before_step(tokens)
         if not self.meets_in_graph:
-            self._launch_with_host(tokens, choice, exchange, host)
+            self._launch_with_host(tokens, mode, exchange, host)
             if self.refills is not None:
                 self.refills.beside_step()
             return
-        graph = self._graph(self.width(tokens), choice)
-        mailbox.begin(answered=0 if exchange.stages.stages[0] else 1)
+        graph = self._graph(self.width(tokens), mode)
+        exchange_buffer.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
         if self.refills is not None:
             self.refills.beside_step()
         host.serve(tokens, start)
-        mailbox.check()
+        exchange_buffer.check()
 
     def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
         """Compile and capture steps of these token counts, the last of which is MAX_TOKENS. All later steps
@@ -101,17 +101,17 @@ class CapturedSteps:
         if not self._cuda:
             return
         compile_steps(self.step, widths, on_compiled)
-        wanted = [(1, BEST), (1, DRAW), *((width, NONE) for width in widths)]
-        for width, choice in wanted:
-            if (width, choice) not in self._graphs:
+        wanted = [(1, BEST), (1, SAMPLE), *((width, NONE) for width in widths)]
+        for width, mode in wanted:
+            if (width, mode) not in self._graphs:
                 self.set_state([0] * width, 0)
-                self._capture(width, choice)
+                self._capture(width, mode)
 
     def forget(self) -> None:
         """Capture steps again from now on, because the tile configs have changed."""
         self._graphs.clear()
 
-    def _launch_with_host(self, tokens: int, choice: str, exchange: DecodeExchange, host: Host) -> None:
+    def _launch_with_host(self, tokens: int, mode: str, exchange: DecodeExchange, host: Host) -> None:
         """Launch kernels one by one; the CPU shard runs each stage when all earlier work is complete."""
         start = self._start
 
@@ -119,51 +119,58 @@ class CapturedSteps:
             synchronize(self._device)
             host.run_stage(stage, tokens, start)
 
-        exchange.mailbox.open()
+        exchange.exchange_buffer.open()
         exchange.between = run_stage
         try:
-            self._launch(self.width(tokens), choice)
+            self._launch(self.width(tokens), mode)
         finally:
             exchange.between = None
 
-    def _launch(self, tokens: int, choice: str) -> None:
+    def _launch(self, tokens: int, mode: str) -> None:
         self.step.launch(tokens)
-        space, drawing = self.step.workspace, self._drawing
-        if choice == BEST:
+        space, sampling = self.step.workspace, self._sampling_space
+        if mode == BEST:
             self.step.launches.launch(
-                choose_best_kernel,
+                sample_best_kernel,
                 (1,),
                 space.best,
                 space.best_ids,
                 space.state,
-                self.chosen,
+                self.sampled,
                 PROGRAMS=self.step.model.head.shapes.padded_rows // ROWS,
                 RING=RING,
                 warps=8,
             )
-        elif choice == DRAW:
+        elif mode == SAMPLE:
             logits = space.logits[:1]
-            sample(logits, drawing.requests, drawing.recent, drawing.buffers, drawing.drawn, drawing.results)
-            advance_kernel[(1,)](drawing.results, space.state, self.chosen, RING=RING)
+            sample(
+                logits,
+                sampling.requests,
+                sampling.recent,
+                sampling.buffers,
+                sampling.sampled,
+                sampling.results,
+            )
+            advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
 
-    def _capture(self, tokens: int, choice: str) -> torch.cuda.CUDAGraph:
+    def _capture(self, tokens: int, mode: str) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.
 
         The inputs in x, or in the exchange buffer, are restored before the graph is replayed.
         """
         space, exchange = self.step.workspace, self.step.exchange
-        rows = exchange.mailbox.rows[:tokens].clone() if exchange else None
+        rows = exchange.exchange_buffer.rows[:tokens].clone() if exchange else None
         if exchange:
-            exchange.mailbox.open()
+            exchange.exchange_buffer.open()
         state, x = space.state.clone(), space.x.clone()
-        self._launch(tokens, choice)
+        self._launch(tokens, mode)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._launch(tokens, choice)
+            self._launch(tokens, mode)
         space.state.copy_(state)
         space.x.copy_(x)
         if exchange and rows is not None:
-            exchange.mailbox.rows[:tokens].copy_(rows)
-        self._graphs[tokens, choice] = graph
+            exchange.exchange_buffer.rows[:tokens].copy_(rows)
+        self._graphs[tokens, mode] = graph
         return graph

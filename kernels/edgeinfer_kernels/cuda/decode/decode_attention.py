@@ -8,7 +8,7 @@ that finishes last adds up the splits, in a fixed order.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rotated, row_inverses
+from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -17,7 +17,7 @@ FAR = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, CAPPED: tl.constexpr):
+def _attend(queries, keys, values, visible, highest, total, attn_out, scale, cap, CAPPED: tl.constexpr):
     """One tile of the online softmax; scores are in powers of two."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
     if CAPPED:
@@ -27,12 +27,12 @@ def _attend(queries, keys, values, visible, highest, total, mixed, scale, cap, C
     shrink = tl.exp2(highest - peak)
     weights = tl.where(visible, tl.exp2(scores - peak[:, None]), 0.0)
     total = total * shrink + tl.sum(weights, axis=1)
-    mixed = tl.dot(weights.to(tl.float16), values, mixed * shrink[:, None])
-    return peak, total, mixed
+    attn_out = tl.dot(weights.to(tl.float16), values, attn_out * shrink[:, None])
+    return peak, total, attn_out
 
 
 @triton.jit
-def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+def _split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
     """The first and last cached position of a split, and the number of non-empty splits: the first has
     positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
     """
@@ -46,15 +46,45 @@ def _stretch(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDO
 
 
 @triton.jit
-def _sees_new(state, token, asks, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+def _visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
-    sees = tl.load(state + 16 + token, mask=asks, other=0)
+    sees = tl.load(state + 16 + token, mask=is_query, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
     if WINDOW > 0:
         new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
         visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
     return visible
+
+
+@triton.jit
+def _attend_cached(
+    queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,
+    ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Add the cached positions first… up to (not including) `last` to the online softmax."""
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    WINDOW: tl.constexpr = ATTENTION.window
+    CACHE: tl.constexpr = ATTENTION.cache
+    POSITIONS: tl.constexpr = SPLIT.positions
+    offset = tl.arange(0, POSITIONS)
+    for start in range(first, last, POSITIONS):
+        at = start + offset
+        inside = at < last
+        key_tile = load_cache_tile(
+            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+        value_tile = load_cache_tile(
+            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+        )
+        visible = inside[None, :] & (row >= 0)[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+        highest, total, attn_out = _attend(
+            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
+        )
+    return highest, total, attn_out
 
 
 @triton.jit
@@ -100,50 +130,38 @@ def decode_attention_kernel(
     cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
-    asks = row < GROUP * TOKENS
-    first, last, used = _stretch(cached, split, SPLITS, POSITIONS, WINDOW)
+    is_query = row < GROUP * TOKENS
+    first, last, used = _split_range(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
     q_at = (head * GROUP + member) * HEAD_DIM
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
-    queries = rotated(base, token, asks, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     if CACHE == Q4_0:
         queries = hadamard_of_halves(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
-    position = tl.load(state + 8 + token, mask=asks, other=0)
+    position = tl.load(state + 8 + token, mask=is_query, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
     total = tl.zeros((QUERIES,), tl.float32)
-    mixed = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
+    attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         key_tile, value_tile = append_new(
             qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS
         )
-        visible = _sees_new(state, token, asks, position, TOKENS, WINDOW)
-        highest, total, mixed = _attend(
-            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
+        visible = _visible_new(state, token, is_query, position, TOKENS, WINDOW)
+        highest, total, attn_out = _attend(
+            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, CAPPED
         )
-    offset = tl.arange(0, POSITIONS)
-    for start in range(first, last, POSITIONS):
-        at = start + offset
-        inside = at < last
-        key_tile = load_cache_tile(
-            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
-        value_tile = load_cache_tile(
-            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
-        visible = inside[None, :] & (row >= 0)[:, None]
-        if WINDOW > 0:
-            visible = visible & (position[:, None] - at[None, :] < WINDOW)
-        highest, total, mixed = _attend(
-            queries, key_tile, value_tile, visible, highest, total, mixed, scale, cap, CAPPED
-        )
+    highest, total, attn_out = _attend_cached(
+        queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,
+        ATTENTION, SPLIT,
+    )  # fmt: skip
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    found = asks & (split < used)
-    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], mixed, mask=found[:, None])
+    found = is_query & (split < used)
+    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=found[:, None])
     tl.store(results.peaks + part * 2, highest, mask=found)
     tl.store(results.peaks + part * 2 + 1, total, mask=found)
     tl.debug_barrier()
@@ -154,15 +172,15 @@ def decode_attention_kernel(
 
 
 @triton.jit
-def _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS: tl.constexpr):
-    """`total` (n,) and `mixed` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
+def _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSIONS: tl.constexpr):
+    """`total` (n,) and `attn_out` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
     `inside`.
     """
     weight = tl.exp2(tl.load(results.peaks + part * 2, mask=inside, other=FAR) - peak)
     total += weight * tl.load(results.peaks + part * 2 + 1, mask=inside, other=0.0)
     pointers = results.parts + part[:, None] * DIMENSIONS + dimension[None, :]
-    mixed += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
-    return total, mixed
+    attn_out += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
+    return total, attn_out
 
 
 @triton.jit
@@ -201,29 +219,31 @@ def _combine(
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)
     total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, DIMENSIONS), tl.float32)
+    attn_out = tl.zeros((ROWS, DIMENSIONS), tl.float32)
     if SPLITS == AT_ONCE:
         for split in tl.static_range(SPLITS):
             part = (head * SPLITS + split) * QUERIES + row
             inside = taken & (split < used)
-            total, mixed = _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+            total, attn_out = _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSIONS)
     else:
         for start in tl.range(0, used, AT_ONCE, num_stages=1):
             for index in tl.static_range(AT_ONCE):
                 part = (head * SPLITS + start + index) * QUERIES + row
                 inside = taken & (start + index < used)
-                total, mixed = _add_part(results, part, inside, dimension, peak, total, mixed, DIMENSIONS)
+                total, attn_out = _add_part(
+                    results, part, inside, dimension, peak, total, attn_out, DIMENSIONS
+                )
     if ATTENTION.has_sinks:
         total += tl.exp2(sink - peak)
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
     if ATTENTION.cache == Q4_0:
-        mixed = hadamard_of_halves(mixed, HEAD_DIM).to(tl.float32)
+        attn_out = hadamard_of_halves(attn_out, HEAD_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk
         stored = taken[:, None] & (chunk < HEAD_DIM // 16)
         quantize(
-            tl.reshape(mixed, (ROWS * CHUNKS, 16)),
+            tl.reshape(attn_out, (ROWS * CHUNKS, 16)),
             out,
             tl.reshape(group, (ROWS * CHUNKS,)),
             tl.reshape(stored, (ROWS * CHUNKS,)),
@@ -233,4 +253,4 @@ def _combine(
     else:
         base = flat + token * (ATTENTION.kv_heads * GROUP * HEAD_DIM) + query_head * HEAD_DIM
         stored = taken[:, None] & (dimension < HEAD_DIM)[None, :]
-        tl.store(base[:, None] + dimension[None, :], mixed, mask=stored)
+        tl.store(base[:, None] + dimension[None, :], attn_out, mask=stored)

@@ -4,7 +4,7 @@
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, a join kernel follows. In a split model, x is sent to the host at
-its CPU stages and comes back with the CPU's sum added (`cpu_stages.py`).
+its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
 """
 
 from typing import Any
@@ -113,19 +113,19 @@ class DecodeStep:
         if weight is not None or not norm.folds:
             post = None if weight is None else NextNorm(residual.norm, weight, None)
             y = self.workspace.y
-            self.launches.rows((matrix,), Source(read, target.squares), y, bias, kernel, tokens)
+            self.launches.rows((matrix,), Source(read, target.sum_squares), y, bias, kernel, tokens)
             self.launches.add_norm(y, post, residual.residual_scale, norm, target.activations, tokens)
             return target
         scale = residual.residual_scale
         self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
         if norm.weight is not None:
-            target.norm = norm.facts
+            target.norm = norm.spec
         return target
 
     def _target(self, number: int) -> Source:
         """The input buffers of the block after `number`: two pairs in turn."""
         space, pair = self.workspace, (number + 1) % 2
-        return Source(space.entering[pair], space.squares[pair])
+        return Source(space.normed_input[pair], space.sum_squares[pair])
 
     def _norm_after(self, number: int) -> NextNorm:
         """The norm after a block: that of the next block, or of the head."""
@@ -137,16 +137,16 @@ class DecodeStep:
 
     def _embed(self, tokens: int) -> Source:
         target, norm = self._target(-1), self._norm_after(-1)
-        out, squares = target.activations, target.squares
-        self.launches.embed(norm.weight if norm.folds else None, out, squares, tokens)
+        out, sum_squares = target.activations, target.sum_squares
+        self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:
-            return Source(out, squares, norm.facts if norm.weight is not None else None)
+            return Source(out, sum_squares, norm.spec if norm.weight is not None else None)
         self.launches.add_norm(None, None, 0.0, norm, out, tokens)
         return target
 
     def head_of(self, tokens: int) -> None:
         """Compute the logits of hidden states that are already in the workspace's x."""
-        out, model = self.workspace.entering[0], self.model
+        out, model = self.workspace.normed_input[0], self.model
         norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
         self.launches.add_norm(None, None, 0.0, norm, out, tokens)
-        self.launches.head(Source(out, self.workspace.squares[0]), tokens)
+        self.launches.head(Source(out, self.workspace.sum_squares[0]), tokens)

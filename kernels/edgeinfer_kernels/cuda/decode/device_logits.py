@@ -1,4 +1,6 @@
-"""Copies the logits of hidden states on a device to the host."""
+"""Hidden states that stay on the device, and copies of their logits to the host."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -6,8 +8,24 @@ import torch
 
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronize
-from edgeinfer_kernels.cuda.weights.device_rows import DeviceRows
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """Hidden states after the last layer, on the device; `logits` reads them there."""
+
+    first: int
+    count: int
+    in_step: bool
+    """Whether they are of a decode step, whose logits are already computed."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, part: slice) -> "DeviceRows":
+        start, stop, _ = part.indices(self.count)
+        return DeviceRows(self.first + start, stop - start, self.in_step)
 
 
 class DeviceLogits:
@@ -38,7 +56,7 @@ class DeviceLogits:
         return found
 
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        """Compute a few rows at a time."""
+        """Compute some rows at a time."""
         space, out = self._parts.workspace, np.empty((len(x), self._size), np.float32)
         for first in range(0, len(x), MAX_TOKENS):
             count = min(MAX_TOKENS, len(x) - first)

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.decode.captured_steps import BEST, DRAW, RING, CapturedSteps
-from edgeinfer_kernels.cuda.device_parts import Drawing
+from edgeinfer_kernels.cuda.decode.captured_steps import BEST, RING, SAMPLE, CapturedSteps
+from edgeinfer_kernels.cuda.device_parts import SamplingSpace
 from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
 
 
 class DeviceSampling:
     """Steps of one token with sampling; the sampled token is written to host-readable memory."""
 
-    def __init__(self, steps: CapturedSteps, drawing: Drawing, *, cuda: bool) -> None:
+    def __init__(self, steps: CapturedSteps, sampling: SamplingSpace, *, cuda: bool) -> None:
         self._steps = steps
-        self._drawing = drawing
+        self._sampling_space = sampling
         self._requests = _host((RING, REQUEST_SIZE), torch.float64, cuda)
         self._recent = _host((RECENT,), torch.int32, cuda)
         self._events = [torch.cuda.Event() for _ in range(2)] if cuda else []
@@ -58,11 +58,11 @@ class DeviceSampling:
         else:
             request = self._requests[start % RING]
             request[:] = torch.tensor(parameters, dtype=torch.float64)
-            self._drawing.requests[0].copy_(request, non_blocking=True)
+            self._sampling_space.requests[0].copy_(request, non_blocking=True)
             if recent:
                 self._recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
-                self._drawing.recent[0].copy_(self._recent, non_blocking=True)
-            self._steps.run(1, DRAW)
+                self._sampling_space.recent[0].copy_(self._recent, non_blocking=True)
+            self._steps.run(1, SAMPLE)
         if self._events:
             self._events[start % 2].record()
 
@@ -70,7 +70,7 @@ class DeviceSampling:
         """The id sampled after the token at `start`; waits until the device has written it."""
         if self._events:
             self._events[start % 2].synchronize()
-        return int(self._steps.chosen[start % RING])
+        return int(self._steps.sampled[start % RING])
 
 
 def _host(shape: tuple[int, ...], dtype: torch.dtype, cuda: bool) -> Tensor:

@@ -1,9 +1,9 @@
 """GEMV kernels of a decode step: projections, gated feed-forward, residuals, the head.
 
 A program computes sixteen rows of a matrix for all tokens of the step, so weights are read once. An RMS norm
-needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `squares` (tokens,
-programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed order, so a
-step is bit-reproducible.
+needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `sum_squares`
+(tokens, programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
+order, so a step is bit-reproducible.
 """
 
 import triton
@@ -21,15 +21,15 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def inverse_norms(squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr):
+def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
-    COUNT: tl.constexpr = SOURCE.count
+    COUNT: tl.constexpr = SOURCE.programs
     COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
-    parts = tl.load(squares.sums + token * COUNT + index, mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=1) / SOURCE.width + squares.epsilon)[:, None]
+    parts = tl.load(sum_squares.sums + token * COUNT + index, mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(parts, axis=1) / SOURCE.width + sum_squares.epsilon)[:, None]
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def rows_kernel(
     activations,
     y,
     bias,
-    squares,
+    sum_squares,
     stride,
     FIRST_PROGRAMS: tl.constexpr,
     FIRST: tl.constexpr,
@@ -80,7 +80,7 @@ def rows_kernel(
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, 16))[None, :]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, TOKENS, SOURCE)
+        value *= inverse_norms(sum_squares, TOKENS, SOURCE)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -94,7 +94,7 @@ def gated_kernel(
     hidden,
     gate_bias,
     up_bias,
-    squares,
+    sum_squares,
     HIDDEN: tl.constexpr,
     GATED: tl.constexpr,
     SOURCE: tl.constexpr,
@@ -122,7 +122,7 @@ def gated_kernel(
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(squares, TOKENS, SOURCE)
+        inverse = inverse_norms(sum_squares, TOKENS, SOURCE)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:
         rows = (row + tl.arange(0, 16))[None, :]
@@ -145,7 +145,7 @@ def residual_kernel(
     scale,
     gain,
     out,
-    squares,
+    sum_squares,
     WIDTH: tl.constexpr,
     READ: tl.constexpr,
     OUT: tl.constexpr,
@@ -182,7 +182,7 @@ def residual_kernel(
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
     sums = tl.sum(value * value, axis=1)
-    tl.store(squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
+    tl.store(sum_squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
     if GAIN:
         value *= tl.load(gain + rows, mask=rows < WIDTH, other=0.0)
     quantize(value, out, program + token * 0, token < TOKENS, OUT, token)
@@ -195,7 +195,7 @@ def head_kernel(
     logits,
     best,
     best_ids,
-    squares,
+    sum_squares,
     scale,
     cap,
     VOCABULARY: tl.constexpr,
@@ -219,7 +219,7 @@ def head_kernel(
     rows = (program * ROWS + tl.arange(0, 16))[None, :]
     value *= scale
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(squares, TOKENS, SOURCE)
+        value *= inverse_norms(sum_squares, TOKENS, SOURCE)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

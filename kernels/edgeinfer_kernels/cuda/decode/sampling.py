@@ -165,7 +165,7 @@ def _survivors(keys, logits, peak, mass, request, vocabulary, KEPT: tl.constexpr
 
 
 @triton.jit
-def _drawn(keys, logits, stays, peak, request):
+def _sampled(keys, logits, stays, peak, request):
     """Inverse transform sampling over ascending ids, with sums in float64, as on the host."""
     temperature = tl.maximum(tl.load(request).to(tl.float32), COLDEST)
     weights = tl.where(stays, tl.exp((logits - peak) / temperature), 0.0)
@@ -188,7 +188,7 @@ def _report(chosen, results, row, token, status):
 
 
 @triton.jit
-def draw_kernel(
+def sample_kernel(
     keys_in,
     peaks,
     masses,
@@ -222,7 +222,7 @@ def draw_kernel(
     logits = tl.where(keys == NO_KEY, float("-inf"), _logits_of(keys))
     mass = _whole_mass(peaks, masses, slot, slices, level, SLICES)
     stays, too_few = _survivors(keys, logits, level, mass, request, vocabulary, KEPT)
-    token = _drawn(keys, logits, stays, level, request)
+    token = _sampled(keys, logits, stays, level, request)
     greedy = tl.load(request) == 0.0
     token = tl.where(greedy, _ids_of(best), token)
     status = tl.where(wrong, _NO_NUMBERS, tl.where(too_few & (not greedy), _TOO_FEW, 0))
@@ -303,9 +303,9 @@ def sample(
 ) -> None:
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, room) int32: ids for
-    penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may be
-    in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
+    `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, capacity) int32: ids
+    for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may
+    be in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
@@ -313,7 +313,7 @@ def sample(
         logits, requests, recent, buffers.keys, buffers.peaks, buffers.masses, buffers.broken, vocabulary,
         recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
     )  # fmt: skip
-    draw_kernel[(rows,)](
+    sample_kernel[(rows,)](
         buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, chosen, results, vocabulary,
         slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE,
         num_warps=8,

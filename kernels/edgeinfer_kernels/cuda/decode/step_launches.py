@@ -67,10 +67,10 @@ class StepLaunches:
     def source_config(self, source: Source) -> SourceConfig:
         """The layout of the activations, and the norm that remains to be applied."""
         read, has_norm = source.activations, source.norm is not None
-        count, width = source.squares.shape[1], self.model.spec.hidden_size
+        count, width = source.sum_squares.shape[1], self.model.spec.hidden_size
         return SourceConfig(read.blocks, read.planes, int(has_norm), count, width)
 
-    def embed(self, gain: Tensor | None, out: Activations, squares: Tensor, tokens: int) -> None:
+    def embed(self, gain: Tensor | None, out: Activations, sum_squares: Tensor, tokens: int) -> None:
         """The embeddings of the ids in `state` to x, and x·gain as activations."""
         model, space = self.model, self.workspace
         self.launch(
@@ -81,10 +81,10 @@ class StepLaunches:
             space.x,
             self.or_nothing(gain),
             out.words,
-            squares,
+            sum_squares,
             model.spec.embedding_scale,
             WIDTH=model.spec.hidden_size,
-            COUNT=squares.shape[1],
+            COUNT=sum_squares.shape[1],
             IN_BLOCKS=model.embedding.shapes.blocks,
             OUT=out.config,
             GAIN=gain is not None,
@@ -111,7 +111,7 @@ class StepLaunches:
             source.activations.words,
             y,
             self.or_nothing(bias),
-            source.sum_squares,
+            source.squares_args,
             y.stride(0),
             FIRST_PROGRAMS=programs[0],
             FIRST=parts[0].shapes.tile,
@@ -146,7 +146,7 @@ class StepLaunches:
             out.words,
             self.or_nothing(ffn.gate_bias),
             self.or_nothing(ffn.up_bias),
-            source.sum_squares,
+            source.squares_args,
             HIDDEN=out.config,
             GATED=gated,
             SOURCE=self.source_config(source),
@@ -176,7 +176,7 @@ class StepLaunches:
             scale,
             self.or_nothing(gain),
             out.words,
-            target.squares,
+            target.sum_squares,
             WIDTH=self.model.spec.hidden_size,
             READ=read.config,
             OUT=out.config,
@@ -217,12 +217,12 @@ class StepLaunches:
         """The weights of a norm, if there is one."""
         if norm is None:
             return NormArgs(self.workspace.nothing, self.workspace.nothing, 0.0)
-        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.facts.epsilon)
+        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.spec.epsilon)
 
     def norm_config(self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False) -> NormConfig:
         """The configuration of a kernel that normalizes whole rows of x."""
         width = self.model.spec.hidden_size
-        kinds = norm.weight is not None, norm.facts.kind == "layer", norm.bias is not None
+        kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
         return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
 
     def quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
@@ -246,7 +246,7 @@ class StepLaunches:
     def head(self, source: Source, tokens: int) -> None:
         """The logits, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
-        facts = model.spec
+        spec = model.spec
         self.launch(
             head_kernel,
             (model.head.shapes.padded_rows // ROWS,),
@@ -255,12 +255,12 @@ class StepLaunches:
             space.logits,
             space.best,
             space.best_ids,
-            source.sum_squares,
-            facts.logit_scale,
-            facts.logit_soft_cap,
-            VOCABULARY=facts.vocabulary_size,
+            source.squares_args,
+            spec.logit_scale,
+            spec.logit_soft_cap,
+            VOCABULARY=spec.vocabulary_size,
             TILE=model.head.shapes.tile,
-            CAPPED=facts.logit_soft_cap != 0,
+            CAPPED=spec.logit_soft_cap != 0,
             SOURCE=self.source_config(source),
             **self._gemv("head", source.activations.blocks, tokens),
         )

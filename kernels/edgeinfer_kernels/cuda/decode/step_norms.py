@@ -14,24 +14,24 @@ class Source:
     """The input of a projection: activations, and the sums of squares of a norm that is not yet applied."""
 
     activations: Activations
-    squares: Tensor
+    sum_squares: Tensor
     norm: NormSpec | None = None
 
     @property
-    def sum_squares(self) -> SumSquares:
+    def squares_args(self) -> SumSquares:
         """What the consumer needs to apply the norm."""
-        return SumSquares(self.squares, self.norm.epsilon if self.norm else 0.0)
+        return SumSquares(self.sum_squares, self.norm.epsilon if self.norm else 0.0)
 
 
 @dataclass(frozen=True)
 class NextNorm:
     """The norm after a block: specification, weight and bias; None if there is none."""
 
-    facts: NormSpec
+    spec: NormSpec
     weight: Tensor | None
     bias: Tensor | None
 
     @property
     def folds(self) -> bool:
         """Whether the consumer can apply it to its sums."""
-        return self.weight is None or (self.facts.kind == "rms" and self.bias is None)
+        return self.weight is None or (self.spec.kind == "rms" and self.bias is None)

@@ -22,7 +22,9 @@ def _row_norm(row, WIDTH: tl.constexpr, epsilon):
 
 
 @triton.jit
-def rotated(base, token, mask, positions, rope, norm_weight, norm_at, row_inverse, ATTENTION: tl.constexpr):
+def rope_heads(
+    base, token, mask, positions, rope, norm_weight, norm_at, row_inverse, ATTENTION: tl.constexpr
+):
     """Heads (n, DIMENSIONS) float32 at pointers `base` (n,), with norm and the RoPE of their tokens'
     positions.
 
@@ -84,7 +86,7 @@ def append_new(
         qkv + ATTENTION.k_at, stride, new, TOKENS, ATTENTION.kv_heads * HEAD_DIM, QK_NORM, rope.epsilon
     )
     norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
-    new_keys = rotated(
+    new_keys = rope_heads(
         qkv + new * stride + ATTENTION.k_at + head * HEAD_DIM,
         new,
         written,

@@ -68,8 +68,8 @@ class Workspace:
         self.x = arena.take((tokens, width), torch.float32)
         self.y = arena.take((tokens, padded_rows(width)), torch.float32)
         normed_floats = has_floats(model.head, *inputs)
-        self.entering = [take_activations(arena, tokens, width, normed_floats) for _ in range(2)]
-        self.squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
+        self.normed_input = [take_activations(arena, tokens, width, normed_floats) for _ in range(2)]
+        self.sum_squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
         self.spaces = self._take_spaces(blocks, arena, has_floats(*inputs), width)
         self.logits = arena.take((tokens, model.spec.vocabulary_size), torch.float32)
         programs = model.head.shapes.padded_rows // ROWS

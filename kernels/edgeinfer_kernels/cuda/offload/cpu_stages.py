@@ -35,13 +35,13 @@ class DecodeExchange:
     used without CUDA, and if the device cannot wait within a graph.
     """
 
-    def __init__(self, stages: CpuStages, mailbox: ExchangeBuffer) -> None:
+    def __init__(self, stages: CpuStages, exchange_buffer: ExchangeBuffer) -> None:
         self.stages = stages
-        self.mailbox = mailbox
+        self.exchange_buffer = exchange_buffer
         self.between: Callable[[int], None] | None = None
 
     def _word(self, at: int) -> Tensor:
-        return self.mailbox.words[at:]
+        return self.exchange_buffer.words[at:]
 
     def send(
         self,
@@ -55,7 +55,7 @@ class DecodeExchange:
         """Send x to the host, and for an MoE block the selection in `routing`: `used` experts per token, with
         their `slots`.
         """
-        space, box, width = launches.workspace, self.mailbox, launches.model.spec.hidden_size
+        space, box, width = launches.workspace, self.exchange_buffer, launches.model.spec.hidden_size
         launches.launch(
             send_kernel,
             (1,),
@@ -89,7 +89,7 @@ class DecodeExchange:
         """x = the host's hidden states + scale·y; then its norm into `out`."""
         if self.between is not None:
             self.between(stage)
-        space, box = launches.workspace, self.mailbox
+        space, box = launches.workspace, self.exchange_buffer
         launches.launch(
             receive_kernel,
             (tokens,),
@@ -114,15 +114,15 @@ class DecodeExchange:
 class PrefillExchange:
     """Sends a chunk of a prompt to the host and receives the result, by copies on which the host waits."""
 
-    def __init__(self, stages: CpuStages, mailbox: ExchangeBuffer, device: torch.device) -> None:
+    def __init__(self, stages: CpuStages, exchange_buffer: ExchangeBuffer, device: torch.device) -> None:
         self.stages = stages
         self.host: Host | None = None
-        self._mailbox = mailbox
+        self._exchange_buffer = exchange_buffer
         self._sent = torch.cuda.Event() if device.type == "cuda" else None
 
     def send(self, x: Tensor, ids: Tensor | None = None, weights: Tensor | None = None) -> None:
         """Send the hidden states, and the selected experts' slots on the host; returns immediately."""
-        box, (tokens, width) = self._mailbox, x.shape
+        box, (tokens, width) = self._exchange_buffer, x.shape
         box.rows[:tokens, :width].copy_(x, non_blocking=True)
         if ids is not None and weights is not None:
             box.ids[: len(ids)].copy_(ids, non_blocking=True)
@@ -141,7 +141,7 @@ class PrefillExchange:
     def fetch(self, x: Tensor) -> None:
         """Copy the hidden states from the exchange buffer."""
         tokens, width = x.shape
-        x.copy_(self._mailbox.rows[:tokens, :width], non_blocking=True)
+        x.copy_(self._exchange_buffer.rows[:tokens, :width], non_blocking=True)
 
 
 @dataclass(frozen=True)

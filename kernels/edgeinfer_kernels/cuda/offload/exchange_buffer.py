@@ -9,7 +9,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, 
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.layer_cache import padded
 
-EVERY_TURN = 1 << 30
+EVERY_STAGE = 1 << 30
 """Value of `answered` with which the device never waits."""
 
 
@@ -52,10 +52,10 @@ class ExchangeBuffer:
 
     def open(self) -> None:
         """From now on the device does not wait; it reads the current content."""
-        self.begin(EVERY_TURN)
+        self.begin(EVERY_STAGE)
 
     def check(self) -> None:
         """Check after a step. Raises `BackendError`: one side timed out."""
         if self._words[LOST] or self._words[GIVEN_UP]:
             who = "the GPU" if self._words[GIVEN_UP] else "the CPU"
-            raise BackendError(f"{who} didn't come to a hand-over within a minute; load the model again")
+            raise BackendError(f"{who} didn't reach its stage within a minute; load the model again")

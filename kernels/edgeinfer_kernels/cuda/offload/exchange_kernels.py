@@ -51,7 +51,7 @@ def _poll(place):
 
 
 @triton.jit
-def _await_number(place, number, lost, told_lost):
+def _await_number(place, number, lost, host_lost):
     """Wait for the flag, with a timeout; afterwards `lost` keeps every later wait short."""
     polls = tl.load(lost).to(tl.int32) * MAX_POLLS
     seen = _poll(place)
@@ -60,7 +60,7 @@ def _await_number(place, number, lost, told_lost):
         polls += 1
     if seen < number:
         tl.store(lost, 1)
-        tl.store(told_lost, seen * 0 + 1)
+        tl.store(host_lost, seen * 0 + 1)
 
 
 @triton.jit(do_not_specialize=["stage"])
@@ -71,7 +71,7 @@ def send_kernel(
     stage,
     ids,
     weights,
-    places,
+    slots,
     sent_ids,
     sent_weights,
     WIDTH: tl.constexpr,
@@ -83,7 +83,7 @@ def send_kernel(
 ):
     """Write TOKENS rows of x to the exchange buffer, then `stage` to `sent`; one program.
 
-    With USED experts per token their `ids` are converted to slots: `places` (2, COUNT) has the slot of each
+    With USED experts per token their `ids` are converted to slots: `slots` (2, COUNT) has the slot of each
     of the COUNT experts on the device and on the host, -1: absent. The host's slots are sent with the
     weights; for other experts, ELSEWHERE minus their number. Writes 4·WIDTH + 12·USED bytes per token to host
     memory.
@@ -97,23 +97,23 @@ def send_kernel(
         tl.store(rows + token * STRIDE + column, value, mask=inside)
     if USED > 0:
         pair = tl.arange(0, triton.next_power_of_2(TOKENS * USED))
-        chosen = pair < TOKENS * USED
-        expert = tl.load(ids + pair, mask=chosen, other=0)
-        there = tl.load(places + expert, mask=chosen, other=-1)
-        here = tl.load(places + COUNT + expert, mask=chosen, other=-1)
-        weight = tl.load(weights + pair, mask=chosen, other=0.0)
+        selected = pair < TOKENS * USED
+        expert = tl.load(ids + pair, mask=selected, other=0)
+        there = tl.load(slots + expert, mask=selected, other=-1)
+        here = tl.load(slots + COUNT + expert, mask=selected, other=-1)
+        weight = tl.load(weights + pair, mask=selected, other=0.0)
         here = tl.where(here < 0, _ELSEWHERE - expert, here)
-        tl.store(sent_ids + pair, here.to(tl.int64), mask=chosen)
-        tl.store(sent_weights + pair, weight, mask=chosen)
+        tl.store(sent_ids + pair, here.to(tl.int64), mask=selected)
+        tl.store(sent_weights + pair, weight, mask=selected)
         tl.debug_barrier()
-        tl.store(ids + pair, there, mask=chosen)
+        tl.store(ids + pair, there, mask=selected)
     _raise_number(sent, stage.to(tl.int64))
 
 
 @triton.jit(do_not_specialize=["stage"])
 def receive_kernel(
     answered,
-    told_lost,
+    host_lost,
     stage,
     lost,
     rows,
@@ -137,7 +137,7 @@ def receive_kernel(
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    _await_number(answered, stage.to(tl.int64), lost, told_lost)
+    _await_number(answered, stage.to(tl.int64), lost, host_lost)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]

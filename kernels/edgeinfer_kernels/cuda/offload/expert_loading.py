@@ -182,8 +182,8 @@ class ExpertCache:
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self._arrived = torch.cuda.Event() if self._cuda else None
         self._seen = np.array([layer.requests for layer in layers])
-        self._places = [self._copy_of(layer.here.places) for layer in layers]
-        self._coming: Change | None = None
+        self._slots = [self._copy_of(layer.here.slots) for layer in layers]
+        self._loading: Change | None = None
         self._pieces: list[_Piece] = []
         self._wanted: list[Change] = []
         self._tokens = 0
@@ -207,13 +207,13 @@ class ExpertCache:
 
     def _is_as_loaded(self, row: int) -> bool:
         """Whether the expert in the layer's first slot is packed identically to when it was loaded."""
-        expert = int((self._places[row][0] == 0).nonzero()[0])
+        expert = int((self._slots[row][0] == 0).nonzero()[0])
         pieces = self._pieces_of(row, expert, 0)
         return all(piece.packer.gives(piece.groups, piece.target, piece.first_row) for piece in pieces)
 
-    def _copy_of(self, places: Tensor) -> Tensor:
-        copy = torch.empty(places.shape, dtype=places.dtype, pin_memory=self._cuda)
-        copy.copy_(places)
+    def _copy_of(self, slots: Tensor) -> Tensor:
+        copy = torch.empty(slots.shape, dtype=slots.dtype, pin_memory=self._cuda)
+        copy.copy_(slots)
         return copy
 
     @staticmethod
@@ -240,30 +240,30 @@ class ExpertCache:
         usable.
         """
         self._tokens += tokens
-        if self._coming is not None:
+        if self._loading is not None:
             if self._pieces or not (self._arrived is None or self._arrived.query()):
                 return
-            come, self._coming = self._coming, None
-            self._policy.land(come)
-            self._tell(come.layer, come.expert, come.slot)
+            loaded, self._loading = self._loading, None
+            self._policy.land(loaded)
+            self._set_slot(loaded.layer, loaded.expert, loaded.slot)
             self.changes += 1
         if self._wanted:
-            self._coming = self._wanted.pop(0)
-            self._policy.begin(self._coming)
-            self._tell(self._coming.layer, self._coming.leaves, -1)
-            come = self._coming
-            self._pieces = list(self._pieces_of(come.layer, come.expert, come.slot))
+            self._loading = self._wanted.pop(0)
+            self._policy.begin(self._loading)
+            self._set_slot(self._loading.layer, self._loading.leaves, -1)
+            loading = self._loading
+            self._pieces = list(self._pieces_of(loading.layer, loading.expert, loading.slot))
 
-    def _tell(self, row: int, expert: int, slot: int) -> None:
+    def _set_slot(self, row: int, expert: int, slot: int) -> None:
         """From the next step on, the expert is in that slot of the device; -1: on the host."""
-        places = self._places[row]
-        places[0, expert], places[1, expert] = slot, -1 if slot >= 0 else expert
-        self._layers[row].here.places.copy_(places, non_blocking=True)
+        slots = self._slots[row]
+        slots[0, expert], slots[1, expert] = slot, -1 if slot >= 0 else expert
+        self._layers[row].here.slots.copy_(slots, non_blocking=True)
 
     def beside_step(self) -> None:
         """Called after a step has been launched: work that overlaps with it."""
-        if self._coming is not None:
-            self._bring(self._coming)
+        if self._loading is not None:
+            self._bring(self._loading)
         elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
             self._tokens = 0
             requests = np.array([layer.requests for layer in self._layers])
@@ -322,13 +322,13 @@ class ExpertCache:
 
 def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
     """Convert (groups, bytes) uint8 of sixteen rows each in host layout to (rows, bytes) in file layout."""
-    index = _places_of_bytes(format_name, groups.device)
+    index = _slots_of_bytes(format_name, groups.device)
     blocks = groups.view(len(groups), -1, index.numel())
     return blocks[:, :, index].transpose(1, 2).reshape(ROWS_PER_GROUP * len(groups), -1)
 
 
 @cache
-def _places_of_bytes(format_name: str, device: torch.device) -> Tensor:
+def _slots_of_bytes(format_name: str, device: torch.device) -> Tensor:
     """(16, bytes of a block): offsets of each row's bytes in a block of sixteen rows."""
     row = np.arange(ROWS_PER_GROUP)[:, None]
     fields = []

@@ -24,7 +24,7 @@ class WeightStreamer:
     def __init__(self, arena: Arena, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
         self._pieces = [arena.take((piece_bytes,), torch.uint8) for _ in range(SENT_PIECES)]
-        self._turn = 0
+        self._lock = 0
         self._pinned: dict[int, Tensor] = {}
         self._ring: list[Tensor] = []
         self._pool: ThreadPoolExecutor | None = None
@@ -68,19 +68,19 @@ class WeightStreamer:
         Kernels launched from now on can read the result. It is valid until `done`, after which the buffer may
         be reused.
         """
-        self._turn = (self._turn + 1) % len(self._pieces)
+        self._lock = (self._lock + 1) % len(self._pieces)
         nbytes = sum(last - first for first, last in spans)
-        piece = self._pieces[self._turn][:nbytes]
+        piece = self._pieces[self._lock][:nbytes]
         if self._stream is None or self._main is None:
             self._copy(memory, spans, piece)
             return piece
-        arrived = self._arrived[self._turn]
+        arrived = self._arrived[self._lock]
         if memory.data_ptr() not in self._pinned:
             arrived.synchronize()
-            staged = self._ring[self._turn][:nbytes]
+            staged = self._ring[self._lock][:nbytes]
             self._stage(memory, spans, staged)
             memory, spans = staged, [(0, nbytes)]
-        self._stream.wait_event(self._free[self._turn])
+        self._stream.wait_event(self._free[self._lock])
         torch.cuda.set_stream(self._stream)  # A `with` block takes several times as long.
         try:
             self._copy(memory, spans, piece)
@@ -117,7 +117,7 @@ class WeightStreamer:
     def done(self) -> None:
         """Call when all kernels that read the last transfer have been launched."""
         if self._main is not None:
-            self._free[self._turn].record(self._main)
+            self._free[self._lock].record(self._main)
 
     def close(self) -> None:
         """Wait for running transfers and release pinned memory."""

@@ -16,8 +16,8 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 
 SOFTMAX = tl.constexpr(0)
 SIGMOID = tl.constexpr(1)
-SOFTMAX_OF_CHOSEN = tl.constexpr(2)
-GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_selected": SOFTMAX_OF_CHOSEN}
+SOFTMAX_OF_SELECTED = tl.constexpr(2)
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "softmax_of_selected": SOFTMAX_OF_SELECTED}
 MIN_SUM = tl.constexpr(MIN_WEIGHT_SUM)
 LOWEST = tl.constexpr(-3.0e38)
 
@@ -27,7 +27,7 @@ SHARED_AND_WEIGHED = tl.constexpr(2)
 
 
 @triton.jit
-def choose_experts_kernel(
+def select_experts_kernel(
     scores,
     stride,
     ids,
@@ -61,13 +61,13 @@ def choose_experts_kernel(
     for _ in range(USED):
         place = tl.argmax(left, axis=0)
         left = tl.where(expert == place, float("-inf"), left)
-    chosen = inside & (left == float("-inf"))
-    whole = tl.sum(tl.where(chosen, weight, 0.0), axis=0)
+    selected = inside & (left == float("-inf"))
+    whole = tl.sum(tl.where(selected, weight, 0.0), axis=0)
     if GATING == SOFTMAX:
         total = tl.sum(weight, axis=0)
         weight = weight / total
         whole = whole / total
-    elif GATING == SOFTMAX_OF_CHOSEN:
+    elif GATING == SOFTMAX_OF_SELECTED:
         weight = weight / whole
         whole = whole / whole
     if NORMALIZED:
@@ -90,7 +90,7 @@ def expert_gated_kernel(
     gate_bias,
     up_bias,
     ids,
-    squares,
+    sum_squares,
     EXPERT_ROWS: tl.constexpr,
     USED: tl.constexpr,
     HIDDEN: tl.constexpr,
@@ -119,7 +119,7 @@ def expert_gated_kernel(
     ahead = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
     gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, GEMV, GATED)
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        own = SumSquares(squares.sums + token * SOURCE.count, squares.epsilon)
+        own = SumSquares(sum_squares.sums + token * SOURCE.programs, sum_squares.epsilon)
         inverse = inverse_norms(own, 1, SOURCE)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:

@@ -30,16 +30,16 @@ def grouped_tile(capability: int) -> GroupedTile:
 class ExpertRows:
     """The token-expert assignments of a chunk, all int32 except the weights.
 
-    `places`: slot of each assignment's expert, first those of the device, then those of the host.
-    `positions`: index of each assignment in the order sorted by slot. `tokens` and `row_places`: token and
+    `slots`: slot of each assignment's expert, first those of the device, then those of the host.
+    `positions`: index of each assignment in the order sorted by slot. `tokens` and `row_slots`: token and
     slot in sorted order.
     """
 
-    places: Tensor
+    slots: Tensor
     weights: Tensor
     positions: Tensor
     tokens: Tensor
-    row_places: Tensor
+    row_slots: Tensor
 
 
 def grouped_product(
@@ -71,13 +71,13 @@ def add_experts(
     total: Tensor,
     first: int,
     count: int,
-    first_place: int,
+    first_slot: int,
 ) -> None:
     """total (tokens, hidden_size) += the weighted results of `count` sorted rows from `first` on; see
     `add_experts_kernel`.
     """
     tokens, width = total.shape
     add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
-        y, scales, bias, choice.positions, choice.places, choice.weights, total, first, count, first_place,
-        WIDTH=width, USED=len(choice.places) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+        y, scales, bias, choice.positions, choice.slots, choice.weights, total, first, count, first_slot,
+        WIDTH=width, USED=len(choice.slots) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
     )  # fmt: skip

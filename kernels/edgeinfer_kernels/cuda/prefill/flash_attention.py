@@ -12,13 +12,13 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfi
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROTATED_ELEMENTS = 4096
+HADAMARD_ELEMENTS = 4096
 """Elements of heads that a program multiplies with the Hadamard matrix."""
 
 
 @triton.jit
 def _attend_tiles(
-    q, asking, head, best, total, mixed, first, last, cache, scale, window, soft_cap,
+    q, own_position, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
     PROMPT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
@@ -37,14 +37,14 @@ def _attend_tiles(
         scores = tl.dot(q, tl.trans(k))
         if PROMPT.is_capped:
             # tanh z = 1 - 2 / (e^2z + 1)
-            turned = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
-            scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (turned + 1.0))
+            doubled = tl.exp2(scores * (2.0 * scale / soft_cap * LOG2_E))
+            scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (doubled + 1.0))
         else:
             scores = scores * (scale * LOG2_E)
         if MASKED:
-            visible = seen[None, :] <= asking[:, None]
+            visible = seen[None, :] <= own_position[:, None]
             if PROMPT.has_window:
-                visible = visible & (seen[None, :] > asking[:, None] - window)
+                visible = visible & (seen[None, :] > own_position[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
         # A row without visible positions so far has the maximum -inf, which must not be subtracted from
@@ -56,9 +56,9 @@ def _attend_tiles(
         v = load_cache_tile(
             cache.v, cache.v_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
-        mixed = tl.dot(shares.to(tl.float16), v, mixed * kept[:, None])
+        attn_out = tl.dot(shares.to(tl.float16), v, attn_out * kept[:, None])
         best = now
-    return best, total, mixed
+    return best, total, attn_out
 
 
 @triton.jit(do_not_specialize=["start", "tokens"])
@@ -83,7 +83,7 @@ def flash_attention_kernel(
     row = tl.arange(0, BLOCK_M)
     token = first_token + row // GROUP
     rows_mask = (row < TILE_TOKENS * GROUP) & (token < tokens)
-    asking = start + token
+    own_position = start + token
     dimension = tl.arange(0, DIMENSIONS)
     query = token.to(tl.int64) * PROMPT.heads + head * GROUP + row % GROUP
     at = query[:, None] * HEAD_DIM + dimension[None, :]
@@ -92,7 +92,7 @@ def flash_attention_kernel(
 
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    mixed = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
+    attn_out = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
     lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
     begin = 0
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
@@ -104,16 +104,16 @@ def flash_attention_kernel(
     if PROMPT.has_window:
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
-        best, total, mixed = _attend_tiles(
-            q, asking, head, best, total, mixed, begin, tl.minimum(open_from, highest),
+        best, total, attn_out = _attend_tiles(
+            q, own_position, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
             cache, scale, window, soft_cap, PROMPT, True,
         )  # fmt: skip
-    best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_from, open_to,
+    best, total, attn_out = _attend_tiles(
+        q, own_position, head, best, total, attn_out, open_from, open_to,
         cache, scale, window, soft_cap, PROMPT, False,
     )  # fmt: skip
-    best, total, mixed = _attend_tiles(
-        q, asking, head, best, total, mixed, open_to, highest,
+    best, total, attn_out = _attend_tiles(
+        q, own_position, head, best, total, attn_out, open_to, highest,
         cache, scale, window, soft_cap, PROMPT, True,
     )  # fmt: skip
     if PROMPT.has_sinks:
@@ -121,13 +121,13 @@ def flash_attention_kernel(
         top = tl.maximum(best, sink)
         kept = tl.exp2(best - top)
         total = total * kept + tl.exp2(sink - top)
-        mixed = mixed * kept[:, None]
-    mixed = mixed / tl.where(rows_mask, total, 1.0)[:, None]
-    tl.store(out + at, mixed.to(tl.float16), mask=mask)
+        attn_out = attn_out * kept[:, None]
+    attn_out = attn_out / tl.where(rows_mask, total, 1.0)[:, None]
+    tl.store(out + at, attn_out.to(tl.float16), mask=mask)
 
 
 @triton.jit(do_not_specialize=["count"])
-def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
+def hadamard_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, ROWS: tl.constexpr):
     """Heads (count, HEAD_DIM) float16 times the Hadamard matrix, in place, ROWS per program. Reads and writes
     them once.
     """
@@ -135,9 +135,9 @@ def rotate_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.con
     dimension = tl.arange(0, DIMENSIONS)
     mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
     at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
-    rotated = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
+    transformed = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
     tl.debug_barrier()  # As in `residual_kernel`.
-    tl.store(at, rotated, mask=mask)
+    tl.store(at, transformed, mask=mask)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def flash_attention(
     queries: torch.Tensor,
     cache: CacheArgs,
     start: int,
-    facts: AttentionSpec,
+    spec: AttentionSpec,
     out: torch.Tensor,
     tile: AttentionTile,
     sinks: torch.Tensor | None = None,
@@ -188,17 +188,17 @@ def flash_attention(
     q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more score per head.
     """
     tokens, heads, head_dim = queries.shape
-    group, dimensions, kind = heads // facts.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
+    group, dimensions, kind = heads // spec.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
     prompt = PromptConfig(
         heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
-        has_window=facts.window > 0, is_capped=facts.soft_cap > 0, has_sinks=sinks is not None,
+        has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
     )  # fmt: skip
-    flash_attention_kernel[(-(-tokens // (tile.rows // group)), facts.kv_heads)](
-        queries, cache, out, sinks, start, tokens, facts.scale, facts.window, facts.soft_cap,
+    flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
+        queries, cache, out, sinks, start, tokens, spec.scale, spec.window, spec.soft_cap,
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:
-        rows = max(ROTATED_ELEMENTS // dimensions, 1)
-        rotate_heads_kernel[(-(-tokens * heads // rows),)](
+        rows = max(HADAMARD_ELEMENTS // dimensions, 1)
+        hadamard_heads_kernel[(-(-tokens * heads // rows),)](
             out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
         )

@@ -15,11 +15,11 @@ expert's rows.
 @triton.jit(do_not_specialize=["pairs", "here"])
 def group_pairs_kernel(
     ids,
-    places,
-    pair_places,
+    slots,
+    pair_slots,
     positions,
     tokens,
-    row_places,
+    row_slots,
     counts,
     pairs,
     here,
@@ -31,19 +31,19 @@ def group_pairs_kernel(
 
     places (2, EXPERTS): slot of each expert on the device, then on the host, -1: absent; the host's slots
     follow the `here` slots of the device. ids (pairs,): expert of each assignment, USED per token.
-    pair_places (pairs,): slot of each assignment; positions (pairs,): its index in sorted order; tokens and
-    row_places (pairs,): token and slot in sorted order; counts (EXPERTS,): assignments per slot. Reads the
+    pair_slots (pairs,): slot of each assignment; positions (pairs,): its index in sorted order; tokens and
+    row_slots (pairs,): token and slot in sorted order; counts (EXPERTS,): assignments per slot. Reads the
     ids twice for every expert, from cache.
     """
     expert = tl.program_id(0)
-    own, theirs = tl.load(places + expert), tl.load(places + EXPERTS + expert)
+    own, theirs = tl.load(slots + expert), tl.load(slots + EXPERTS + expert)
     place = tl.where(own >= 0, own, here + theirs)
     offset = tl.arange(0, STEP)
     before = tl.zeros((STEP,), tl.int32)
     for begin in range(0, pairs, STEP):
         pair = begin + offset
         id = tl.load(ids + pair, mask=pair < pairs, other=0)
-        device, host = tl.load(places + id), tl.load(places + EXPERTS + id)
+        device, host = tl.load(slots + id), tl.load(slots + EXPERTS + id)
         other = tl.where(device >= 0, device, here + host)
         before += ((other < place) & (pair < pairs)).to(tl.int32)
     first = tl.sum(before, axis=0)
@@ -52,10 +52,10 @@ def group_pairs_kernel(
         pair = begin + offset
         mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
         position = at + tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        tl.store(pair_places + pair, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(pair_slots + pair, tl.zeros_like(pair) + place, mask=mine)
         tl.store(positions + pair, position, mask=mine)
         tl.store(tokens + position, pair // USED, mask=mine)
-        tl.store(row_places + position, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(row_slots + position, tl.zeros_like(pair) + place, mask=mine)
         at += tl.sum(mine.to(tl.int32), axis=0)
     tl.store(counts + place, at - first)
 
@@ -123,18 +123,18 @@ def grouped_product_kernel(
     tl.store(to, total, mask=there[:, None] & wanted[None, :])
 
 
-@triton.jit(do_not_specialize=["first", "count", "first_place"])
+@triton.jit(do_not_specialize=["first", "count", "first_slot"])
 def add_experts_kernel(
     y,
     scales,
     bias,
     positions,
-    places,
+    slots,
     weights,
     total,
     first,
     count,
-    first_place,
+    first_slot,
     WIDTH: tl.constexpr,
     USED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -143,7 +143,7 @@ def add_experts_kernel(
     """total[token] += Σ weight · (scale · y + bias) of the token's experts whose rows are in y.
 
     Assignment (token, expert) p has row positions[p] - first of y, if this is within `count`; its bias is
-    that of expert places[p] - first_place. The order of summation is fixed. Program (BLOCK columns, token).
+    that of expert places[p] - first_slot. The order of summation is fixed. Program (BLOCK columns, token).
     """
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -157,7 +157,7 @@ def add_experts_kernel(
         value = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0)
         value = value * tl.load(scales + row, mask=here, other=0.0)
         if BIAS:
-            at = (tl.load(places + pair) - first_place) * WIDTH + column
+            at = (tl.load(slots + pair) - first_slot) * WIDTH + column
             value += tl.load(bias + at, mask=inside & here, other=0.0)
         found += tl.load(weights + pair) * value
     tl.store(total + token * WIDTH + column, found, mask=inside)

@@ -119,7 +119,7 @@ class Prefill:
         """Apply to x the norm after block `number`."""
         norm, is_last = self._norm_after(chunk, number)
         if not is_last:
-            norm_rows(chunk.x, norm.facts, norm.weight, norm.bias, chunk.h.rows, chunk.h.scales)
+            norm_rows(chunk.x, norm.spec, norm.weight, norm.bias, chunk.h.rows, chunk.h.scales)
 
     def _embed(self, x: Tensor) -> None:
         spec, embedding = self.model.spec, self.model.embedding

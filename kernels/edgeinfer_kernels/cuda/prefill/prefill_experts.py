@@ -18,7 +18,7 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, ExpertStack
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
-from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, choose_experts_kernel
+from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, select_experts_kernel
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
     add_experts,
@@ -41,7 +41,7 @@ class _Batch:
     """Experts that are computed together: their slots within `stacks`, and their sorted rows."""
 
     stacks: ExpertStacks
-    first_place: int
+    first_slot: int
     """Slot of the first expert of the stacks."""
     experts: tuple[int, ...]
     counts: tuple[int, ...]
@@ -111,7 +111,7 @@ class PrefillExperts:
         pairs = tokens * spec.experts_per_token
         ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
         if send is not None:
-            there = w.places[1][ids]
+            there = w.slots[1][ids]
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
         choice = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
@@ -121,12 +121,12 @@ class PrefillExperts:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
         if w.here or sent:
-            self._add_chosen(spec, w, choice, h, sent, total)
+            self._add_selected(spec, w, choice, h, sent, total)
         return total
 
     def _choose(self, spec: MoeSpec, tokens: int) -> None:
         space = self._routing
-        choose_experts_kernel[(tokens,)](
+        select_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, spec.scale,
             COUNT=spec.experts, USED=spec.experts_per_token, GATING=GATINGS[spec.gating],
             NORMALIZED=spec.normalized,
@@ -136,19 +136,19 @@ class PrefillExperts:
     def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
         """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
-        places, positions, tokens, row_places = (each[:count] for each in self._pairs)
+        slots, positions, tokens, row_slots = (each[:count] for each in self._pairs)
         if w.changing:
             self._counts.zero_()  # Slots without an expert are not written by the kernel.
         group_pairs_kernel[(w.count,)](
-            ids, w.places, places, positions, tokens, row_places, self._counts, count, w.here,
+            ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
             EXPERTS=w.count, USED=spec.experts_per_token, STEP=GROUPED_PAIRS, num_warps=4,
         )  # fmt: skip
         self._host_counts.copy_(self._counts, non_blocking=True)
         if self._counted is not None:
             self._counted.record()
-        return ExpertRows(places, weights, positions, tokens, row_places)
+        return ExpertRows(slots, weights, positions, tokens, row_slots)
 
-    def _add_chosen(
+    def _add_selected(
         self,
         spec: MoeSpec,
         w: DeviceExperts,
@@ -159,7 +159,7 @@ class PrefillExperts:
     ) -> None:
         if self._counted is not None:
             self._counted.synchronize()
-        counts = self._host_counts[: w.all_places].tolist()
+        counts = self._host_counts[: w.all_slots].tolist()
         batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
         if sent is not None:
             batches += self._batches(counts, sent, w.here)
@@ -175,27 +175,27 @@ class PrefillExperts:
             at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
             self._add_batch(spec, batch, choice, h, shown, which, total)
 
-    def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_place: int) -> Iterator[_Batch]:
+    def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_slot: int) -> Iterator[_Batch]:
         """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
         per slot.
         """
         most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
         most_rows = self._products.expert_rows
-        at = sum(counts[:first_place])
+        at = sum(counts[:first_slot])
         first = at
         experts: list[int] = []
         taken: list[int] = []
         for expert in range(stacks.count):
-            count = counts[first_place + expert]
+            count = counts[first_slot + expert]
             if count and experts and (len(experts) == most or sum(taken) + count > most_rows):
-                yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+                yield _Batch(stacks, first_slot, tuple(experts), tuple(taken), first)
                 first, experts, taken = at, [], []
             if count:
                 experts.append(expert)
                 taken.append(count)
             at += count
         if experts:
-            yield _Batch(stacks, first_place, tuple(experts), tuple(taken), first)
+            yield _Batch(stacks, first_slot, tuple(experts), tuple(taken), first)
 
     @property
     def _sender(self) -> WeightStreamer:
@@ -229,13 +229,13 @@ class PrefillExperts:
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
             self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
             if bias is not None:
-                of_row = choice.row_places[batch.first : batch.first + count] - batch.first_place
+                of_row = choice.row_slots[batch.first : batch.first + count] - batch.first_slot
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
         activation_rows(both[1], both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
         self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
-        add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_place)
+        add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_slot)
 
     def _multiply(
         self,

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
 @triton.jit
-def _rotated(
+def _rope_heads(
     projected, row_scale, bias, weight, epsilon, cosine, sine,
     HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
@@ -60,8 +60,8 @@ def _rotated(
 
 
 @triton.jit
-def _unrotated(projected, row_scale, bias, HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr):
-    """Heads of values, as `_rotated` without norm and RoPE."""
+def _value_heads(projected, row_scale, bias, HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr):
+    """Heads of values, as `_rope_heads` without norm and RoPE."""
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     head, dimension = tl.arange(0, HEADS_2)[:, None], tl.arange(0, ROPE.dimensions)[None, :]
     mask = (head < HEADS) & (dimension < HEAD_DIM)
@@ -92,13 +92,13 @@ def rope_append_kernel(
     dimension = tl.arange(0, DIMENSIONS)
     within = dimension < HEAD_DIM
     pair = tl.where(dimension < HALF, dimension, dimension - HALF)
-    turn = table + position.to(tl.int64) * HEAD_DIM + pair
-    cosine = tl.load(turn, mask=within, other=0.0)
-    sine = tl.load(turn + HALF, mask=within, other=0.0)
+    angles = table + position.to(tl.int64) * HEAD_DIM + pair
+    cosine = tl.load(angles, mask=within, other=0.0)
+    sine = tl.load(angles + HALF, mask=within, other=0.0)
     sine = tl.where(dimension < HALF, -sine, sine)
     row = qkv + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
     scale = tl.load(row_scales + token)
-    q = _rotated(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, ROPE)
+    q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, ROPE)
     if CACHE == Q4_0:
         q = hadamard_of_halves(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
@@ -107,9 +107,9 @@ def rope_append_kernel(
     tl.store(to, q, mask=(head < HEADS) & within[None, :])
     k_at, v_at = HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM
     k_bias = bias + k_at if ROPE.has_bias else bias
-    k = _rotated(row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, ROPE)
+    k = _rope_heads(row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, ROPE)
     v_bias = bias + v_at if ROPE.has_bias else bias
-    v = _unrotated(row + v_at, scale, v_bias, KV_HEADS, KV_HEADS_2, ROPE)
+    v = _value_heads(row + v_at, scale, v_bias, KV_HEADS, KV_HEADS_2, ROPE)
     kv_head = tl.arange(0, KV_HEADS_2)
     rows = kv_head.to(tl.int64) * cache.capacity + position
     rows_mask = kv_head < KV_HEADS
@@ -132,7 +132,7 @@ class ProjectedHeads(NamedTuple):
 def rope_append(
     heads: ProjectedHeads,
     table: torch.Tensor,
-    facts: AttentionSpec,
+    spec: AttentionSpec,
     start: int,
     queries: torch.Tensor,
     cache: CacheArgs,
@@ -143,15 +143,15 @@ def rope_append(
     Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: cosines, then sines. For a q4_0
     cache, queries are multiplied with the Hadamard matrix like the keys.
     """
-    normed = facts.qk_norm != "none" and heads.q_norm is not None
-    padded_heads, dimensions = next_power_of_two(facts.heads), next_power_of_two(facts.head_dim)
+    normed = spec.qk_norm != "none" and heads.q_norm is not None
+    padded_heads, dimensions = next_power_of_two(spec.heads), next_power_of_two(spec.head_dim)
     rope = RopeConfig(
-        facts.heads, facts.kv_heads, padded_heads, next_power_of_two(facts.kv_heads), facts.head_dim,
-        dimensions, norm=int(NORMS[facts.norm.kind] if normed else NO_NORM),
-        is_row_norm=facts.qk_norm == "row", has_bias=heads.bias is not None,
+        spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
+        dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
+        is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]),
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
-        *heads, table, queries, cache, start, facts.norm.epsilon,
+        *heads, table, queries, cache, start, spec.norm.epsilon,
         ROPE=rope, num_warps=min(16, max(1, padded_heads * dimensions // 1024)),
     )  # fmt: skip

@@ -236,12 +236,12 @@ def add_norm_rows(
     tokens, width = x.shape
     block = next_power_of_two(width)
     rows = NormRowsConfig(
-        width, block, y_bias is not None, _kind(post_norm.facts, post_norm.weight),
-        _kind(norm.facts, norm.weight), norm.bias is not None, out is None,
+        width, block, y_bias is not None, _kind(post_norm.spec, post_norm.weight),
+        _kind(norm.spec, norm.weight), norm.bias is not None, out is None,
     )  # fmt: skip
     add_norm_rows_kernel[(tokens,)](
         x, y.rows, y.scales, y_bias, post_norm.weight, norm.weight, norm.bias, out and out.rows,
-        out and out.scales, post_norm.facts.epsilon, norm.facts.epsilon, residual_scale,
+        out and out.scales, post_norm.spec.epsilon, norm.spec.epsilon, residual_scale,
         ROWS=rows, num_warps=warps_for(block),
     )  # fmt: skip
 

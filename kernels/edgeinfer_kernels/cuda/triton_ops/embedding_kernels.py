@@ -15,7 +15,7 @@ def embed_kernel(
     x,
     gain,
     activations,
-    squares,
+    sum_squares,
     scale,
     WIDTH: tl.constexpr,
     COUNT: tl.constexpr,
@@ -39,7 +39,7 @@ def embed_kernel(
     value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
     value = tl.where(inside, value, 0.0)
     tl.store(x + token * WIDTH + column, value, mask=inside)
-    tl.store(squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
+    tl.store(sum_squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
         value *= tl.load(gain + column, mask=inside, other=0.0)
     BLOCKS: tl.constexpr = OUT.blocks

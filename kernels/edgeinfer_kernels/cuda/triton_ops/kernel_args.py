@@ -71,14 +71,14 @@ class WordsConfig(NamedTuple):
 
 
 class SourceConfig(NamedTuple):
-    """The layout of activations, how they were normalized, and of how many partial sums of squares over how
-    many columns.
+    """The layout of activations, and how they were normalized: by the sums of squares of `programs`, over
+    `width` columns.
     """
 
     blocks: int
     planes: int
     norm: int
-    count: int
+    programs: int
     width: int
 
 

@@ -24,7 +24,7 @@ FLOATS_PER_PROGRAM = 256
 
 
 class BlockFacts(NamedTuple):
-    """What a kernel must know of a block, as a compile-time constant: byte offsets of its fields."""
+    """The byte offsets of a block's fields, as a compile-time constant."""
 
     weights: int
     nbytes: int
@@ -40,7 +40,7 @@ class BlockFacts(NamedTuple):
 
 
 @cache
-def block_facts(format_name: str) -> BlockFacts:
+def block_layout(format_name: str) -> BlockFacts:
     """The facts of a format with codes."""
     spec = KERNEL_FORMATS[format_name]
     offsets = {field.name: field.offset for field in spec.fields}
@@ -90,7 +90,7 @@ def _store(out, column, value, inside):
 
 
 @triton.jit
-def _simple(out, block, row, i, k, inside, FACTS: tl.constexpr, FORMAT: tl.constexpr):
+def _simple(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FORMAT: tl.constexpr):
     """Blocks of 32 in nibbles: word i holds weights 4i… in the low nibbles of its bytes, 16 + 4i… in the high
     nibbles.
 
@@ -101,12 +101,12 @@ def _simple(out, block, row, i, k, inside, FACTS: tl.constexpr, FORMAT: tl.const
         power = tl.load(block + row).to(tl.int32)
         d = tl.where(power < 2, 0x200000 << power, (power - 1) << 23).to(tl.float32, bitcast=True)
     else:
-        d = _half(block, row, FACTS.d)
+        d = _half(block, row, LAYOUT.d)
     if FORMAT == "Q4_1" or FORMAT == "Q5_1":
-        lowest = _half(block, row, FACTS.minimum)
+        lowest = _half(block, row, LAYOUT.minimum)
     if FORMAT == "Q5_0" or FORMAT == "Q5_1":
-        fifth = _word(block, row, FACTS.upper, 0)
-    word = _word(block, row, FACTS.codes, i)
+        fifth = _word(block, row, LAYOUT.upper, 0)
+    word = _word(block, row, LAYOUT.codes, i)
     for half in tl.static_range(2):
         code = (word >> (8 * k + 4 * half)) & 15
         if FORMAT == "Q5_0" or FORMAT == "Q5_1":
@@ -123,28 +123,28 @@ def _simple(out, block, row, i, k, inside, FACTS: tl.constexpr, FORMAT: tl.const
 
 
 @triton.jit
-def _q8_0(out, block, row, i, k, inside, FACTS: tl.constexpr):
-    word = _word(block, row, FACTS.codes, i)
+def _q8_0(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
+    word = _word(block, row, LAYOUT.codes, i)
     code = (word << (24 - 8 * k)) >> 24
-    _store(out, 4 * i + k, _half(block, row, FACTS.d) * code.to(tl.float32), inside)
+    _store(out, 4 * i + k, _half(block, row, LAYOUT.d) * code.to(tl.float32), inside)
 
 
 @triton.jit
-def _k_minimum(out, block, row, i, k, inside, FACTS: tl.constexpr, FIFTH: tl.constexpr):
+def _k_minimum(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FIFTH: tl.constexpr):
     """Q4_K, or Q5_K with its FIFTH bits: of each 32 bytes first the low nibbles, then the high nibbles; 6-bit
     scales and minima of 32 weights each.
     """
     pair, at = i >> 3, 4 * (i & 7) + k
-    word = _word(block, row, FACTS.codes, i)
+    word = _word(block, row, LAYOUT.codes, i)
     if FIFTH:
-        fifth = _word(block, row, FACTS.upper, i & 7) >> (8 * k)
-    scales, minima = _word(block, row, FACTS.scales, 0), _word(block, row, FACTS.scales, 1)
-    mixed = _word(block, row, FACTS.scales, 2)
-    d, lowest = _half(block, row, FACTS.d), _half(block, row, FACTS.minimum)
+        fifth = _word(block, row, LAYOUT.upper, i & 7) >> (8 * k)
+    scales, minima = _word(block, row, LAYOUT.scales, 0), _word(block, row, LAYOUT.scales, 1)
+    high_bits = _word(block, row, LAYOUT.scales, 2)
+    d, lowest = _half(block, row, LAYOUT.d), _half(block, row, LAYOUT.minimum)
     for half in tl.static_range(2):
         part = 2 * pair + half
         shift, early = 8 * (part & 3), part < 4
-        one, two, three = (scales >> shift) & 255, (minima >> shift) & 255, (mixed >> shift) & 255
+        one, two, three = (scales >> shift) & 255, (minima >> shift) & 255, (high_bits >> shift) & 255
         scale = tl.where(early, one & 63, (three & 15) | ((one >> 6) << 4))
         minimum = tl.where(early, two & 63, (three >> 4) | ((two >> 6) << 4))
         code = (word >> (8 * k + 4 * half)) & 15
@@ -155,71 +155,71 @@ def _k_minimum(out, block, row, i, k, inside, FACTS: tl.constexpr, FIFTH: tl.con
 
 
 @triton.jit
-def _q6_k(out, block, row, i, k, inside, FACTS: tl.constexpr):
+def _q6_k(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """Of each half of 128 weights: 64 bytes of low nibbles, 32 of two upper bits; int8 scales for 16."""
     side, second, at = i >> 4, (i >> 3) & 1, i & 7
-    word = _word(block, row, FACTS.codes, i)
-    upper = _word(block, row, FACTS.upper, 8 * side + at)
-    d = _half(block, row, FACTS.d)
+    word = _word(block, row, LAYOUT.codes, i)
+    upper = _word(block, row, LAYOUT.upper, 8 * side + at)
+    d = _half(block, row, LAYOUT.d)
     for half in tl.static_range(2):
         quarter = second + 2 * half
         low, high = (word >> (8 * k + 4 * half)) & 15, (upper >> (8 * k + 2 * quarter)) & 3
-        scale = (_byte(block, row, FACTS.scales, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
+        scale = (_byte(block, row, LAYOUT.scales, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
         value = d * scale.to(tl.float32) * ((low | (high << 4)) - 32).to(tl.float32)
         _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
 
 
 @triton.jit
-def _two_bits(out, block, row, i, k, inside, FACTS: tl.constexpr, THIRD: tl.constexpr):
+def _two_bits(out, block, row, i, k, inside, LAYOUT: tl.constexpr, THIRD: tl.constexpr):
     """Q2_K, or Q3_K with its THIRD bits: of each 32 bytes the lowest two bits, then the next two."""
     side, at = i >> 3, i & 7
-    word = _word(block, row, FACTS.codes, i)
+    word = _word(block, row, LAYOUT.codes, i)
     if THIRD:
-        third = _word(block, row, FACTS.upper, at) >> (8 * k)
-    d = _half(block, row, FACTS.d)
+        third = _word(block, row, LAYOUT.upper, at) >> (8 * k)
+    d = _half(block, row, LAYOUT.d)
     if not THIRD:
-        lowest = _half(block, row, FACTS.minimum)
+        lowest = _half(block, row, LAYOUT.minimum)
     for quarter in tl.static_range(4):
         code = (word >> (8 * k + 2 * quarter)) & 3
         part = 8 * side + 2 * quarter + (at >> 2)
         if THIRD:
             code = (code | (((third >> (4 * side + quarter)) & 1) << 2)) - 4
-            low = (_byte(block, row, FACTS.scales, part & 7) >> (4 * (part >> 3))) & 15
-            high = (_byte(block, row, FACTS.scales, 8 + (part & 3)) >> (2 * (part >> 2))) & 3
+            low = (_byte(block, row, LAYOUT.scales, part & 7) >> (4 * (part >> 3))) & 15
+            high = (_byte(block, row, LAYOUT.scales, 8 + (part & 3)) >> (2 * (part >> 2))) & 3
             value = d * ((low | (high << 4)) - 32).to(tl.float32) * code.to(tl.float32)
         else:
-            scales = _byte(block, row, FACTS.scales, part)
+            scales = _byte(block, row, LAYOUT.scales, part)
             value = d * (scales & 15).to(tl.float32) * code.to(tl.float32)
             value = value - lowest * (scales >> 4).to(tl.float32)
         _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
 
 
 @triton.jit
-def _signs(out, block, row, i, k, inside, FACTS: tl.constexpr):
+def _signs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """Q1_0: byte k of word i holds the signs of weights 32i + 8k…; a set bit is +d."""
-    byte, d = _word(block, row, FACTS.codes, i) >> (8 * k), _half(block, row, FACTS.d)
+    byte, d = _word(block, row, LAYOUT.codes, i) >> (8 * k), _half(block, row, LAYOUT.d)
     for bit in tl.static_range(8):
         _store(out, 32 * i + 8 * k + bit, d * (2 * ((byte >> bit) & 1) - 1).to(tl.float32), inside)
 
 
 @triton.jit
-def _ternary(out, block, row, i, k, inside, FACTS: tl.constexpr):
+def _ternary(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """TQ2_0: of each 32 bytes the lowest two bits, then the next two; one scale for all."""
     side, at = i >> 3, i & 7
-    word, d = _word(block, row, FACTS.codes, i), _half(block, row, FACTS.d)
+    word, d = _word(block, row, LAYOUT.codes, i), _half(block, row, LAYOUT.d)
     for quarter in tl.static_range(4):
         code = ((word >> (8 * k + 2 * quarter)) & 3) - 1
         _store(out, 128 * side + 32 * quarter + 4 * at + k, d * code.to(tl.float32), inside)
 
 
 @triton.jit
-def _iq4_xs(out, block, row, i, k, inside, FACTS: tl.constexpr):
+def _iq4_xs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     part, at = i >> 2, i & 3
-    word = _word(block, row, FACTS.codes, i)
+    word = _word(block, row, LAYOUT.codes, i)
     upper = tl.load((block + ROWS * 2 + 2 * row).to(tl.pointer_type(tl.uint16))).to(tl.int32)
-    low = (_word(block, row, FACTS.scales, 0) >> (4 * part)) & 15
+    low = (_word(block, row, LAYOUT.scales, 0) >> (4 * part)) & 15
     scale = (low | (((upper >> (2 * part)) & 3) << 4)) - 32
-    step = _half(block, row, FACTS.d) * scale.to(tl.float32)
+    step = _half(block, row, LAYOUT.d) * scale.to(tl.float32)
     for half in tl.static_range(2):
         code = (word >> (8 * k + 4 * half)) & 15
         value = step * _level(code, False).to(tl.float32)
@@ -231,7 +231,7 @@ def unpack_kernel(
     raw,
     out,
     COLUMNS: tl.constexpr,
-    FACTS: tl.constexpr,
+    LAYOUT: tl.constexpr,
     FORMAT: tl.constexpr,
     STEP: tl.constexpr,
 ):
@@ -240,9 +240,9 @@ def unpack_kernel(
 
     Reads a group's bytes once from memory, scales again from cache; writes 2 bytes per weight.
     """
-    BLOCKS: tl.constexpr = COLUMNS // FACTS.weights
-    CODES: tl.constexpr = FACTS.words
-    BLOCK_BYTES: tl.constexpr = FACTS.nbytes
+    BLOCKS: tl.constexpr = COLUMNS // LAYOUT.weights
+    CODES: tl.constexpr = LAYOUT.words
+    BLOCK_BYTES: tl.constexpr = LAYOUT.nbytes
     word = (tl.program_id(0) * STEP + tl.arange(0, STEP))[None, :, None]
     row = tl.arange(0, ROWS)[:, None, None]
     k = tl.arange(0, 4)[None, None, :]
@@ -251,23 +251,23 @@ def unpack_kernel(
     number, i = word // CODES, word % CODES
     group = tl.program_id(1).to(tl.int64)
     block = raw + group * (ROWS * BLOCK_BYTES * BLOCKS) + ROWS * BLOCK_BYTES * number
-    to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * FACTS.weights
+    to = out + group * (ROWS * COLUMNS) + row * COLUMNS + number * LAYOUT.weights
     if FORMAT == "Q8_0":
-        _q8_0(to, block, row, i, k, inside, FACTS)
+        _q8_0(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "Q4_K" or FORMAT == "Q5_K":
-        _k_minimum(to, block, row, i, k, inside, FACTS, FORMAT == "Q5_K")
+        _k_minimum(to, block, row, i, k, inside, LAYOUT, FORMAT == "Q5_K")
     elif FORMAT == "Q6_K":
-        _q6_k(to, block, row, i, k, inside, FACTS)
+        _q6_k(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "Q2_K" or FORMAT == "Q3_K":
-        _two_bits(to, block, row, i, k, inside, FACTS, FORMAT == "Q3_K")
+        _two_bits(to, block, row, i, k, inside, LAYOUT, FORMAT == "Q3_K")
     elif FORMAT == "IQ4_XS":
-        _iq4_xs(to, block, row, i, k, inside, FACTS)
+        _iq4_xs(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "Q1_0":
-        _signs(to, block, row, i, k, inside, FACTS)
+        _signs(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "TQ2_0":
-        _ternary(to, block, row, i, k, inside, FACTS)
+        _ternary(to, block, row, i, k, inside, LAYOUT)
     else:
-        _simple(to, block, row, i, k, inside, FACTS, FORMAT)
+        _simple(to, block, row, i, k, inside, LAYOUT, FORMAT)
 
 
 @triton.jit
@@ -295,8 +295,8 @@ def unpack(raw: torch.Tensor, format_name: str, columns: int, out: torch.Tensor)
             raw.view(FLOATS[format_name]), out, COLUMNS=columns, STEP=step
         )
         return
-    facts = block_facts(format_name)
-    words = columns // facts.weights * facts.words
+    layout = block_layout(format_name)
+    words = columns // layout.weights * layout.words
     unpack_kernel[(-(-words // WORDS), groups)](
-        raw, out, COLUMNS=columns, FACTS=facts, FORMAT=format_name, STEP=WORDS, num_warps=8
+        raw, out, COLUMNS=columns, LAYOUT=layout, FORMAT=format_name, STEP=WORDS, num_warps=8
     )

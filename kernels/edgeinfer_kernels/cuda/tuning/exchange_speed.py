@@ -34,26 +34,26 @@ class Exchange:
         Workspace(DeviceModel(specification, weights, counting, 16), counting)
         self.arena = Arena(device, counting.used)
         model = DeviceModel(specification, weights, self.arena, 16)
-        self.mailbox = ExchangeBuffer(device, 1, specification.hidden_size, 0)
+        self.exchange_buffer = ExchangeBuffer(device, 1, specification.hidden_size, 0)
         self._launches = StepLaunches(model, Workspace(model, self.arena), Tuning(), dependent=False)
-        self._exchange = DecodeExchange(CpuStages((), (), ()), self.mailbox)
+        self._exchange = DecodeExchange(CpuStages((), (), ()), self.exchange_buffer)
         self._norm = NextNorm(specification.norm, None, None)
 
     def launch(self) -> None:
         """Launch all stages; the first has number 1."""
-        out = self._launches.workspace.entering[0]
+        out = self._launches.workspace.normed_input[0]
         for stage in range(1, STAGES + 1):
             self._exchange.send(self._launches, stage, 1)
             self._exchange.receive(self._launches, stage, None, 0.0, self._norm, out, 1)
 
     def answer(self) -> bool:
         """Answer each stage as soon as it is reached; False: timeout, and the device was released."""
-        words = self.mailbox.words.numpy()
+        words = self.exchange_buffer.words.numpy()
         for stage in range(1, STAGES + 1):
             deadline = time.perf_counter() + PATIENCE
             while words[SENT] < stage:
                 if time.perf_counter() > deadline:
-                    self.mailbox.open()
+                    self.exchange_buffer.open()
                     return False
             words[ANSWERED] = stage
         return True
@@ -65,7 +65,7 @@ def stage_seconds(device: torch.device) -> float | None:
     """
     exchange = Exchange(device)
     try:
-        exchange.mailbox.open()
+        exchange.exchange_buffer.open()
         begin = time.perf_counter()
         exchange.launch()
         if device.type != "cuda":
@@ -83,7 +83,7 @@ def stage_seconds(device: torch.device) -> float | None:
 
 
 def _round(exchange: Exchange, graph: torch.cuda.CUDAGraph, device: torch.device) -> float | None:
-    exchange.mailbox.begin(answered=0)
+    exchange.exchange_buffer.begin(answered=0)
     begin = time.perf_counter()
     graph.replay()
     met = exchange.answer()

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 MAX_SPLITS, FEW_SPLITS = 64, 16
 """Maximum number of KV splits that the step's buffers allow, and the number allowed for any cache size."""
-STRETCH = 256
+MIN_SPLIT_POSITIONS = 256
 """Minimum positions that justify a further KV split while the cache is short."""
 
 
@@ -75,7 +75,7 @@ class Tuning:
 
     def splits_for(self, positions: int) -> int:
         """Number of KV splits for a cache with this many positions."""
-        return min(self.splits, max(FEW_SPLITS, next_power_of_two(positions // STRETCH)))
+        return min(self.splits, max(FEW_SPLITS, next_power_of_two(positions // MIN_SPLIT_POSITIONS)))
 
     def replace(self, **changes: Any) -> "Tuning":
         return replace(self, **changes)

@@ -100,7 +100,7 @@ def _launch(kernel: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> 
 
 
 class _Compiled:
-    """What the compiler knows of the arguments of a launch; an argument is identified by its path."""
+    """Constants and alignments of the arguments of a launch; an argument is identified by its path."""
 
     def __init__(self) -> None:
         self.constants: dict[tuple[int, ...], Any] = {}
@@ -161,9 +161,9 @@ def _usage(binary: bytes) -> tuple[int, int]:
         path.write_bytes(binary)
         tool = triton.knobs.nvidia.cuobjdump.path
         command = [tool, "--dump-resource-usage", str(path)]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = _USAGE.search(told)
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = _USAGE.search(printed)
     if usage is None:
-        raise RuntimeError(f"cuobjdump: saw {told!r}, wanted a line with REG, STACK, SHARED and LOCAL")
+        raise RuntimeError(f"cuobjdump: saw {printed!r}, wanted a line with REG, STACK, SHARED and LOCAL")
     registers, stack, _, local = map(int, usage.groups())
     return registers, stack + local

@@ -55,7 +55,7 @@ TRIALS = (
     Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
     Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
 )
-"""Kernel by kernel; those that read most come first."""
+"""Kernel by kernel; those that read most are first."""
 
 
 class RejectedTrialError(Exception):

@@ -147,7 +147,7 @@ class PlaneShapes:
             )
         if columns % BLOCK:
             raise UnsupportedOnDeviceError(
-                f"{name}: rows of {columns} weights, the GPU's kernels want a multiple of {BLOCK}"
+                f"{name}: rows of {columns} weights, the GPU kernels need a multiple of {BLOCK}"
             )
         return cls(tile, rows, columns)
 

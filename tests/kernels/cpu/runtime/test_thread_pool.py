@@ -14,26 +14,26 @@ from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
 
-def add_up(kernels: Kernels, team: ThreadPool) -> int:
+def add_up(kernels: Kernels, pool: ThreadPool) -> int:
     """Let the team read 1 MiB of ones; the sum over its threads' int32 words."""
     memory = np.ones(1 << 18, np.int32)
-    sums = np.zeros(CACHE_LINE // 8 * team.threads, np.int64)
+    sums = np.zeros(CACHE_LINE // 8 * pool.threads, np.int64)
     call = np.array([memory.nbytes, address(sums)], np.int64)
-    team.run(kernels.address("read_memory"), address(memory), address(call))
+    pool.run(kernels.address("read_memory"), address(memory), address(call))
     return int(sums[:: CACHE_LINE // 8].sum())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 7])
 def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
-    team = ThreadPool(kernels, threads)
+    pool = ThreadPool(kernels, threads)
     share = (1 << 20) // threads // 256 * 256
-    assert [add_up(kernels, team) for _ in range(50)] == [share // 4 * threads] * 50
-    team.close()
+    assert [add_up(kernels, pool) for _ in range(50)] == [share // 4 * threads] * 50
+    pool.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: int) -> None:
-    team = ThreadPool(kernels, threads)
+    pool = ThreadPool(kernels, threads)
     memory = np.ones(1 << 16, np.int32)
     sums = [np.zeros(CACHE_LINE // 8 * threads, np.int64) for _ in range(40)]
     calls = [np.array([memory.nbytes, address(each)], np.int64) for each in sums]
@@ -42,37 +42,37 @@ def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: in
     for _ in range(20):
         for each in sums:
             each[:] = 0
-        team.run(
-            kernels.address("run_program"), address(program), address(np.array([len(program)], np.int64))
+        pool.run(
+            kernels.address("run_schedule"), address(program), address(np.array([len(program)], np.int64))
         )
         share = memory.nbytes // threads // 256 * 256 // 4
         assert [each[:: CACHE_LINE // 8].tolist() for each in sums] == [[share] * threads] * len(sums)
-    team.close()
+    pool.close()
 
 
 def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
-    team = ThreadPool(kernels, 2)
+    pool = ThreadPool(kernels, 2)
     for pause in (0.0, 0.05, 0.2):
         time.sleep(pause)
-        assert add_up(kernels, team) == 1 << 18
-    team.close()
+        assert add_up(kernels, pool) == 1 << 18
+    pool.close()
 
 
 def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
-    team = ThreadPool(kernels, 3)
-    add_up(kernels, team)
+    pool = ThreadPool(kernels, 3)
+    add_up(kernels, pool)
     time.sleep(0.3)
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1
-    team.close()
+    pool.close()
 
 
 def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
-    team = ThreadPool(kernels, 2)
+    pool = ThreadPool(kernels, 2)
     found: list[int] = []
     callers = [
-        threading.Thread(target=lambda: found.extend(add_up(kernels, team) for _ in range(50)))
+        threading.Thread(target=lambda: found.extend(add_up(kernels, pool) for _ in range(50)))
         for _ in range(4)
     ]
     for caller in callers:
@@ -80,35 +80,35 @@ def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
     for caller in callers:
         caller.join()
     assert found == [1 << 18] * 200
-    team.close()
+    pool.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_gets_threads_of_its_own(kernels: Kernels) -> None:
-    team = ThreadPool(kernels, 2)
-    add_up(kernels, team)
+    pool = ThreadPool(kernels, 2)
+    add_up(kernels, pool)
     child = os.fork()
     if child == 0:
-        os._exit(0 if add_up(kernels, team) == 1 << 18 else 1)
+        os._exit(0 if add_up(kernels, pool) == 1 << 18 else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert add_up(kernels, team) == 1 << 18
-    team.close()
+    assert add_up(kernels, pool) == 1 << 18
+    pool.close()
 
 
 def test_closing_ends_the_threads(kernels: Kernels) -> None:
     before = threading.active_count()
-    team = ThreadPool(kernels, 4)
+    pool = ThreadPool(kernels, 4)
     assert threading.active_count() == before + 3
-    team.close()
-    team.close()
+    pool.close()
+    pool.close()
     assert threading.active_count() == before
 
 
 def test_a_forgotten_team_ends_its_threads(kernels: Kernels) -> None:
     before = threading.active_count()
-    team = ThreadPool(kernels, 3)
-    del team
+    pool = ThreadPool(kernels, 3)
+    del pool
     assert threading.active_count() == before
 
 

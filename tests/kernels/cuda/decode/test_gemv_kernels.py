@@ -71,7 +71,7 @@ def multiply(
         FIRST=first.shapes.tile,
         SECOND=second.shapes.tile,
         BIAS=bias is not None,
-        SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, count=1, width=1),
+        SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, programs=1, width=1),
         GEMV=GemvConfig(step, vector, tokens),
         DEPENDENT=False,
         num_warps=4,
@@ -163,16 +163,16 @@ def test_gate_and_up_are_multiplied_in_one_launch(
     gate, up = (device_matrix(device, name, raw, columns) for name, raw in zip(names, raws, strict=True))
     x, planes = activations(device, tokens, columns)
     hidden = torch.zeros((tokens, PLANES, 16), dtype=torch.int32, device=device)
-    squares = torch.arange(1, 1 + 2 * tokens, dtype=torch.float32, device=device).view(tokens, 2)
+    sum_squares = torch.arange(1, 1 + 2 * tokens, dtype=torch.float32, device=device).view(tokens, 2)
     nothing = torch.zeros(1, device=device)
     gated_kernel[(2,)](
-        gate.parts, up.parts, planes, hidden, nothing, nothing, SumSquares(squares, 0.5),
+        gate.parts, up.parts, planes, hidden, nothing, nothing, SumSquares(sum_squares, 0.5),
         HIDDEN=WordsConfig(16, PLANES),
         GATED=GatedConfig(gate.shapes.tile, up.shapes.tile, has_gate=True, has_bias=False, activation=0),
-        SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, count=2, width=4),
+        SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, programs=2, width=4),
         GEMV=GemvConfig(step, 2, tokens), DEPENDENT=False, num_warps=4,
     )  # fmt: skip
-    inverse = 1 / np.sqrt(squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)
+    inverse = 1 / np.sqrt(sum_squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)
     g, u = (
         values_read(name, x) @ weights(name, raw).T * inverse for name, raw in zip(names, raws, strict=True)
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
-from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
 from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -19,8 +19,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload import expert_loading
 from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.expert_routing import Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
@@ -103,7 +102,7 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
     facts = decoder.specification
     routing = Routing.allocate(facts, len(ids))
     state = DecoderState.allocate(facts, CONTEXT, "f32")
-    backend = CpuBackend(facts, decoder.weights, state, kernels, batch=len(ids), threads=1, routing=routing)
+    backend = CpuBackend(facts, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
     try:
         backend.forward(backend.embed(ids), 0)
     finally:

@@ -18,8 +18,7 @@ from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.device_errors import KernelsUnavailableError
-from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
 from edgeinfer_offload.machine.hardware import Machine
@@ -297,7 +296,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
         want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
-        drawn = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
+        sampled = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter.engine.backend, CudaBackend)
@@ -313,7 +312,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         lengths = iter((0, 2, 0, 0, 0))
         controller.length = lambda most: min(most, next(lengths))
         controller.min_probs = lambda length: (0.0, 0.0)
-        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == drawn
+        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
         answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
         assert [answer.ids for answer in answers] == [want[:3]] * 2
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cache_formats import rotated
+from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import attend
@@ -32,7 +32,7 @@ def check(device: str, facts: AttentionSpec, start: int, tokens: int, kind: Cach
             scales[:, :end] = torch.from_numpy(random.uniform(0.005, 0.03, scales[:, :end].shape)).to(scales)
     q = random.standard_normal((tokens, facts.heads, facts.head_dim)).astype(np.float16)
     out = torch.full((tokens, facts.heads * facts.head_dim), float("nan"), dtype=torch.float16, device=device)
-    asking = rotated(q).astype(np.float16) if kind == "q4_0" else q
+    asking = hadamard_rows(q).astype(np.float16) if kind == "q4_0" else q
     flash_attention(torch.from_numpy(asking).to(device), cache.args, start, facts, out, tile)
     keys, values = cache.read(end)
     wanted = attend(q.astype(np.float64), keys, values, start, facts).reshape(tokens, -1)

@@ -76,11 +76,11 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
         tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
         len(here), EXPERTS=count, USED=used, STEP=16,
     )  # fmt: skip
-    places, positions, sorted_tokens, row_places = found[:, :-1].cpu().numpy()
-    np.testing.assert_array_equal(places, wanted)
+    slots, positions, sorted_tokens, row_slots = found[:, :-1].cpu().numpy()
+    np.testing.assert_array_equal(slots, wanted)
     np.testing.assert_array_equal(positions[order], np.arange(len(ids)))
     np.testing.assert_array_equal(sorted_tokens, order // used)
-    np.testing.assert_array_equal(row_places, wanted[order])
+    np.testing.assert_array_equal(row_slots, wanted[order])
     np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(wanted, minlength=count))
     assert (found[:, -1] == -7).all()
     assert counts[-1] == -7
@@ -89,8 +89,8 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bool) -> None:
     random, tokens, used, width, first, count = np.random.default_rng(3), 7, 3, 63, 4, 11
-    places = np.stack([random.permutation(5)[:used] for _ in range(tokens)]).reshape(-1)
-    order = np.argsort(places, kind="stable")
+    slots = np.stack([random.permutation(5)[:used] for _ in range(tokens)]).reshape(-1)
+    order = np.argsort(slots, kind="stable")
     positions = np.empty_like(order)
     positions[order] = np.arange(len(order))
     weights = random.uniform(0.1, 1, len(order))
@@ -98,18 +98,18 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
     bias = random.standard_normal((6, width)) if biased else np.zeros((6, width))
     before = random.standard_normal((tokens, width))
     wanted = before.copy()
-    for pair, place in enumerate(places):
+    for pair, place in enumerate(slots):
         row = positions[pair] - first
         if 0 <= row < count:
             wanted[pair // used] += weights[pair] * (scales[row] * y[row] + bias[place + 1])
     total = tensor(device, before, torch.float32)
     poisoned = np.vstack([y, np.full((1, width), NAN)])
     choice = ExpertRows(
-        places=tensor(device, places, torch.int32),
+        slots=tensor(device, slots, torch.int32),
         weights=tensor(device, weights, torch.float32),
         tokens=tensor(device, order // used, torch.int32),
         positions=tensor(device, positions, torch.int32),
-        row_places=tensor(device, places[order], torch.int32),
+        row_slots=tensor(device, slots[order], torch.int32),
     )
     given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
     add_experts(

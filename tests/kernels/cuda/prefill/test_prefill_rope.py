@@ -8,7 +8,7 @@ import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.cache_formats import rotated
+from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
@@ -63,7 +63,7 @@ def test_queries_are_turned_and_keys_and_values_appended(
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
     rope_append(ProjectedHeads(*there[:-1]), there[-1], facts, START, queries, cache.args)
     q, k, v = wanted_of(facts, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
-    q, rounding = (rotated(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
+    q, rounding = (hadamard_rows(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=rounding)
     for found, wanted in zip(cache.read(POSITIONS), (k, v), strict=True):
         assert_rounded(kind, found[:, START : START + TOKENS], wanted.swapaxes(0, 1))

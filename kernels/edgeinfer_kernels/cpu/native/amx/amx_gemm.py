@@ -27,7 +27,7 @@ from edgeinfer_kernels.cpu.native.amx.tiles import (
 from edgeinfer_kernels.cpu.native.gemv.row_loops import TILE_PREFETCH_BYTES, prefetch_share
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, with_corrections
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import byte_above_128, signed_byte_as_float
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
     multiply_add,
@@ -62,7 +62,7 @@ multiply_10, multiply_11 = tile_multiply(2, 5, 6), tile_multiply(3, 5, 7)
 def make_store_four_columns(byte: Any) -> Any:
     """`store_four_columns(at, weights, scale, shift)`: two rows of a tile, scale·byte + shift."""
 
-    @inner
+    @device_function
     def store_four_columns(at, weights, scale, shift):
         x0 = multiply_add(byte(weights, 0), scale, shift)
         x1 = multiply_add(byte(weights, 1), scale, shift)
@@ -81,7 +81,7 @@ def make_unpack_tile(row_format: RowFormat) -> Any:
     last_shift_at = shift_at + row_format.scales - 1
     store_columns = make_store_four_columns(signed_byte_as_float if row_format.signed else byte_above_128)
 
-    @inner
+    @device_function
     def store_tile(u, to, scale, shift, last_scale, last_shift):
         store_columns(to, u[0], scale, shift)
         store_columns(to + 128, u[1], scale, shift)
@@ -92,13 +92,13 @@ def make_unpack_tile(row_format: RowFormat) -> Any:
         store_columns(to + 768, u[6], last_scale, last_shift)
         store_columns(to + 896, u[7], last_scale, last_shift)
 
-    @inner
+    @device_function
     def unpack_signed(block, index, to):
         u = unpack(block, index)
         zero = splat_f32(np.float32(0))
         store_tile(u, to, u[8], zero, u[8], zero)
 
-    @inner
+    @device_function
     def unpack_unsigned(block, index, to):
         u = unpack(block, index)
         above = splat_f32(np.float32(128))
@@ -109,7 +109,7 @@ def make_unpack_tile(row_format: RowFormat) -> Any:
     return unpack_signed if row_format.signed else unpack_unsigned
 
 
-@inner
+@device_function
 def multiply_32_tokens(state, activations, other, panel, steps):
     """Tiles 0..3 += 32 tokens times the panel's two groups, over `steps` tiles of columns."""
     for step in range(steps):
@@ -124,7 +124,7 @@ def multiply_32_tokens(state, activations, other, panel, steps):
         multiply_11(state)
 
 
-@inner
+@device_function
 def multiply_16_tokens(state, activations, panel, steps):
     for step in range(steps):
         at = TILE_BYTES * step
@@ -135,7 +135,7 @@ def multiply_16_tokens(state, activations, panel, steps):
         multiply_01(state)
 
 
-@inner
+@device_function
 def begin_sums(state, sums, fresh, both):
     """Initialize tiles 0..3 with the sums of 16 tokens, or of 32 if `both`: zero if `fresh`."""
     if fresh:
@@ -151,7 +151,7 @@ def begin_sums(state, sums, fresh, both):
         load_11(state, sums + 3 * TILE_BYTES, 64)
 
 
-@inner
+@device_function
 def end_sums(state, sums, both):
     store_00(state, sums, 64)
     store_01(state, sums + TILE_BYTES, 64)
@@ -160,7 +160,7 @@ def end_sums(state, sums, both):
         store_11(state, sums + 3 * TILE_BYTES, 64)
 
 
-@inner
+@device_function
 def write_sums(sums, tokens, output, stride, index, other):
     """Write the sums of a pair of groups to the output rows."""
     for token in range(tokens):
@@ -180,13 +180,13 @@ def make_multiply_panel(row_format: RowFormat) -> Any:
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
-    @inner
+    @device_function
     def unpack_step(group, step, to):
         at = group + step // sub_blocks * group_bytes
         prefetch_share(at + step % sub_blocks * share, share, TILE_PREFETCH_BYTES)
         unpack_tile(at, step % sub_blocks, to)
 
-    @inner
+    @device_function
     def multiply_panel(group, other, first, steps, activations, all_steps, tokens, state, sums):
         panel = state + PANEL
         for token in range(0, tokens, 32):

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     F32,
     I8,
@@ -69,7 +69,7 @@ def end_tiles(features, builder, state):
         call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, found)])
 
 
-@inner
+@device_function
 def begin_tiles(state):
     """Configure all eight tiles at full size on this thread; a library may have set another configuration
     before.

@@ -11,18 +11,18 @@ from edgeinfer_kernels.cpu.native.attention.attention_states import (
     merge_state,
     write_states,
 )
-from edgeinfer_kernels.cpu.native.attention.cache_writing import last_position, place_of, position_of
-from edgeinfer_kernels.cpu.native.attention.hadamard_heads import rotate_head
+from edgeinfer_kernels.cpu.native.attention.cache_writing import last_position, position_of, token_args_of
+from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.attention.rope_heads import (
-    has_rotated_heads,
-    rotate_and_store,
+    has_hadamard_heads,
     share_of_heads,
+    store_heads,
 )
 from edgeinfer_kernels.cpu.native.attention.softmax import (
-    gather_bytes,
-    gather_floats,
-    gather_halves,
-    gather_nibbles,
+    gather_f16,
+    gather_f32,
+    gather_q4_0,
+    gather_q8_0,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
@@ -31,9 +31,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     project,
     quantize_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATIONS_PER_BLOCK,
@@ -46,8 +46,8 @@ from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 
-@inner
-def pieces_of(block, team, tokens, positions):
+@device_function
+def pieces_of(block, pool, tokens, positions):
     """The number of KV splits of a token's `positions`: several if there are fewer heads than threads.
 
     In a short step the splits of a token are the same as if it were alone, so evaluating several tokens at
@@ -55,7 +55,7 @@ def pieces_of(block, team, tokens, positions):
     """
     alone = 1 if tokens <= STEP_TOKENS else tokens
     items = alone * block.kv_heads
-    threads = team.threads
+    threads = pool.threads
     if items >= 4 * threads:
         return 1
     return min(
@@ -63,14 +63,14 @@ def pieces_of(block, team, tokens, positions):
     )
 
 
-@inner
+@device_function
 def state_bytes(block):
     """Bytes of the states of all query heads of one KV head."""
     group = block.heads // block.kv_heads
     return group * (STATE_BYTES + 4 * block.padded_head)
 
 
-@inner
+@device_function
 def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has `pieces`
     items.
@@ -81,8 +81,8 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
     end = position_of(call, token) + 1
-    place = place_of(call, token)
-    pages = place.pages if place.address != 0 else 0
+    token_args = token_args_of(call, token)
+    pages = token_args.pages if token_args.address != 0 else 0
     window = block.window
     begin = max(0, end - window) if window > 0 else 0
     share = (end - begin + own_pieces - 1) // own_pieces
@@ -93,33 +93,33 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     clear_states(states, group, padded)
     kind = block.cache_kind
     if kind == 3:
-        gather_nibbles(block, query, kv_head, first, last, pages, states, scores, copied)
+        gather_q4_0(block, query, kv_head, first, last, pages, states, scores, copied)
     elif kind == 2:
-        gather_bytes(block, query, kv_head, first, last, pages, states, scores, copied)
+        gather_q8_0(block, query, kv_head, first, last, pages, states, scores, copied)
     elif kind == 1:
-        gather_halves(block, query, kv_head, first, last, pages, states, scores, copied)
+        gather_f16(block, query, kv_head, first, last, pages, states, scores, copied)
     else:
-        gather_floats(block, query, kv_head, first, last, pages, states, scores, copied)
+        gather_f32(block, query, kv_head, first, last, pages, states, scores, copied)
 
 
-@inner
+@device_function
 def heads_fill_blocks(block):
     """Whether the query heads of a KV head fill whole blocks of activations."""
     group = block.heads // block.kv_heads
     return group * block.head_dim % ACTIVATIONS_PER_BLOCK == 0
 
 
-@inner
+@device_function
 def write_item(block, tokens, item, states):
-    """Write the merged states of one token's KV head to its row of `mixed`; quantized if they fill whole
+    """Write the merged states of one token's KV head to its row of `attn_out`; quantized if they fill whole
     blocks.
     """
     kv_heads = block.kv_heads
     head_dim = block.head_dim
     group = block.heads // kv_heads
-    mixed = block.attn_out
+    attn_out = block.attn_out
     token = item // kv_heads
-    row = mixed.floats + token * mixed.float_stride
+    row = attn_out.floats + token * attn_out.float_stride
     first_head = group * (item % kv_heads)
     first = head_dim * first_head
     padded = block.padded_head
@@ -128,18 +128,18 @@ def write_item(block, tokens, item, states):
         for g in range(group):
             state = states + g * (STATE_BYTES + 4 * padded)
             add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
-    if has_rotated_heads(block):
+    if has_hadamard_heads(block):
         for g in range(group):
-            rotate_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
+            hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
     write_states(states, group, head_dim, padded, row + 4 * first)
     if heads_fill_blocks(block):
-        write_activations(row, mixed, token, tokens, first, first + group * head_dim)
+        write_activations(row, attn_out, token, tokens, first, first + group * head_dim)
 
 
-@inner
-def attend(team, counter, thread, block, call, pieces, share, scratch):
+@device_function
+def attend(pool, counter, thread, block, call, pieces, share, scratch):
     """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces` completes
-    it. `share`: as for `rotate_and_store`.
+    it. `share`: as for `store_heads`.
     """
     tokens = call.tokens
     kv_heads = block.kv_heads
@@ -150,7 +150,7 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
         if share > 0:
             item = own_items // share * kv_heads + thread * share + own_items % share
         else:
-            item = next_item(team, counter)
+            item = next_item(pool, counter)
         own_items += 1
         token = item // (kv_heads * pieces)
         if token >= tokens:
@@ -159,24 +159,24 @@ def attend(team, counter, thread, block, call, pieces, share, scratch):
             gather_item(block, call, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
             write_item(block, tokens, item, scores + SCORES_PER_THREAD)
         else:
-            own = pieces_of(block, team, tokens, position_of(call, token) + 1)
+            own = pieces_of(block, pool, tokens, position_of(call, token) + 1)
             states = block.states + item * state_bytes(block)
             if item % pieces < own:
                 gather_item(block, call, item, pieces, own, states, scores, copied)
 
 
-@inner
-def merge_pieces(team, counter, block, call, pieces):
-    """Phase: merge the states of all KV splits of a token's KV head, and write its row of `mixed`."""
+@device_function
+def merge_pieces(pool, counter, block, call, pieces):
+    """Phase: merge the states of all KV splits of a token's KV head, and write its row of `attn_out`."""
     tokens = call.tokens
     padded = block.padded_head
     nbytes = state_bytes(block)
     while True:
-        item = next_item(team, counter)
+        item = next_item(pool, counter)
         token = item // block.kv_heads
         if token >= tokens:
             break
-        own = pieces_of(block, team, tokens, position_of(call, token) + 1)
+        own = pieces_of(block, pool, tokens, position_of(call, token) + 1)
         states = block.states + item * pieces * nbytes
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
@@ -188,46 +188,46 @@ exports = Exports()
 
 
 @exports.add("attention_block", AttentionArgs, StepArgs, ThreadPoolArgs, int)
-def attention_block(block, call, team, thread):
+def attention_block(block, call, pool, thread):
     """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are written to
     the cache.
     """
     tokens = call.tokens
     scratch = block.scratch + thread * block.scratch_stride
     normed = block.normed
-    mixed = block.attn_out
+    attn_out = block.attn_out
     q_stride = block.q_stride
     kv_stride = block.kv_stride
     output = block.output_matrix
     projected = block.projected
     stride = block.projected_stride
     q_matrix = block.q_matrix
-    pieces = pieces_of(block, team, tokens, last_position(call) + 1)
-    share = share_of_heads(block, team, tokens, pieces)
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
-    ahead, end = first_weights(team, thread, tokens, q_matrix)
-    barrier_asking(team, ahead, end)
+    pieces = pieces_of(block, pool, tokens, last_position(call) + 1)
+    share = share_of_heads(block, pool, tokens, pieces)
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    ahead, end = first_weights(pool, thread, tokens, q_matrix)
+    barrier_prefetching(pool, ahead, end)
     q = block.projected_q
     k = block.projected_k
     v = block.projected_v
-    project(team, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
-    project(team, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
-    project(team, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
-    ahead, end = first_weights(team, thread, tokens, output)
-    ahead = barrier_asking(team, ahead, end)
-    rotate_and_store(team, 4, thread, block, call, share, scratch)
+    project(pool, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
+    project(pool, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
+    project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, output)
+    ahead = barrier_prefetching(pool, ahead, end)
+    store_heads(pool, 4, thread, block, call, share, scratch)
     if share == 0:
-        ahead = barrier_asking(team, ahead, end)
-    attend(team, 5, thread, block, call, pieces, share, scratch)
-    ahead = barrier_asking(team, ahead, end)
+        ahead = barrier_prefetching(pool, ahead, end)
+    attend(pool, 5, thread, block, call, pieces, share, scratch)
+    ahead = barrier_prefetching(pool, ahead, end)
     if pieces > 1:
-        merge_pieces(team, 6, block, call, pieces)
-        ahead = barrier_asking(team, ahead, end)
+        merge_pieces(pool, 6, block, call, pieces)
+        ahead = barrier_prefetching(pool, ahead, end)
     if not heads_fill_blocks(block):
-        quantize_input(team, 7, call, mixed)
-        barrier_asking(team, ahead, end)
-    project(team, 8, thread, tokens, output, mixed, projected, stride, scratch)
-    barrier_between(team)
+        quantize_input(pool, 7, call, attn_out)
+        barrier_prefetching(pool, ahead, end)
+    project(pool, 8, thread, tokens, output, attn_out, projected, stride, scratch)
+    barrier_and_clear(pool)
     scale = block.residual_scale
     post_norm = block.post_norm
-    add_residual(team, 9, thread, call, output, projected, stride, post_norm, scale)
+    add_residual(pool, 9, thread, call, output, projected, stride, post_norm, scale)

@@ -7,7 +7,7 @@ exactly. Source: Milakov and Gimelshein 2018; Dao et al. 2022, §3.1.
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     lanes_max,
@@ -34,7 +34,7 @@ sum.
 """
 
 
-@inner
+@device_function
 def clear_states(states, group, padded):
     """Initialize empty states for `group` heads."""
     for g in range(group):
@@ -45,7 +45,7 @@ def clear_states(states, group, padded):
             store_floats(state + STATE_BYTES + 4 * d, splat_f32(np.float32(0)))
 
 
-@inner
+@device_function
 def add_sink(state, score, padded):
     """Add one more score to the sum, without a value."""
     top = max(load_f32(state), score)
@@ -57,7 +57,7 @@ def add_sink(state, score, padded):
         store_floats(state + d, multiply(load_floats(state + d), splat_f32(kept)))
 
 
-@inner
+@device_function
 def merge_state(into, state, padded):
     """Merge `state` into `into`."""
     top = max(load_f32(into), load_f32(state))
@@ -70,7 +70,7 @@ def merge_state(into, state, padded):
         store_floats(into + d, multiply_add(load_floats(state + d), splat_f32(theirs), kept))
 
 
-@inner
+@device_function
 def write_states(states, group, head_dim, padded, out):
     """The weighted values divided by their sum: `group` heads of `head_dim` floats, contiguous."""
     for g in range(group):
@@ -80,7 +80,7 @@ def write_states(states, group, head_dim, padded, out):
             store_f32(out + 4 * (head_dim * g + d), load_f32(state + STATE_BYTES + 4 * d) * inverse)
 
 
-@inner
+@device_function
 def mask_scores(scores, first, last):
     """Mask the positions of a tile before `first` and from `last` on; return the largest remaining score."""
     for i in range(first):
@@ -93,7 +93,7 @@ def mask_scores(scores, first, last):
     return lanes_max(largest)
 
 
-@inner
+@device_function
 def exponentiate(scores, top):
     """scores = exp(score - top), 0 where masked; return their sum."""
     total = splat_f32(np.float32(0))
@@ -104,7 +104,7 @@ def exponentiate(scores, top):
     return lanes_sum(total)
 
 
-@inner
+@device_function
 def weigh_scores(state, scores, first, last):
     """Convert the scores of a tile to weights relative to the running maximum; update the state's maximum,
     sum and decay.

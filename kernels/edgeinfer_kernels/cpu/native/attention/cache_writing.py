@@ -10,23 +10,23 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     splat_i32,
     store_as_bytes,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     absolute,
     first_lane,
     lanes_max,
     lanes_max_magnitude,
     larger_magnitude,
+    load_f16,
     load_floats,
-    load_halves,
     maximum,
     minimum,
     multiply,
     nearest_int,
-    scatter_halves,
+    scatter_f16,
     splat_f32,
+    store_f16,
     store_floats,
-    store_halves,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     load_f32,
@@ -42,7 +42,7 @@ from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_PAGE, SCALED
 LANES = 16
 
 
-@inner
+@device_function
 def store_key(block, kv_head, position, row, spare):
     """Store a key: its element d is adjacent to element d of the fifteen other positions of its tile."""
     padded = block.padded_head
@@ -70,13 +70,13 @@ def store_key(block, kv_head, position, row, spare):
                     store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
     elif kind == 1:
         for d in range(0, padded, LANES):
-            scatter_halves(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
+            scatter_f16(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
     else:
         for d in range(padded):
             store_f32(cache + 4 * (element + LANES * d), load_f32(row + 4 * d))
 
 
-@inner
+@device_function
 def store_value(block, kv_head, position, row, spare):
     """Store a value as a padded row."""
     padded = block.padded_head
@@ -103,43 +103,43 @@ def store_value(block, kv_head, position, row, spare):
                 store_as_bytes(cache + element + d, nearest_code(row + 4 * d, inverse))
     elif kind == 1:
         for i in range(0, padded, LANES):
-            store_halves(cache + 2 * (element + i), load_floats(row + 4 * i))
+            store_f16(cache + 2 * (element + i), load_floats(row + 4 * i))
     else:
         for i in range(0, padded, LANES):
             store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
 
 
-@inner
+@device_function
 def scale_offset(tile, padded, position):
     """Offset of the scales of a position in a tile; the scales of successive groups are 32 bytes apart."""
     return 2 * (tile * ((padded + SCALED - 1) // SCALED) * LANES + position % LANES)
 
 
-@inner
+@device_function
 def store_scale(row, group, padded, target, spare):
     """Store the float16 scale of one group of a head's elements; return the factor for these elements."""
     largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
         largest = larger_magnitude(largest, load_floats(row + 4 * d))
-    return store_half(largest_half(lanes_max_magnitude(largest) / np.float32(127)), target, spare)
+    return store_one_f16(clamp_to_f16(lanes_max_magnitude(largest) / np.float32(127)), target, spare)
 
 
-@inner
-def largest_half(scale):
+@device_function
+def clamp_to_f16(scale):
     """The scale clamped to the largest float16; NaN stays NaN."""
     return np.float32(65504) if scale > np.float32(65504) else scale
 
 
-@inner
-def store_half(scale, target, spare):
+@device_function
+def store_one_f16(scale, target, spare):
     """Store a float16; return the inverse of the stored value, 0 for 0."""
-    store_halves(spare, splat_f32(scale))
+    store_f16(spare, splat_f32(scale))
     store_i16(target, load_u16(spare))
-    rounded = first_lane(load_halves(spare))
+    rounded = first_lane(load_f16(spare))
     return np.float32(1) / rounded if rounded != np.float32(0) else np.float32(0)
 
 
-@inner
+@device_function
 def store_nibble_scale(row, group, padded, target, spare):
     """As `store_scale`, for codes in which the element of largest magnitude is -8."""
     most = splat_f32(np.float32(0))
@@ -150,11 +150,11 @@ def store_nibble_scale(row, group, padded, target, spare):
         least = minimum(least, load_floats(row + 4 * d))
         largest = larger_magnitude(largest, load_floats(row + 4 * d))
     above, below = lanes_max(most), lanes_max(absolute(least))
-    scale = largest_half(lanes_max_magnitude(largest) / np.float32(8))
-    return store_half(-scale if above > below else scale, target, spare)
+    scale = clamp_to_f16(lanes_max_magnitude(largest) / np.float32(8))
+    return store_one_f16(-scale if above > below else scale, target, spare)
 
 
-@inner
+@device_function
 def nearest_nibble(row, inverse):
     """Sixteen elements times `inverse`, rounded to the nearest integer from -8 to 7, plus 8."""
     scaled = multiply(load_floats(row), splat_f32(inverse))
@@ -162,28 +162,28 @@ def nearest_nibble(row, inverse):
     return add_i32(nearest_int(held), splat_i32(8))
 
 
-@inner
+@device_function
 def nearest_code(row, inverse):
     """Sixteen elements times `inverse`, rounded to the nearest integer, at most 127."""
     scaled = multiply(load_floats(row), splat_f32(inverse))
     return nearest_int(minimum(maximum(scaled, splat_f32(np.float32(-127))), splat_f32(np.float32(127))))
 
 
-@inner
-def place_of(call, token):
+@device_function
+def token_args_of(call, token):
     """A token's arguments; address 0 if there are none."""
     places = call.token_args
     return places[token] if places.address != 0 else places
 
 
-@inner
+@device_function
 def position_of(call, token):
     """Position of a token in its sequence."""
-    place = place_of(call, token)
-    return place.position if place.address != 0 else call.start + token
+    token_args = token_args_of(call, token)
+    return token_args.position if token_args.address != 0 else call.start + token
 
 
-@inner
+@device_function
 def last_position(call):
     """The largest position of all tokens."""
     tokens = call.tokens
@@ -193,21 +193,21 @@ def last_position(call):
     return last if call.token_args.address != 0 else last + tokens - 1
 
 
-@inner
-def slot_of(place, position):
+@device_function
+def slot_of(token_args, position):
     """Cache slot of the key and value of a position."""
-    if place.address == 0:
+    if token_args.address == 0:
         return position
-    page = load_i64(place.pages + 8 * (position // POSITIONS_PER_PAGE))
+    page = load_i64(token_args.pages + 8 * (position // POSITIONS_PER_PAGE))
     return page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
 
 
 def make_store_all(store):
-    @inner
-    def store_all(block, kv_head, place, position, row, spare):
+    @device_function
+    def store_all(block, kv_head, token_args, position, row, spare):
         """Store a key or a value in its slot and in the slots of its copies."""
-        store(block, kv_head, slot_of(place, position), row, spare)
-        copy = place.copies if place.address != 0 else 0
+        store(block, kv_head, slot_of(token_args, position), row, spare)
+        copy = token_args.copies if token_args.address != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:
             store(block, kv_head, load_i64(copy), row, spare)
             copy += 8

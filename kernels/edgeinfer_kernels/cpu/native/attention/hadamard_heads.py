@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
@@ -32,8 +32,8 @@ def _make_butterfly(step: int) -> Any:
 butterfly_1, butterfly_2, butterfly_4, butterfly_8 = (_make_butterfly(step) for step in (1, 2, 4, 8))
 
 
-@inner
-def rotate_lanes(x, block):
+@device_function
+def hadamard_lanes(x, block):
     """The unscaled transform for blocks of at most sixteen lanes."""
     if block > 1:
         x = butterfly_1(x)
@@ -44,15 +44,15 @@ def rotate_lanes(x, block):
     return butterfly_8(x) if block > 8 else x
 
 
-@inner
-def rotate_head(head, head_dim, padded):
+@device_function
+def hadamard_head(head, head_dim, padded):
     """Transform in place, block by block; zeros after head_dim stay zero. Reads and writes head_dim·4 bytes
     in L1, log2 of the block size - 3 times.
     """
     block = head_dim & -head_dim
     scale = splat_f32(np.float32(1) / np.float32(np.sqrt(np.float32(block))))
     for d in range(0, padded, LANES):
-        store_floats(head + 4 * d, multiply(rotate_lanes(load_floats(head + 4 * d), block), scale))
+        store_floats(head + 4 * d, multiply(hadamard_lanes(load_floats(head + 4 * d), block), scale))
     step = LANES
     while step < block:
         for begin in range(0, head_dim, 2 * step):

@@ -5,23 +5,23 @@ the cache.
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.attention.cache_writing import (
-    place_of,
     position_of,
     store_all_keys,
     store_all_values,
+    token_args_of,
 )
-from edgeinfer_kernels.cpu.native.attention.hadamard_heads import rotate_head
+from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.blocks.phases import normalize
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs
 
 
-@inner
-def rotate(head, table, dimensions, halves):
+@device_function
+def apply_rope(head, table, dimensions, halves):
     """Apply RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then
     sines.
     """
@@ -37,7 +37,7 @@ def rotate(head, table, dimensions, halves):
         store_f32(second, a * sine + b * cosine)
 
 
-@inner
+@device_function
 def copy_padded(source, target, count, padded):
     """Copy `count` floats, zero-padded to `padded`."""
     whole = count // 16 * 16
@@ -49,7 +49,7 @@ def copy_padded(source, target, count, padded):
             store_f32(target + 4 * i, load_f32(source + 4 * i))
 
 
-@inner
+@device_function
 def take_head(block, matrix, norm, row, index, target):
     """Copy head `index` of a projected row, with bias and q/k norm, to `target`, padded.
 
@@ -62,15 +62,15 @@ def take_head(block, matrix, norm, row, index, target):
     bias = matrix.bias
     if bias != 0:
         for i in range(head_dim):
-            place = target + 4 * i
-            store_f32(place, load_f32(place) + load_f32(bias + 4 * (head_dim * index + i)))
+            at = target + 4 * i
+            store_f32(at, load_f32(at) + load_f32(bias + 4 * (head_dim * index + i)))
     if norm.address != 0 and qk_norm == 1:
         normalize(norm, target, target)
     elif norm.address != 0 and qk_norm == 2:
         scale_by_row(norm, row, matrix.rows, head_dim * index, head_dim, target)
 
 
-@inner
+@device_function
 def scale_by_row(norm, row, rows, first, count, target):
     """Apply the RMS norm of a whole projected row to `count` values from `first` on, in `target`."""
     square = np.float32(0)
@@ -84,14 +84,14 @@ def scale_by_row(norm, row, rows, first, count, target):
         store_f32(target + 4 * i, load_f32(target + 4 * i) * scale * load_f32(weight + 4 * i))
 
 
-@inner
-def has_rotated_heads(block):
+@device_function
+def has_hadamard_heads(block):
     """Whether the cache holds keys and values in the Hadamard basis."""
     return block.cache_kind == 3
 
 
-@inner
-def turn_and_store(block, call, token, index, head):
+@device_function
+def rope_and_store(block, call, token, index, head):
     """Store head `index` of a token: a query head in its padded row, or, for larger indices, a key or value
     head in the cache. `head` is scratch.
     """
@@ -102,7 +102,7 @@ def turn_and_store(block, call, token, index, head):
     head_dim = block.head_dim
     padded = block.padded_head
     spare = head + 4 * padded
-    place = place_of(call, token)
+    token_args = token_args_of(call, token)
     position = position_of(call, token)
     table = call.rope + 4 * rope_dim * (position - call.start)
     kv_offset = token * block.kv_stride
@@ -112,43 +112,43 @@ def turn_and_store(block, call, token, index, head):
         target += 4 * padded * index
         norm = block.q_norm
         take_head(block, block.q_matrix, norm, row, index, target)
-        rotate(target, table, rope_dim, halves)
-        if has_rotated_heads(block):
-            rotate_head(target, head_dim, padded)
+        apply_rope(target, table, rope_dim, halves)
+        if has_hadamard_heads(block):
+            hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
         kv_head = index - heads
         row = block.projected_k + kv_offset
         norm = block.k_norm
         take_head(block, block.k_matrix, norm, row, kv_head, head)
-        rotate(head, table, rope_dim, halves)
-        if has_rotated_heads(block):
-            rotate_head(head, head_dim, padded)
-        store_all_keys(block, kv_head, place, position, head, spare)
+        apply_rope(head, table, rope_dim, halves)
+        if has_hadamard_heads(block):
+            hadamard_head(head, head_dim, padded)
+        store_all_keys(block, kv_head, token_args, position, head, spare)
     else:
         kv_head = index - heads - kv_heads
         row = block.projected_v + kv_offset
         take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head)
-        if has_rotated_heads(block):
-            rotate_head(head, head_dim, padded)
-        store_all_values(block, kv_head, place, position, head, spare)
+        if has_hadamard_heads(block):
+            hadamard_head(head, head_dim, padded)
+        store_all_values(block, kv_head, token_args, position, head, spare)
 
 
-@inner
-def share_of_heads(block, team, tokens, pieces):
+@device_function
+def share_of_heads(block, pool, tokens, pieces):
     """Number of KV heads that a thread processes alone, with their query heads, so that no barrier is needed.
 
     Nonzero only in a short step without KV splits in which all threads get the same number of heads. 0: each
     phase distributes the heads.
     """
     kv_heads = block.kv_heads
-    threads = team.threads
+    threads = pool.threads
     if tokens > STEP_TOKENS or pieces > 1 or kv_heads % threads != 0:
         return 0
     return kv_heads // threads
 
 
-@inner
-def rotate_and_store(team, counter, thread, block, call, share, scratch):
+@device_function
+def store_heads(pool, counter, thread, block, call, share, scratch):
     """Phase: store queries in their padded rows, keys and values in the cache, head by head; `share` is the
     result of `share_of_heads`.
     """
@@ -158,7 +158,7 @@ def rotate_and_store(team, counter, thread, block, call, share, scratch):
     every = share * (group + 2) if share > 0 else heads + 2 * kv_heads
     own = 0
     while True:
-        item = own if share > 0 else next_item(team, counter)
+        item = own if share > 0 else next_item(pool, counter)
         own += 1
         token = item // every
         if token >= call.tokens:
@@ -172,4 +172,4 @@ def rotate_and_store(team, counter, thread, block, call, share, scratch):
                 index += heads + thread * share - queries
             else:
                 index += heads + kv_heads + thread * share - queries - share
-        turn_and_store(block, call, token, index, scratch + ROWS_SCRATCH)
+        rope_and_store(block, call, token, index, scratch + ROWS_SCRATCH)

@@ -18,10 +18,10 @@ from edgeinfer_kernels.cpu.native.attention.softmax_q8_0 import (
     load_codes,
     scaled_weights,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_f16,
     load_floats,
-    load_halves,
     multiply,
     multiply_add,
     splat_f32,
@@ -56,7 +56,7 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
     """
     prefetch_next = make_prefetch(4 * row_bytes)
 
-    @inner
+    @device_function
     def score_one(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
         for begin in range(0, head_dim, dimensions):
             total = four_zeros()
@@ -67,7 +67,7 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
             put(scores, total, scales, begin, padded)
         cap_scores(scores, scale, soft_cap)
 
-    @inner
+    @device_function
     def score_four(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
         for begin in range(0, head_dim, dimensions):
             t0 = four_zeros()
@@ -98,15 +98,15 @@ def make_row_loads(load_cached, element_bytes):
     """
     load_four_of = make_load_four(load_cached)
 
-    @inner
+    @device_function
     def row_bytes(elements):
         return element_bytes * elements
 
-    @inner
+    @device_function
     def load_four(row, d):
         return load_four_of(row + element_bytes * d, element_bytes * LANES)
 
-    @inner
+    @device_function
     def load_one(row, d):
         return load_cached(row + element_bytes * d)
 
@@ -124,38 +124,38 @@ def make_add_values(rows, factors_of, add, pitch):
     row_bytes, load_four, load_one, elements_bytes = rows
     prefetch_next = make_prefetch(elements_bytes)
 
-    @inner
+    @device_function
     def add_one(weights, values, scales, spare, ahead, first, last, padded, state):
         decay = load_f32(state + DECAY)
-        mixed = state + STATE_BYTES
+        attn_out = state + STATE_BYTES
         whole = padded // 64 * 64
         for d in range(0, whole, 64):
             factors = factors_of(weights, scales, padded, d, 1, spare)
-            total = scaled_four(mixed + 4 * d, decay)
+            total = scaled_four(attn_out + 4 * d, decay)
             for i in range(first, last):
                 row = values + row_bytes(padded) * i
                 prefetch_next(row + row_bytes(d), 0, ahead)
                 total = add(factors + 4 * i, load_four(row, d), total)
-            store_four(mixed + 4 * d, total)
+            store_four(attn_out + 4 * d, total)
         for d in range(whole, padded, LANES):
             factors = factors_of(weights, scales, padded, d, 1, spare)
-            m = multiply(load_floats(mixed + 4 * d), splat_f32(decay))
+            m = multiply(load_floats(attn_out + 4 * d), splat_f32(decay))
             for i in range(first, last):
                 cached = load_one(values + row_bytes(padded) * i, d)
                 m = multiply_add(splat_f32(load_f32(factors + 4 * i)), cached, m)
-            store_floats(mixed + 4 * d, m)
+            store_floats(attn_out + 4 * d, m)
 
-    @inner
+    @device_function
     def add_four(weights, values, scales, spare, ahead, first, last, padded, state):
         """For padded head dimensions that are whole multiples of 64."""
         step = STATE_BYTES + 4 * padded
         for d in range(0, padded, 64):
             factors = factors_of(weights, scales, padded, d, 4, spare)
-            mixed = state + STATE_BYTES + 4 * d
-            t0 = scaled_four(mixed, load_f32(state + DECAY))
-            t1 = scaled_four(mixed + step, load_f32(state + step + DECAY))
-            t2 = scaled_four(mixed + 2 * step, load_f32(state + 2 * step + DECAY))
-            t3 = scaled_four(mixed + 3 * step, load_f32(state + 3 * step + DECAY))
+            attn_out = state + STATE_BYTES + 4 * d
+            t0 = scaled_four(attn_out, load_f32(state + DECAY))
+            t1 = scaled_four(attn_out + step, load_f32(state + step + DECAY))
+            t2 = scaled_four(attn_out + 2 * step, load_f32(state + 2 * step + DECAY))
+            t3 = scaled_four(attn_out + 3 * step, load_f32(state + 3 * step + DECAY))
             for i in range(first, last):
                 row = values + row_bytes(padded) * i
                 prefetch_next(row + row_bytes(d), 0, ahead)
@@ -165,27 +165,27 @@ def make_add_values(rows, factors_of, add, pitch):
                 t1 = add(f + pitch, value, t1)
                 t2 = add(f + 2 * pitch, value, t2)
                 t3 = add(f + 3 * pitch, value, t3)
-            store_four(mixed, t0)
-            store_four(mixed + step, t1)
-            store_four(mixed + 2 * step, t2)
-            store_four(mixed + 3 * step, t3)
+            store_four(attn_out, t0)
+            store_four(attn_out + step, t1)
+            store_four(attn_out + 2 * step, t2)
+            store_four(attn_out + 3 * step, t3)
 
     return add_one, add_four
 
 
-@inner
+@device_function
 def put_sums(scores, sums, scales, begin, padded):
     """For elements without scales: the sums are the scores."""
     store_four(scores, sums)
 
 
-@inner
+@device_function
 def weights_alone(weights, scales, padded, d, heads, spare):
     """For elements without scales: the weights are the factors."""
     return weights
 
 
-@inner
+@device_function
 def first_of_neighbours(pages, count):
     """The first of `count` pages if they are contiguous in the cache, else -1."""
     first = load_i64(pages)
@@ -195,14 +195,14 @@ def first_of_neighbours(pages, count):
     return first
 
 
-@inner
+@device_function
 def copy_words(source, target, nbytes):
     """Copy whole words of eight bytes."""
     for offset in range(0, nbytes, 8):
         store_i64(target + offset, load_i64(source + offset))
 
 
-@inner
+@device_function
 def copy_pages(pages, count, source, target, nbytes):
     """Copy `count` pages of `nbytes` from anywhere in the cache to contiguous memory."""
     for i in range(count):
@@ -219,7 +219,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
     score_one, score_four = scores_of
     add_one, add_four = values_of
 
-    @inner
+    @device_function
     def gather(block, query, kv_head, begin, end, pages, states, scores, copied):
         """Add positions begin..end to the states of the query heads that share `kv_head`.
 
@@ -296,15 +296,15 @@ def make_scaled_gather(scores_of, key_bytes, value_rows):
     return make_gather(key_bytes, value_rows[0], scores_of, values_of, scaled=True)
 
 
-gather_halves = make_plain_gather(load_halves, 2)
-gather_floats = make_plain_gather(load_floats, 4)
+gather_f16 = make_plain_gather(load_f16, 2)
+gather_f32 = make_plain_gather(load_floats, 4)
 rows_of_bytes = make_row_loads(load_codes, 1)
-gather_bytes = make_scaled_gather(
+gather_q8_0 = make_scaled_gather(
     make_score_tiles(make_load_four(load_codes), LANES, SCALED, add_scaled_sums),
     rows_of_bytes[0],
     rows_of_bytes,
 )
-gather_nibbles = make_scaled_gather(
+gather_q4_0 = make_scaled_gather(
     make_score_tiles(load_pairs, LANES, SCALED, add_scaled_sums, add=add_pairs, in_row=2),
     pairs_bytes,
     rows_of_nibbles,

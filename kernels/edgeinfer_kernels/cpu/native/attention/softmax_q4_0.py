@@ -8,7 +8,7 @@ results is in `attention.py`.
 from llvmlite import ir
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_unsigned_bytes, shift_right
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.four_vectors import add_products
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     F32,
@@ -41,12 +41,12 @@ def low_nibble_as_float(features, builder, x):
     return builder.fsub(raised, constant_lanes(F32, LANES, 2.0**23 + 8))
 
 
-@inner
+@device_function
 def high_nibble_as_float(x):
     return low_nibble_as_float(shift_right(x, 4))
 
 
-@inner
+@device_function
 def load_pairs(at, stride):
     """Two dimensions of sixty-four positions: the first of all, then the second."""
     a = load_unsigned_bytes(at)
@@ -65,26 +65,26 @@ def load_pairs(at, stride):
     )
 
 
-@inner
+@device_function
 def add_pairs(query, pairs, total):
     """total + query·key of two dimensions."""
     total = add_products(query, pairs[:4], total)
     return add_products(query + 4, pairs[4:], total)
 
 
-@inner
+@device_function
 def pairs_bytes(dimensions):
     """Bytes of a key."""
     return dimensions // 2
 
 
-@inner
+@device_function
 def groups_bytes(dimensions):
     """Bytes of a value: whole groups."""
     return (dimensions + SCALED - 1) // SCALED * GROUP_BYTES
 
 
-@inner
+@device_function
 def load_two_groups(row, d):
     """Sixty-four elements of a value from `d` on."""
     a = load_unsigned_bytes(row + groups_bytes(d))
@@ -92,11 +92,11 @@ def load_two_groups(row, d):
     return low_nibble_as_float(a), high_nibble_as_float(a), low_nibble_as_float(b), high_nibble_as_float(b)
 
 
-@inner
-def load_half_a_group(row, d):
+@device_function
+def load_half_group(row, d):
     """Sixteen elements of a value from `d` on."""
     codes = load_unsigned_bytes(row + d // SCALED * GROUP_BYTES)
     return low_nibble_as_float(codes) if d % SCALED == 0 else high_nibble_as_float(codes)
 
 
-rows_of_nibbles = groups_bytes, load_two_groups, load_half_a_group, 2 * GROUP_BYTES
+rows_of_nibbles = groups_bytes, load_two_groups, load_half_group, 2 * GROUP_BYTES

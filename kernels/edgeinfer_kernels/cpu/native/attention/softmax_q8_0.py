@@ -6,10 +6,10 @@ registers, and memory is read once.
 """
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_signed_bytes, to_float
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_f16,
     load_floats,
-    load_halves,
     multiply,
     multiply_add,
     splat_f32,
@@ -25,22 +25,22 @@ GROUP_SCALES = 2 * LANES
 """Bytes of a page's scales for one group."""
 
 
-@inner
+@device_function
 def load_codes(at):
     """Sixteen bytes as float32, without their scale."""
     return to_float(load_signed_bytes(at))
 
 
-load_four_scales = make_load_four(load_halves)
+load_four_scales = make_load_four(load_f16)
 
 
-@inner
+@device_function
 def scale_page(padded):
     """Bytes of a page's scales."""
     return GROUP_SCALES * ((padded + SCALED - 1) // SCALED)
 
 
-@inner
+@device_function
 def prefetch_scales(scales, padded):
     """Prefetch the scales of the next tile."""
     nbytes = PAGES_PER_TILE * scale_page(padded)
@@ -48,7 +48,7 @@ def prefetch_scales(scales, padded):
         prefetch(scales + nbytes + line)
 
 
-@inner
+@device_function
 def add_scaled_sums(scores, sums, scales, begin, padded):
     """scores += scale · sum for 64 positions, starting from 0; the `put` function of `make_score_tiles`."""
     if begin == 0:
@@ -61,7 +61,7 @@ def add_scaled_sums(scores, sums, scales, begin, padded):
     store_floats(scores + 192, multiply_add(s[3], sums[3], load_floats(scores + 192)))
 
 
-@inner
+@device_function
 def scale_group(weights, scales, pitch, out):
     """out = weight · scale of a group of elements, for 64 positions."""
     s = load_four_scales(scales, pitch)
@@ -71,7 +71,7 @@ def scale_group(weights, scales, pitch, out):
     store_floats(out + 192, multiply(s[3], load_floats(weights + 192)))
 
 
-@inner
+@device_function
 def scaled_weights(weights, scales, padded, d, heads, spare):
     """Factors of the elements from `d` on: those of their group and, SCORES_BYTES later, of the next group if
     there is one; the `factors_of` function of `make_add_values`.
@@ -87,7 +87,7 @@ def scaled_weights(weights, scales, padded, d, heads, spare):
     return spare
 
 
-@inner
+@device_function
 def add_two_groups(factors, x, total):
     """total + factor·x; each half of x has a separate factor."""
     low, high = splat_f32(load_f32(factors)), splat_f32(load_f32(factors + SCORES_BYTES))

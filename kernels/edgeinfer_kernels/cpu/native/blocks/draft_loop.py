@@ -6,8 +6,8 @@ token and prepares the next iteration while the others wait; it processes a few 
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet, next_item, run_program
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet_all, next_item, run_schedule
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     lanes_max,
@@ -39,13 +39,13 @@ NEAREST = np.float32(1e-3)
 exports = Exports()
 
 
-@inner
+@device_function
 def exponential_of(value):
     """eˣ of one float32, as in `exponential`."""
     return lanes_max(exponential(splat_f32(value)))
 
 
-@inner
+@device_function
 def go_on(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
     for i in range(block.call_count):
@@ -59,7 +59,7 @@ def go_on(block, ids):
     block.embed.ids = ids
 
 
-@inner
+@device_function
 def best_of(logits, end, part):
     """Fill a LogitsPart from `end` logits, a whole number of lanes."""
     largest = load_floats(logits)
@@ -82,8 +82,8 @@ def best_of(logits, end, part):
     part.index = index
 
 
-@inner
-def weigh_parts(team, counter, block):
+@device_function
+def weigh_parts(pool, counter, block):
     """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
     set below all others.
     """
@@ -91,7 +91,7 @@ def weigh_parts(team, counter, block):
     scale = block.logit_scale
     logits = block.logits
     while True:
-        item = next_item(team, counter)
+        item = next_item(pool, counter)
         first = item * LOGITS_PER_PART
         if first >= choices:
             break
@@ -106,7 +106,7 @@ def weigh_parts(team, counter, block):
         best_of(at, end, block.parts[item])
 
 
-@inner
+@device_function
 def best_of_parts(block):
     """(logit, token, softmax) of the argmax token, the first of equals."""
     parts = block.parts
@@ -125,7 +125,7 @@ def best_of_parts(block):
     return top, token, np.float32(1) / total
 
 
-@inner
+@device_function
 def gather(block, least, ids, weights):
     """Store tokens whose logit is at least `least` in `ids`, ascending, and their logits in `weights`; return
     their number, or MAX_CANDIDATES + 1 if there are more.
@@ -151,16 +151,16 @@ def gather(block, least, ids, weights):
     return count
 
 
-@inner
+@device_function
 def cut_off(block, top, weights, count, sorted_logits):
     """The smallest of `count` logits that passes top-k and then top-p."""
     for i in range(count):
         value = load_f32(weights + 4 * i)
-        place = i
-        while place > 0 and load_f32(sorted_logits + 4 * (place - 1)) < value:
-            store_f32(sorted_logits + 4 * place, load_f32(sorted_logits + 4 * (place - 1)))
-            place -= 1
-        store_f32(sorted_logits + 4 * place, value)
+        slot = i
+        while slot > 0 and load_f32(sorted_logits + 4 * (slot - 1)) < value:
+            store_f32(sorted_logits + 4 * slot, load_f32(sorted_logits + 4 * (slot - 1)))
+            slot -= 1
+        store_f32(sorted_logits + 4 * slot, value)
     top_k = block.top_k
     kept = min(count, top_k) if top_k > 0 else count
     total = np.float32(0)
@@ -176,7 +176,7 @@ def cut_off(block, top, weights, count, sorted_logits):
     return load_f32(sorted_logits + 4 * last)
 
 
-@inner
+@device_function
 def candidates(block, top, step):
     """The candidates of a draft token and their weights e^((logit - best)/temperature); (count, sum of
     weights).
@@ -204,44 +204,44 @@ def candidates(block, top, step):
     return kept, total
 
 
-@inner
-def drawn(block, step, count, total):
+@device_function
+def sample_candidate(block, step, count, total):
     """(token, weight): one of the candidates, sampled with the given uniform number."""
     ids = block.candidates + 8 * MAX_CANDIDATES * step
     weights = block.weights + 4 * MAX_CANDIDATES * step
     wanted = load_f32(block.uniforms + 4 * step) * total
-    place = 0
+    slot = 0
     reached = load_f32(weights)
-    while place < count - 1 and reached <= wanted:
-        place += 1
-        reached += load_f32(weights + 4 * place)
-    return load_i64(ids + 8 * place), load_f32(weights + 4 * place)
+    while slot < count - 1 and reached <= wanted:
+        slot += 1
+        reached += load_f32(weights + 4 * slot)
+    return load_i64(ids + 8 * slot), load_f32(weights + 4 * slot)
 
 
-@inner
-def take_guess(block, step):
+@device_function
+def add_draft_token(block, step):
     """Sample the next token and prepare the next iteration, or end the loop."""
-    top, token, chance = best_of_parts(block)
+    top, token, prob = best_of_parts(block)
     block.is_running = 0
     block.forwards = step + 1
-    if not (LEAST < top < MOST and chance > np.float32(0)):  # A NaN among the logits propagates to the sum.
+    if not (LEAST < top < MOST and prob > np.float32(0)):  # A NaN among the logits propagates to the sum.
         return
     if block.temperature > np.float32(0):
         count, total = candidates(block, top, step)
         store_i64(block.candidate_counts + 8 * step, count)
         if count > 1:
-            chance = np.float32(1) / total
+            prob = np.float32(1) / total
         if block.uniforms != 0:
-            token, weight = drawn(block, step, count, total)
+            token, weight = sample_candidate(block, step, count, total)
             if count > 1:
-                chance = weight / total
-    reached = block.reached * chance
+                prob = weight / total
+    reached = block.reached * prob
     block.reached = reached
     if reached < load_f32(block.least + 4 * step):
         return
     ids = block.ids + 8 * step
     store_i64(ids, token)
-    store_f32(block.probs + 4 * step, chance)
+    store_f32(block.probs + 4 * step, prob)
     block.count = step + 1
     worthwhile = reached >= load_f32(block.further + 4 * step)
     if worthwhile and step + 1 < block.most:
@@ -249,8 +249,8 @@ def take_guess(block, step):
         block.is_running = 1
 
 
-@exports.add("guess_tokens", DraftArgs, int, ThreadPoolArgs, int)
-def guess_tokens(block, call, team, thread):
+@exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
+def draft_tokens(block, call, pool, thread):
     """Evaluate the given tokens, then draft and evaluate further ones: `most` tokens, or fewer if the next is
     not likely enough to be accepted.
 
@@ -259,11 +259,11 @@ def guess_tokens(block, call, team, thread):
     step = 0
     going = block.is_running
     while going != 0:
-        run_program(block.schedule, block.steps, team, thread)
-        weigh_parts(team, 0, block)
-        meet(team, True, 0, 0)
+        run_schedule(block.schedule, block.steps, pool, thread)
+        weigh_parts(pool, 0, block)
+        meet_all(pool, True, 0, 0)
         if thread == 0:
-            take_guess(block, step)
-        meet(team, True, 0, 0)
+            add_draft_token(block, step)
+        meet_all(pool, True, 0, 0)
         going = block.is_running
         step += 1

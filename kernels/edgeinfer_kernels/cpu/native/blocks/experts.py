@@ -18,10 +18,10 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     operands,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.routing import choose, sort_by_expert
+from edgeinfer_kernels.cpu.native.blocks.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations_from
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     lanes_max,
@@ -42,8 +42,8 @@ CHUNKS_OF_MANY = 4
 exports = Exports()
 
 
-@inner
-def gather(team, counter, block, tokens):
+@device_function
+def gather(pool, counter, block, tokens):
     """Phase: copy each pair's normed row to its index, in the format for its expert's number of pairs."""
     used = block.used
     normed = block.normed
@@ -51,34 +51,34 @@ def gather(team, counter, block, tokens):
     columns = normed.columns
     copies = gathered.floats
     while True:
-        pair = next_item(team, counter)
+        pair = next_item(pool, counter)
         if pair >= tokens * used:
             break
         row = normed.floats + pair // used * normed.float_stride
-        place = load_i64(block.pair_rows + 8 * pair)
-        if place < 0:
+        row_index = load_i64(block.pair_rows + 8 * pair)
+        if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
         start = entry.first_row
         pairs = entry.pairs
-        write_activations_from(row, gathered, start, place - start, pairs, 0, columns)
+        write_activations_from(row, gathered, start, row_index - start, pairs, 0, columns)
         if copies != 0:
-            target = copies + place * gathered.float_stride
+            target = copies + row_index * gathered.float_stride
             for i in range(0, columns, 16):
                 store_floats(target + 4 * i, load_floats(row + 4 * i))
 
 
-@inner
-def chunk_of(team, rows, tokens):
+@device_function
+def chunk_of(pool, rows, tokens):
     """Rows per chunk, out of `rows` in all experts in use."""
     step = ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP
-    shares = team.threads * ROW_CHUNKS_A_THREAD
+    shares = pool.threads * ROW_CHUNKS_A_THREAD
     if tokens > 1:
         shares *= CHUNKS_OF_MANY
     return max(step, rows // shares // step * step)
 
 
-@inner
+@device_function
 def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch):
     """Rows first..last of an expert's matrix times its rows of `source`, without bias; `one_row`: source has
     only one row.
@@ -102,18 +102,18 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
     )
 
 
-@inner
-def project_experts(team, counter, block, tokens, matrix, source, out, out_stride, scratch):
+@device_function
+def project_experts(pool, counter, block, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
     the normed row of a single token, all pairs use it.
     """
     one_row = source.address == block.normed.address
     rows = matrix.rows
     active = block.active.count
-    chunk = chunk_of(team, rows * active, tokens)
+    chunk = chunk_of(pool, rows * active, tokens)
     chunks = (rows + chunk - 1) // chunk
     while True:
-        item = next_item(team, counter)
+        item = next_item(pool, counter)
         if item >= active * chunks:
             break
         index = item // chunks
@@ -123,7 +123,7 @@ def project_experts(team, counter, block, tokens, matrix, source, out, out_strid
         multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch)
 
 
-@inner
+@device_function
 def add_expert_bias(value, matrix, expert, i):
     """Sixteen values of a projected row plus the bias of its expert."""
     bias = matrix.bias
@@ -132,8 +132,8 @@ def add_expert_bias(value, matrix, expert, i):
     return value
 
 
-@inner
-def activate_experts(team, counter, block, tokens):
+@device_function
+def activate_experts(pool, counter, block, tokens):
     """Phase: hidden = activation(gate)·up of every pair, in the input format of W_down; in pieces."""
     hidden = block.hidden
     gate_matrix = block.gate_matrix
@@ -143,25 +143,25 @@ def activate_experts(team, counter, block, tokens):
     stride = hidden.float_stride
     pairs = tokens * block.used
     while True:
-        pair, first, last = next_piece(team, counter, columns)
+        pair, first, last = next_piece(pool, counter, columns)
         if pair >= pairs:
             break
-        place = load_i64(block.pair_rows + 8 * pair)
-        if place < 0:
+        row_index = load_i64(block.pair_rows + 8 * pair)
+        if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
         expert = entry.expert
         start = entry.first_row
-        up = hidden.floats + place * stride
-        gate = block.gate + place * stride
+        up = hidden.floats + row_index * stride
+        gate = block.gate + row_index * stride
         for i in range(first, last, 16):
             gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
             value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
             store_floats(up + 4 * i, activate_gated(code, gated, value))
-        write_activations_from(up, hidden, start, place - start, entry.pairs, first, last)
+        write_activations_from(up, hidden, start, row_index - start, entry.pairs, first, last)
 
 
-@inner
+@device_function
 def shared_weight(block, token):
     """The weight of the shared expert for a token: 1, or the sigmoid of its router."""
     router = block.shared_router
@@ -173,7 +173,7 @@ def shared_weight(block, token):
     return lanes_max(sigmoid(splat_f32(sum_of_products(row, router, padded))))
 
 
-@inner
+@device_function
 def combine_columns(block, token, x, first, last):
     """x += scale · (Σ weight · (out + bias) + weight · shared) for columns first..last of a token."""
     used = block.used
@@ -181,7 +181,7 @@ def combine_columns(block, token, x, first, last):
     down = block.down_matrix
     out = block.out
     out_stride = block.out_stride
-    places = block.pair_rows + 8 * used * token
+    row_indices = block.pair_rows + 8 * used * token
     ids = block.ids + token * block.ids_stride
     weights = block.weights + 4 * used * token
     shared = block.shared_up_matrix.address != 0
@@ -192,10 +192,10 @@ def combine_columns(block, token, x, first, last):
     for i in range(first, last, 16):
         total = splat_f32(np.float32(0))
         for slot in range(used):
-            place = load_i64(places + 8 * slot)
-            if place < 0:
+            row_index = load_i64(row_indices + 8 * slot)
+            if row_index < 0:
                 continue
-            row = out + place * out_stride
+            row = out + row_index * out_stride
             value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
             total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
         if shared:
@@ -203,69 +203,69 @@ def combine_columns(block, token, x, first, last):
         store_floats(x + 4 * i, multiply_add(total, scale, load_floats(x + 4 * i)))
 
 
-@inner
-def combine(team, counter, block, call):
+@device_function
+def combine(pool, counter, block, call):
     """Phase: add the experts' results to the residual, in pieces of columns."""
     padded = block.norm.padded
     while True:
-        token, first, last = next_piece(team, counter, padded)
+        token, first, last = next_piece(pool, counter, padded)
         if token >= call.tokens:
             break
         x = call.x + token * call.x_stride
         combine_columns(block, token, x, first, last)
 
 
-@inner
-def score(team, counter, thread, block, tokens, source, scratch):
+@device_function
+def score(pool, counter, thread, block, tokens, source, scratch):
     """Phase: the router's scores of the rows of `source`, without bias."""
     scores = block.scores
     stride = block.scores_stride
-    project(team, counter, thread, tokens, block.router, source, scores, stride, scratch)
+    project(pool, counter, thread, tokens, block.router, source, scores, stride, scratch)
 
 
-@inner
+@device_function
 def scratch_of(block, thread):
     return block.scratch + thread * block.scratch_stride
 
 
 @exports.add("route_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def route_block(block, call, team, thread):
+def route_block(block, call, pool, thread):
     """Compute the scores of a pre-attention router, which reads the layer's input."""
     source = block.router_input
-    normalize_and_quantize(team, 0, thread, call, block.router_norm, source)
-    barrier(team)
-    score(team, 1, thread, block, call.tokens, source, scratch_of(block, thread))
+    normalize_and_quantize(pool, 0, thread, call, block.router_norm, source)
+    barrier(pool)
+    score(pool, 1, thread, block, call.tokens, source, scratch_of(block, thread))
 
 
-@inner
-def place_pairs(team, block, tokens, scratch):
+@device_function
+def assign_rows(pool, block, tokens, scratch):
     """Counters 3 and 4: assign rows to the pairs and, for several tokens, fill them."""
-    if next_item(team, 3) == 0:
+    if next_item(pool, 3) == 0:
         sort_by_expert(block, tokens, scratch)
-    barrier(team)
+    barrier(pool)
     if tokens > 1:
-        gather(team, 4, block, tokens)
-        barrier(team)
+        gather(pool, 4, block, tokens)
+        barrier(pool)
 
 
-@inner
-def project_shared(team, thread, block, tokens, normed, scratch):
+@device_function
+def project_shared(pool, thread, block, tokens, normed, scratch):
     """Counters 7 and 8: gate and up of the shared expert."""
     hidden = block.shared_hidden
     stride = hidden.float_stride
     gate = block.shared_gate
     up = hidden.floats
     gate_matrix = block.shared_gate_matrix
-    project(team, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
+    project(pool, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
     up_matrix = block.shared_up_matrix
-    project(team, 8, thread, tokens, up_matrix, normed, up, stride, scratch)
+    project(pool, 8, thread, tokens, up_matrix, normed, up, stride, scratch)
 
 
-@inner
-def activate_shared(team, block, tokens):
+@device_function
+def activate_shared(pool, block, tokens):
     """Counter 10: hidden rows of the shared expert."""
     activate_and_quantize(
-        team,
+        pool,
         10,
         tokens,
         block.activation,
@@ -276,44 +276,44 @@ def activate_shared(team, block, tokens):
     )
 
 
-@inner
-def finish_shared(team, thread, block, tokens, scratch):
+@device_function
+def finish_shared(pool, thread, block, tokens, scratch):
     """Counter 12: results of the shared expert."""
     out = block.shared_out
     stride = block.shared_out_stride
     hidden = block.shared_hidden
     down = block.shared_down_matrix
-    project(team, 12, thread, tokens, down, hidden, out, stride, scratch)
+    project(pool, 12, thread, tokens, down, hidden, out, stride, scratch)
 
 
 @exports.add("experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def experts_block(block, call, team, thread):
+def experts_block(block, call, pool, thread):
     """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `call`."""
     scratch = scratch_of(block, thread)
     normed = block.normed
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
-    barrier(team)
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    barrier(pool)
     if block.early == 0:
-        score(team, 1, thread, block, call.tokens, normed, scratch)
-        barrier(team)
-    choose(team, 2, block, call, scratch)
-    barrier(team)
-    add_experts(team, thread, block, call, scratch)
+        score(pool, 1, thread, block, call.tokens, normed, scratch)
+        barrier(pool)
+    select_experts(pool, 2, block, call, scratch)
+    barrier(pool)
+    add_experts(pool, thread, block, call, scratch)
 
 
-@exports.add("chosen_experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def chosen_experts_block(block, call, team, thread):
+@exports.add("selected_experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
+def selected_experts_block(block, call, pool, thread):
     """`experts_block` after a device has selected the experts: `ids` and `weights` are given, and there is no
     shared expert.
     """
     scratch = scratch_of(block, thread)
     normed = block.normed
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
-    add_experts(team, thread, block, call, scratch)
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    add_experts(pool, thread, block, call, scratch)
 
 
-@inner
-def add_experts(team, thread, block, call, scratch):
+@device_function
+def add_experts(pool, thread, block, call, scratch):
     """Counters 3 to 13: from the selected experts to their results in x; starts with a barrier."""
     tokens = call.tokens
     normed = block.normed
@@ -324,22 +324,22 @@ def add_experts(team, thread, block, call, scratch):
     out = block.out
     out_stride = block.out_stride
     shared = block.shared_up_matrix.address != 0
-    place_pairs(team, block, tokens, scratch)
+    assign_rows(pool, block, tokens, scratch)
     source = block.gathered if tokens > 1 else normed
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
-    project_experts(team, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
-    project_experts(team, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
+    project_experts(pool, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
+    project_experts(pool, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
-        project_shared(team, thread, block, tokens, normed, scratch)
-    barrier(team)
-    activate_experts(team, 9, block, tokens)
+        project_shared(pool, thread, block, tokens, normed, scratch)
+    barrier(pool)
+    activate_experts(pool, 9, block, tokens)
     if shared:
-        activate_shared(team, block, tokens)
-    barrier(team)
+        activate_shared(pool, block, tokens)
+    barrier(pool)
     down = block.down_matrix
-    project_experts(team, 11, block, tokens, down, hidden, out, out_stride, scratch)
+    project_experts(pool, 11, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
-        finish_shared(team, thread, block, tokens, scratch)
-    barrier(team)
-    combine(team, 13, block, call)
+        finish_shared(pool, thread, block, tokens, scratch)
+    barrier(pool)
+    combine(pool, 13, block, call)

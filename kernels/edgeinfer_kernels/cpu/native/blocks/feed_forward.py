@@ -10,9 +10,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     normalize_and_quantize,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, store_floats
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 exports = Exports()
 
 
-@inner
+@device_function
 def biased(row, matrix, i):
     """Sixteen values of a projected row plus the matrix's bias."""
     value = load_floats(row + 4 * i)
@@ -32,7 +32,7 @@ def biased(row, matrix, i):
     return value
 
 
-@inner
+@device_function
 def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last):
     """Columns first..last of a token's up row in place: activation(gate)·up, or activation(up) without a
     gate; in the input format of W_down.
@@ -47,15 +47,15 @@ def activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens
     write_activations(up, hidden, token, tokens, first, last)
 
 
-@inner
-def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
+@device_function
+def activate_and_quantize(pool, counter, tokens, code, gate_matrix, up_matrix, gate_rows, hidden):
     """Phase: hidden = activation(gate)·up, or activation(up) without a gate, in the input format of W_down;
     in pieces.
     """
     columns = hidden.columns
     stride = hidden.float_stride
     while True:
-        token, first, last = next_piece(team, counter, columns)
+        token, first, last = next_piece(pool, counter, columns)
         if token >= tokens:
             break
         up = hidden.floats + token * stride
@@ -63,8 +63,8 @@ def activate_and_quantize(team, counter, tokens, code, gate_matrix, up_matrix, g
         activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
-@inner
-def project_activated(team, counter, thread, block, tokens, scratch):
+@device_function
+def project_activated(pool, counter, thread, block, tokens, scratch):
     """Phase: from the normed x to the hidden rows in the input format of W_down. The thread that computed a
     chunk of gate and up continues with it immediately: no barrier is needed, and the data is still in its L1
     cache.
@@ -78,8 +78,8 @@ def project_activated(team, counter, thread, block, tokens, scratch):
     stride = hidden.float_stride
     code = block.activation
     rows = up_matrix.rows
-    threads = team.threads
-    chunk, chunks = chunks_by(team, up_matrix, ACTIVATIONS_PER_BLOCK)
+    threads = pool.threads
+    chunk, chunks = chunks_by(pool, up_matrix, ACTIVATIONS_PER_BLOCK)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
@@ -93,11 +93,11 @@ def project_activated(team, counter, thread, block, tokens, scratch):
                 activate_piece(
                     code, gate_matrix, up_matrix, gate + at, up + at, hidden, token, tokens, first, last
                 )
-        item = threads + next_item(team, counter)
+        item = threads + next_item(pool, counter)
 
 
 @exports.add("feed_forward_block", FeedForwardArgs, StepArgs, ThreadPoolArgs, int)
-def feed_forward_block(block, call, team, thread):
+def feed_forward_block(block, call, pool, thread):
     """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
     tokens = call.tokens
     scratch = block.scratch
@@ -109,42 +109,42 @@ def feed_forward_block(block, call, team, thread):
     down = block.down_matrix
     projected = block.projected
     stride = block.projected_stride
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
     up_matrix = block.up_matrix
-    ahead, end = first_weights(team, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
-    barrier_asking(team, ahead, end)
+    ahead, end = first_weights(pool, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
+    barrier_prefetching(pool, ahead, end)
     gate = block.gate
     code = block.activation
-    ahead, end = first_weights(team, thread, tokens, down)
+    ahead, end = first_weights(pool, thread, tokens, down)
     if tokens <= STEP_TOKENS:
-        project_activated(team, 1, thread, block, tokens, scratch)
+        project_activated(pool, 1, thread, block, tokens, scratch)
     else:
         if gate_matrix.address != 0:
-            project(team, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
+            project(pool, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
         up = hidden.floats
-        project(team, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
-        ahead = barrier_asking(team, ahead, end)
-        activate_and_quantize(team, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
-    barrier_asking(team, ahead, end)
-    project(team, 4, thread, tokens, down, hidden, projected, stride, scratch)
-    barrier_between(team)
+        project(pool, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
+        ahead = barrier_prefetching(pool, ahead, end)
+        activate_and_quantize(pool, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 4, thread, tokens, down, hidden, projected, stride, scratch)
+    barrier_and_clear(pool)
     scale = block.residual_scale
     post_norm = block.post_norm
-    add_residual(team, 5, thread, call, down, projected, stride, post_norm, scale)
+    add_residual(pool, 5, thread, call, down, projected, stride, post_norm, scale)
 
 
 @exports.add("head_block", HeadArgs, StepArgs, ThreadPoolArgs, int)
-def head_block(block, call, team, thread):
+def head_block(block, call, pool, thread):
     """logits = W_output · norm(x) for the tokens of `call`."""
     scratch = block.scratch + thread * block.scratch_stride
     normed = block.normed
     tokens = call.tokens
     matrix = block.matrix
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
-    ahead, end = first_weights(team, thread, tokens, matrix)
-    barrier_asking(team, ahead, end)
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    ahead, end = first_weights(pool, thread, tokens, matrix)
+    barrier_prefetching(pool, ahead, end)
     project(
-        team,
+        pool,
         1,
         thread,
         tokens,

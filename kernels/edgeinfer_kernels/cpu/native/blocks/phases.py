@@ -9,7 +9,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item, next_token
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
@@ -24,11 +24,11 @@ COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_A_THREAD = 8
 ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
 """The kernels for several tokens process two groups of rows together."""
-ASKED_BYTES = 128 << 10
+PREFETCH_BYTES = 128 << 10
 """Maximum bytes of weights that a thread prefetches at a barrier: they stay in the L2 cache."""
 
 
-@inner
+@device_function
 def normalize(norm, x, out):
     """Apply the norm `norm` to one row; float32, zero-padded to 16."""
     kind = norm.kind
@@ -45,8 +45,8 @@ def normalize(norm, x, out):
             store_floats(out + 4 * i, load_floats(x + 4 * i))
 
 
-@inner
-def normalize_and_quantize(team, counter, thread, call, norm, target):
+@device_function
+def normalize_and_quantize(pool, counter, thread, call, norm, target):
     """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
     tokens = call.tokens
     columns = target.columns
@@ -56,20 +56,20 @@ def normalize_and_quantize(team, counter, thread, call, norm, target):
         row = target.floats + token * target.float_stride
         normalize(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
-        token = next_token(team, counter, tokens, token)
+        token = next_token(pool, counter, tokens, token)
 
 
-@inner
-def next_piece(team, counter, columns):
+@device_function
+def next_piece(pool, counter, columns):
     """(row, first, last): the next piece of rows of `columns` columns, at most COLUMNS_PER_PIECE columns."""
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE
-    item = next_item(team, counter)
+    item = next_item(pool, counter)
     row = item // pieces
     first = (item - row * pieces) * COLUMNS_PER_PIECE
     return row, first, min(columns, first + COLUMNS_PER_PIECE)
 
 
-@inner
+@device_function
 def operands(matrix, source):
     """(address, bytes per row): the rows of `source` in the input format of the matrix."""
     if matrix.quantized != 0:
@@ -77,7 +77,7 @@ def operands(matrix, source):
     return source.floats, source.float_stride
 
 
-@inner
+@device_function
 def kernel_for(matrix, source, tokens):
     """Address of the kernel that multiplies a matrix with `tokens` rows of `source`."""
     if matrix.quantized != 0 and tokens >= source.tile_tokens:
@@ -85,22 +85,22 @@ def kernel_for(matrix, source, tokens):
     return matrix.kernel
 
 
-@inner
-def quantize_input(team, counter, call, target):
+@device_function
+def quantize_input(pool, counter, call, target):
     """Phase: quantize the float rows of `target` to the input formats of the matrices, in pieces."""
     if target.quantized == 0:
         return
     tokens = call.tokens
     columns = target.columns
     while True:
-        token, first, last = next_piece(team, counter, columns)
+        token, first, last = next_piece(pool, counter, columns)
         if token >= tokens:
             break
         row = target.floats + token * target.float_stride
         write_activations(row, target, token, tokens, first, last)
 
 
-@inner
+@device_function
 def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch):
     """out[t] = rows first…last of a matrix · the activations of token t, with one of its kernels."""
     weights = matrix.weights
@@ -110,7 +110,7 @@ def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out,
     )
 
 
-@inner
+@device_function
 def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch):
     """out[t] = rows first…last of a matrix · row t of `source`."""
     kernel = kernel_for(matrix, source, tokens)
@@ -118,25 +118,25 @@ def multiply_input(matrix, source, first, last, tokens, out, out_stride, scratch
     multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
 
 
-@inner
-def chunks_of(team, matrix, tokens):
+@device_function
+def chunks_of(pool, matrix, tokens):
     """(rows per chunk, chunks per thread): the rows of a matrix are split into a contiguous range of chunks
     for each thread.
     """
-    return chunks_by(team, matrix, ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP)
+    return chunks_by(pool, matrix, ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP)
 
 
-@inner
-def chunks_by(team, matrix, step):
+@device_function
+def chunks_by(pool, matrix, step):
     """As `chunks_of`; a chunk is a multiple of `step` rows."""
     rows = matrix.rows
-    threads = team.threads
+    threads = pool.threads
     chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
     chunks = (rows + chunk - 1) // chunk
     return chunk, (chunks + threads - 1) // threads
 
 
-@inner
+@device_function
 def first_row(item, threads, chunk, chunks):
     """The first row of chunk `item`: successive items belong to successive threads, each going through its
     range in order.
@@ -144,8 +144,8 @@ def first_row(item, threads, chunk, chunks):
     return (item % threads * chunks + item // threads) * chunk
 
 
-@inner
-def project(team, counter, thread, tokens, matrix, source, out, out_stride, scratch):
+@device_function
+def project(pool, counter, thread, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], without bias; the rows of the matrix are distributed in chunks.
 
     A thread starts with the first chunk of its range and continues with the range that has the fewest
@@ -153,32 +153,32 @@ def project(team, counter, thread, tokens, matrix, source, out, out_stride, scra
     prefetches after its chunk is used.
     """
     rows = matrix.rows
-    threads = team.threads
+    threads = pool.threads
     kernel = kernel_for(matrix, source, tokens)
     activations, stride = operands(matrix, source)
-    chunk, chunks = chunks_of(team, matrix, tokens)
+    chunk, chunks = chunks_of(pool, matrix, tokens)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
         if first < rows:
             last = min(rows, first + chunk)
             multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
-        item = threads + next_item(team, counter)
+        item = threads + next_item(pool, counter)
 
 
-@inner
-def first_weights(team, thread, tokens, matrix):
-    """(address, end): the first weights that a thread of `project` reads, at most ASKED_BYTES."""
+@device_function
+def first_weights(pool, thread, tokens, matrix):
+    """(address, end): the first weights that a thread of `project` reads, at most PREFETCH_BYTES."""
     rows = matrix.rows
-    chunk, chunks = chunks_of(team, matrix, tokens)
+    chunk, chunks = chunks_of(pool, matrix, tokens)
     first = min(rows, thread * chunks * chunk)
     groups = (min(rows, first + chunk) - first + ROWS_PER_GROUP - 1) // ROWS_PER_GROUP
     group_bytes = matrix.group_bytes
     at = matrix.weights + first // ROWS_PER_GROUP * group_bytes
-    return at, at + min(ASKED_BYTES, groups * group_bytes)
+    return at, at + min(PREFETCH_BYTES, groups * group_bytes)
 
 
-@inner
+@device_function
 def add_bias(row, bias, columns):
     """row += bias over `columns` rounded up to 16; both are padded."""
     if bias != 0:
@@ -186,8 +186,8 @@ def add_bias(row, bias, columns):
             store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(bias + 4 * i)))
 
 
-@inner
-def add_residual(team, counter, thread, call, matrix, projected, stride, post_norm, scale):
+@device_function
+def add_residual(pool, counter, thread, call, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
     tokens = call.tokens
     token = thread
@@ -200,4 +200,4 @@ def add_residual(team, counter, thread, call, matrix, projected, stride, post_no
         factor = splat_f32(np.float32(scale))
         for i in range(0, post_norm.padded, 16):
             store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
-        token = next_token(team, counter, tokens, token)
+        token = next_token(pool, counter, tokens, token)

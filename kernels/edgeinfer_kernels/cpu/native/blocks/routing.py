@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, lanes_max, load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     load_f32,
@@ -20,7 +20,7 @@ SOFTMAX, SIGMOID = GATING_CODES["softmax"], GATING_CODES["sigmoid"]
 MIN_SUM = np.float32(MIN_WEIGHT_SUM)
 
 
-@inner
+@device_function
 def take_best(scores, count, used, ids, weights, taken):
     """The `used` largest scores, descending; ties go to the lower expert. NaN counts as largest, so that it
     propagates to the result. `taken` is scratch.
@@ -42,7 +42,7 @@ def take_best(scores, count, used, ids, weights, taken):
         store_f32(weights + 4 * slot, best_score)
 
 
-@inner
+@device_function
 def sum_of_exponentials(scores, count, top):
     """Σ e^(score - top)."""
     total = np.float32(0)
@@ -51,7 +51,7 @@ def sum_of_exponentials(scores, count, top):
     return total
 
 
-@inner
+@device_function
 def weigh(block, scores, weights):
     """Convert the selected scores in `weights` to the weights of their experts."""
     used = block.used
@@ -78,14 +78,14 @@ def weigh(block, scores, weights):
         store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
 
 
-@inner
-def choose(team, counter, block, call, scratch):
+@device_function
+def select_experts(pool, counter, block, call, scratch):
     """Phase: select every token's experts and their weights."""
     used = block.used
     count = block.count
     bias = block.router.bias
     while True:
-        token = next_item(team, counter)
+        token = next_item(pool, counter)
         if token >= call.tokens:
             break
         scores = block.scores + token * block.scores_stride
@@ -98,7 +98,7 @@ def choose(team, counter, block, call, scratch):
         weigh(block, scores, weights)
 
 
-@inner
+@device_function
 def rows_taken(block, pairs):
     """Rows for an expert's pairs: rounded up to whole tiles if they are stored as tiles."""
     first = block.gathered.tile_tokens
@@ -108,7 +108,7 @@ def rows_taken(block, pairs):
     return pairs
 
 
-@inner
+@device_function
 def list_experts(block, pairs_of):
     """Fill `active` from the number of pairs of each expert; `pairs_of` becomes the entry index of each
     expert.
@@ -128,14 +128,14 @@ def list_experts(block, pairs_of):
     block.active.count = active
 
 
-@inner
+@device_function
 def count_pairs(block, seen, here):
     """Add to the counters of token-expert assignments."""
     block.pairs_seen = block.pairs_seen + seen
     block.pairs_here = block.pairs_here + here
 
 
-@inner
+@device_function
 def count_request(block, expert):
     """Increment an expert's request count, on either device, if requests are counted."""
     requests = block.requests
@@ -144,7 +144,7 @@ def count_request(block, expert):
         store_i64(count, load_i64(count) + 1)
 
 
-@inner
+@device_function
 def sort_by_expert(block, tokens, scratch):
     """Assign rows to all pairs, grouped by expert, in token order; -1 for an expert (below 0) that is not on
     this host.

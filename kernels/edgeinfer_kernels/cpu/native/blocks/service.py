@@ -5,8 +5,8 @@ All threads of the pool poll the exchange buffer, because sleeping in the OS ker
 layer.
 """
 
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet_all
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     atomic_load,
     atomic_store,
@@ -24,8 +24,8 @@ MAX_SPINS = 1 << 28
 exports = Exports()
 
 
-@inner
-def await_stage(team, words, stage):
+@device_function
+def await_stage(pool, words, stage):
     """Wait until the device has reached `stage`, or a timeout; after a timeout the steps run on the current
     content, because threads that leave would block the others.
     """
@@ -35,22 +35,22 @@ def await_stage(team, words, stage):
         if spins > MAX_SPINS:
             atomic_store(words.given_up, 1)
         elif spins > SPINS_BEFORE_YIELD:
-            call_pointer_0(team.yield_function)
+            call_pointer_0(pool.yield_function)
         else:
             spin_pause()
 
 
 @exports.add("serve_device", ServedStep, ServiceArgs, ThreadPoolArgs, int)
-def serve_device(schedule, service, team, thread):
+def serve_device(schedule, service, pool, thread):
     """Run the steps of a schedule, each when the device has reached its stage."""
     words = service.words
     for index in range(service.steps):
         each = schedule[index]
         awaited = each.awaited
         if awaited != 0:
-            await_stage(team, words, awaited)
-        call_pointer_4(each.function, each.block, each.step, team.address, thread)
-        meet(team, True, 0, 0)
+            await_stage(pool, words, awaited)
+        call_pointer_4(each.function, each.block, each.step, pool.address, thread)
+        meet_all(pool, True, 0, 0)
         completed = each.completed
         if completed != 0 and thread == 0:
             atomic_store(words.answered, completed)

@@ -9,9 +9,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     normalize_and_quantize,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_asking, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
     multiply,
@@ -26,7 +26,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 exports = Exports()
 
 
-@inner
+@device_function
 def product_of(block, token, offset):
     """Sixteen values of b · x of a token of this step, at a byte offset in its rows."""
     at = token * block.row_stride + offset
@@ -34,7 +34,7 @@ def product_of(block, token, offset):
     return multiply(b, load_floats(block.x + at))
 
 
-@inner
+@device_function
 def tap_value(block, start, token, offset):
     """As `product_of`; for a token before this step (negative) from the ring, and 0 before position 0."""
     if token >= 0:
@@ -46,8 +46,8 @@ def tap_value(block, start, token, offset):
     return load_floats(ring + row * block.row_bytes + offset)
 
 
-@inner
-def convolve(team, counter, block, tokens, start):
+@device_function
+def convolve(pool, counter, block, tokens, start):
     """Phase: mixed = c · Σ taps · (b · x), in the input format of the last projection; in pieces."""
     mixed = block.mixed
     columns = block.channels
@@ -55,7 +55,7 @@ def convolve(team, counter, block, tokens, start):
     weights = block.weights
     row_bytes = block.row_bytes
     while True:
-        token, first, last = next_piece(team, counter, columns)
+        token, first, last = next_piece(pool, counter, columns)
         if token >= tokens:
             break
         gate = block.c + token * block.row_stride
@@ -70,22 +70,22 @@ def convolve(team, counter, block, tokens, start):
         write_activations(row, mixed, token, tokens, first, last)
 
 
-@inner
+@device_function
 def keep_row(block, token, target):
     """Write b · x of a token to a row."""
     for offset in range(0, block.row_bytes, 64):
         store_floats(target + offset, product_of(block, token, offset))
 
 
-@inner
-def keep_rows(team, counter, block, tokens, start):
+@device_function
+def keep_rows(pool, counter, block, tokens, start):
     """Phase: write b · x to the ring, for as many last tokens as it has rows, and before checkpoints."""
     row_bytes = block.row_bytes
     ring = block.ring
     checkpoints = block.checkpoints
     rows = block.taps - 1
     while True:
-        token = next_item(team, counter)
+        token = next_item(pool, counter)
         if token >= tokens:
             break
         if token >= tokens - RING_ROWS:
@@ -97,7 +97,7 @@ def keep_rows(team, counter, block, tokens, start):
 
 
 @exports.add("short_convolution_block", ShortConvolutionArgs, StepArgs, ThreadPoolArgs, int)
-def short_convolution_block(block, call, team, thread):
+def short_convolution_block(block, call, pool, thread):
     """x += scale · norm(W_out · (c · conv(b · x'))), with b, c, x' = W_in · norm(x), for the tokens of
     `call`; b · x' is written to the recent rows.
     """
@@ -105,30 +105,20 @@ def short_convolution_block(block, call, team, thread):
     start = call.start
     scratch = block.scratch
     scratch += thread * block.scratch_stride
-    normed = block.normed
-    mixed = block.mixed
-    output = block.output_matrix
-    b_matrix = block.b_matrix
-    c_matrix = block.c_matrix
-    x_matrix = block.x_matrix
-    row_stride = block.row_stride
-    projected = block.projected
-    stride = block.projected_stride
-    normalize_and_quantize(team, 0, thread, call, block.norm, normed)
-    ahead, end = first_weights(team, thread, tokens, b_matrix)
-    barrier_asking(team, ahead, end)
-    b, c = block.b, block.c
-    x = block.x
-    project(team, 1, thread, tokens, b_matrix, normed, b, row_stride, scratch)
-    project(team, 2, thread, tokens, c_matrix, normed, c, row_stride, scratch)
-    project(team, 3, thread, tokens, x_matrix, normed, x, row_stride, scratch)
-    ahead, end = first_weights(team, thread, tokens, output)
-    ahead = barrier_asking(team, ahead, end)
-    convolve(team, 4, block, tokens, start)
-    barrier_asking(team, ahead, end)
-    keep_rows(team, 5, block, tokens, start)
-    project(team, 6, thread, tokens, output, mixed, projected, stride, scratch)
-    barrier_between(team)
-    scale = block.residual_scale
-    post_norm = block.post_norm
-    add_residual(team, 7, thread, call, output, projected, stride, post_norm, scale)
+    normed, mixed, output = block.normed, block.mixed, block.output_matrix
+    b_matrix, c_matrix, x_matrix = block.b_matrix, block.c_matrix, block.x_matrix
+    row_stride, projected, stride = block.row_stride, block.projected, block.projected_stride
+    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    ahead, end = first_weights(pool, thread, tokens, b_matrix)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 1, thread, tokens, b_matrix, normed, block.b, row_stride, scratch)
+    project(pool, 2, thread, tokens, c_matrix, normed, block.c, row_stride, scratch)
+    project(pool, 3, thread, tokens, x_matrix, normed, block.x, row_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, output)
+    ahead = barrier_prefetching(pool, ahead, end)
+    convolve(pool, 4, block, tokens, start)
+    barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, 5, block, tokens, start)
+    project(pool, 6, thread, tokens, output, mixed, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(pool, 7, thread, call, output, projected, stride, block.post_norm, block.residual_scale)

@@ -7,7 +7,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_block
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import first_word
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import first_lane
 from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 from edgeinfer_kernels.cpu.runtime.kernel_args import FieldArgs
@@ -26,7 +26,7 @@ def make_decode_row(row_format: RowFormat) -> Callable[..., None]:
     last_scale = 7 + row_format.scales
     first_minimum, last_minimum = last_scale + 1, last_scale + row_format.scales
 
-    @inner
+    @device_function
     def store_four(quants, scale, minimum, output):
         word = first_word(quants)
         for column in range(4):
@@ -35,17 +35,17 @@ def make_decode_row(row_format: RowFormat) -> Callable[..., None]:
                 quant -= 256
             store_f32(output + 4 * column, scale * (np.float32(quant) - offset) - minimum)
 
-    @inner
+    @device_function
     def no_minima(u):
         return np.float32(0), np.float32(0)
 
-    @inner
+    @device_function
     def stored_minima(u):
         return first_lane(u[first_minimum]), first_lane(u[last_minimum])
 
     minima = stored_minima if row_format.minima else no_minima
 
-    @inner
+    @device_function
     def store_columns(u, output):
         first, last = first_lane(u[8]), first_lane(u[last_scale])
         below_first, below_last = minima(u)

@@ -13,7 +13,7 @@ exports = Exports()
 
 
 @exports.add("embed_block", EmbedArgs, StepArgs, ThreadPoolArgs, int)
-def embed_block(block, call, team, thread):
+def embed_block(block, call, pool, thread):
     """x = scale · rows `ids` of the embeddings, for the tokens of `call`. Reads a row's bytes per token."""
     columns = block.columns
     scale = block.scale
@@ -36,4 +36,4 @@ def embed_block(block, call, team, thread):
             for column in range(0, columns, 16):
                 at = target + 4 * column
                 store_floats(at, multiply(load_floats(at), splat_f32(scale)))
-        token = next_token(team, 0, tokens, token)
+        token = next_token(pool, 0, tokens, token)

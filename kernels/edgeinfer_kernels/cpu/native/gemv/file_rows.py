@@ -6,7 +6,7 @@ is one more read and write of every group, in the L1 and L2 cache.
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_group
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_10,
     load_u8,
@@ -23,7 +23,7 @@ TQ1_0_BYTES, TQ2_0_BYTES = FORMATS["TQ1_0"].block_bytes, FORMATS["TQ2_0"].block_
 exports = Exports()
 
 
-@inner
+@device_function
 def ternary_digit(block, column):
     """Column 0..255 of a TQ1_0 block as 0, 1 or 2."""
     if column < 160:
@@ -37,7 +37,7 @@ def ternary_digit(block, column):
     return byte * 3 // 256
 
 
-@inner
+@device_function
 def widen_ternary(source, target, blocks):
     """Convert a row of TQ1_0 to TQ2_0, which holds the same values. Reads 54 bytes per block, writes 66."""
     for block in range(blocks):
@@ -51,7 +51,7 @@ def widen_ternary(source, target, blocks):
         store_i16(to + 64, load_u16(at + 52))
 
 
-@inner
+@device_function
 def fill_group(matrix, first, group):
     """Interleave rows first… of the matrix at `group`; missing rows and columns are zeros."""
     rows = min(ROWS_PER_GROUP, matrix.rows - first)

@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import types
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     I8,
     I16,
@@ -59,7 +59,7 @@ def gather_shorts(builder, at, row_bytes, target):
     store(builder, lanes, target)
 
 
-@inner
+@device_function
 def gather_words(source, row_bytes, target, count):
     """Copy `count` words of sixteen rows, four at a time, the remainder one by one."""
     fours = count // 4 * 4
@@ -69,7 +69,7 @@ def gather_words(source, row_bytes, target, count):
         gather_units(source + 4 * index, row_bytes, target + 4 * ROWS_PER_GROUP * index, 4, ROWS_PER_GROUP)
 
 
-@inner
+@device_function
 def gather_units(source, row_bytes, target, unit, rows):
     """All units of up to sixteen rows, adjacent."""
     for lane in range(rows):
@@ -82,7 +82,7 @@ def gather_units(source, row_bytes, target, unit, rows):
             store_i8(target + lane, load_u8(at))
 
 
-@inner
+@device_function
 def gather_block(source, row_bytes, target, fields, field_count, rows):
     """One block of up to sixteen rows."""
     for field in range(field_count):
@@ -100,7 +100,7 @@ def gather_block(source, row_bytes, target, fields, field_count, rows):
             gather_units(at + index * unit, row_bytes, to + ROWS_PER_GROUP * index * unit, unit, rows)
 
 
-@inner
+@device_function
 def gather_group(source, row_bytes, target, rows, blocks, block_bytes, fields, field_count):
     """A group of up to sixteen rows."""
     for block in range(blocks):
@@ -124,7 +124,7 @@ def _non_finite_lanes(element):
 non_finite_bytes, non_finite_shorts, non_finite_words = map(_non_finite_lanes, (I8, I16, I32))
 
 
-@inner
+@device_function
 def non_finite_rows(group, blocks, block_bytes, scales):
     """Bit i is set if row i of an interleaved group has a scale that is NaN or infinite."""
     offset, unit = scales.offset, scales.unit

@@ -4,14 +4,14 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.amx.tiles import store_bfloats
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import lanes_sum_i32, store_as_bytes
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, nearest_int, splat_f32
 from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import largest_magnitude
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CACHE_LINE, TILE_BYTES
 
 
-@inner
+@device_function
 def quantize_blocks(x, out, first, last):
     """Columns first..last of a row: q = round(x·127/max|x|), scale = max|x|/127 per 32. A NaN makes the scale
     NaN, so invalid values are not hidden by rounding.
@@ -39,7 +39,7 @@ def quantize_blocks(x, out, first, last):
         store_f32(to + ACTIVATIONS.last_sum, np.float32(last_sum) * scale)
 
 
-@inner
+@device_function
 def write_tiles(x, tiles, columns, token, first, last):
     """Columns first..last of a token's row of `columns` as bfloat16, in tiles of 16 tokens by 32 columns.
 
@@ -52,7 +52,7 @@ def write_tiles(x, tiles, columns, token, first, last):
         store_bfloats(at + TILE_BYTES * step + 32, load_floats(x + 128 * step + 64))
 
 
-@inner
+@device_function
 def write_activations_from(x, target, start, token, tokens, first, last):
     """Write columns first..last of a token's row to `target`, in the format for `tokens` tokens
     whose first row is `start`.
@@ -68,7 +68,7 @@ def write_activations_from(x, target, start, token, tokens, first, last):
         quantize_blocks(x, quantized + token * stride, first, last)
 
 
-@inner
+@device_function
 def write_activations(x, target, token, tokens, first, last):
     """As `write_activations_from` for tokens from row 0 on."""
     write_activations_from(x, target, 0, token, tokens, first, last)

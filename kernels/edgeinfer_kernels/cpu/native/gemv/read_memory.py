@@ -12,9 +12,9 @@ exports = Exports()
 
 
 @exports.add("read_memory", int, ReadMemoryArgs, ThreadPoolArgs, int)
-def read_memory(memory, args, team, thread):
+def read_memory(memory, args, pool, thread):
     """Each thread reads a part of the bytes at `memory`; the sums prevent that reads are optimized away."""
-    threads = team.threads
+    threads = pool.threads
     share = args.nbytes // threads // 256 * 256
     a = splat_i32(types.int32(0))
     b = splat_i32(types.int32(0))

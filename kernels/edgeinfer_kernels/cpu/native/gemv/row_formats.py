@@ -34,11 +34,11 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     table_lookup,
     to_float,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_bfloats,
+    load_f16,
     load_floats,
-    load_halves,
     multiply,
     splat_f32,
 )
@@ -48,7 +48,7 @@ look_up_iq4 = table_lookup(FORMATS["IQ4_NL"].levels)
 look_up_mxfp4 = table_lookup(tuple(level + 12 for level in FORMATS["MXFP4"].levels))
 
 
-@inner
+@device_function
 def nibbles(quants):
     """16 bytes per row: columns 0..15 in the low nibbles, 16..31 in the high nibbles."""
     x0 = load_bytes(quants)
@@ -67,7 +67,7 @@ def nibbles(quants):
     )
 
 
-@inner
+@device_function
 def fields(quants, shift, mask):
     """32 bytes per row, one per column: its bits at `shift`."""
     return (
@@ -82,7 +82,7 @@ def fields(quants, shift, mask):
     )
 
 
-@inner
+@device_function
 def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, bit):
     """As `fields`, with more bits of each column from `high`, stored at bit `bit`."""
     w = fields(quants, shift, mask)
@@ -99,13 +99,13 @@ def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, bit)
     )
 
 
-@inner
+@device_function
 def fifth_bit(weights, high, index):
     """Set bit 4 of four columns from bits 4·index… of the row's word `high`."""
     return or_bytes(weights, shift_bytes_left(spread_four_bits(shift_right(high, 4 * index)), 4))
 
 
-@inner
+@device_function
 def nibbles_with_fifth_bits(quants, high):
     w = nibbles(quants)
     return (
@@ -123,40 +123,40 @@ def nibbles_with_fifth_bits(quants, high):
 Q4_0 = interleaved_offsets("Q4_0")
 
 
-@inner
+@device_function
 def unpack_q4_0(block, index):
-    return (*nibbles(block + Q4_0.qs), load_halves(block + Q4_0.d))
+    return (*nibbles(block + Q4_0.qs), load_f16(block + Q4_0.d))
 
 
 Q4_1 = interleaved_offsets("Q4_1")
 
 
-@inner
+@device_function
 def unpack_q4_1(block, index):
-    minimum = multiply(load_halves(block + Q4_1.m), splat_f32(np.float32(-1)))
-    return (*nibbles(block + Q4_1.qs), load_halves(block + Q4_1.d), minimum)
+    minimum = multiply(load_f16(block + Q4_1.m), splat_f32(np.float32(-1)))
+    return (*nibbles(block + Q4_1.qs), load_f16(block + Q4_1.d), minimum)
 
 
 Q5_0 = interleaved_offsets("Q5_0")
 
 
-@inner
+@device_function
 def unpack_q5_0(block, index):
     return (
         *nibbles_with_fifth_bits(block + Q5_0.qs, load_ints(block + Q5_0.qh)),
-        load_halves(block + Q5_0.d),
+        load_f16(block + Q5_0.d),
     )
 
 
 Q5_1 = interleaved_offsets("Q5_1")
 
 
-@inner
+@device_function
 def unpack_q5_1(block, index):
-    minimum = multiply(load_halves(block + Q5_1.m), splat_f32(np.float32(-1)))
+    minimum = multiply(load_f16(block + Q5_1.m), splat_f32(np.float32(-1)))
     return (
         *nibbles_with_fifth_bits(block + Q5_1.qs, load_ints(block + Q5_1.qh)),
-        load_halves(block + Q5_1.d),
+        load_f16(block + Q5_1.d),
         minimum,
     )
 
@@ -164,7 +164,7 @@ def unpack_q5_1(block, index):
 Q8_0 = interleaved_offsets("Q8_0")
 
 
-@inner
+@device_function
 def unpack_q8_0(block, index):
     q = block + Q8_0.qs
     return (
@@ -176,11 +176,11 @@ def unpack_q8_0(block, index):
         load_bytes(q + 320),
         load_bytes(q + 384),
         load_bytes(q + 448),
-        load_halves(block + Q8_0.d),
+        load_f16(block + Q8_0.d),
     )
 
 
-@inner
+@device_function
 def iq4_values(quants):
     w = nibbles(quants)
     return (
@@ -198,27 +198,27 @@ def iq4_values(quants):
 IQ4_NL = interleaved_offsets("IQ4_NL")
 
 
-@inner
+@device_function
 def unpack_iq4_nl(block, index):
-    return (*iq4_values(block + IQ4_NL.qs), load_halves(block + IQ4_NL.d))
+    return (*iq4_values(block + IQ4_NL.qs), load_f16(block + IQ4_NL.d))
 
 
 IQ4_XS = interleaved_offsets("IQ4_XS")
 
 
-@inner
+@device_function
 def unpack_iq4_xs(block, index):
     low = and_i32(shift_right(load_ints(block + IQ4_XS.scales_l), 4 * index), 15)
     high = and_i32(shift_right(load_unsigned_shorts(block + IQ4_XS.scales_h), 2 * index), 3)
     sub_scale = add_i32(or_i32(low, shift_left(high, 4)), splat_i32(types.int32(-32)))
-    scale = multiply(load_halves(block + IQ4_XS.d), to_float(sub_scale))
+    scale = multiply(load_f16(block + IQ4_XS.d), to_float(sub_scale))
     return (*iq4_values(block + IQ4_XS.qs + 256 * index), scale)
 
 
 MXFP4 = interleaved_offsets("MXFP4")
 
 
-@inner
+@device_function
 def unpack_mxfp4(block, index):
     exponent = load_unsigned_bytes(block + MXFP4.e)
     normal = shift_left(add_i32(exponent, splat_i32(types.int32(-1))), 23)
@@ -242,7 +242,7 @@ def unpack_mxfp4(block, index):
 Q4_K = interleaved_offsets("Q4_K")
 
 
-@inner
+@device_function
 def six_bit_scale_and_minimum(block, index):
     """Q4_K and Q5_K: sub-block `index`'s scale and minimum, times the block's two float16."""
     s0 = load_ints(block + Q4_K.scales)
@@ -258,12 +258,12 @@ def six_bit_scale_and_minimum(block, index):
         scale = or_i32(and_i32(shift_right(s2, byte), 15), high_scale)
         minimum = or_i32(and_i32(shift_right(s2, byte + 4), 15), high_minimum)
     return (
-        multiply(load_halves(block + Q4_K.d), to_float(scale)),
-        multiply(load_halves(block + Q4_K.dmin), to_float(minimum)),
+        multiply(load_f16(block + Q4_K.d), to_float(scale)),
+        multiply(load_f16(block + Q4_K.dmin), to_float(minimum)),
     )
 
 
-@inner
+@device_function
 def unpack_q4_k(block, index):
     quants = block + Q4_K.qs + 512 * (index // 2)
     return (*fields(quants, 4 * (index % 2), 15), *six_bit_scale_and_minimum(block, index))
@@ -272,7 +272,7 @@ def unpack_q4_k(block, index):
 Q5_K = interleaved_offsets("Q5_K")
 
 
-@inner
+@device_function
 def unpack_q5_k(block, index):
     quants = block + Q5_K.qs + 512 * (index // 2)
     w = fields_with_high_bits(quants, 4 * (index % 2), 15, block + Q5_K.qh, index, 1, 4)
@@ -282,7 +282,7 @@ def unpack_q5_k(block, index):
 Q6_K = interleaved_offsets("Q6_K")
 
 
-@inner
+@device_function
 def unpack_q6_k(block, index):
     half = index // 4
     quarter = index % 4
@@ -291,7 +291,7 @@ def unpack_q6_k(block, index):
     w = fields_with_high_bits(quants, 4 * (quarter // 2), 15, high, 2 * quarter, 3, 4)
     scales = load_ints(block + Q6_K.scales + 64 * (index // 2))
     first = 2 * (index % 2)
-    d = load_halves(block + Q6_K.d)
+    d = load_f16(block + Q6_K.d)
     return (
         *w,
         multiply(d, to_float(signed_byte(scales, first))),
@@ -302,7 +302,7 @@ def unpack_q6_k(block, index):
 Q3_K = interleaved_offsets("Q3_K")
 
 
-@inner
+@device_function
 def q3_k_scale(block, index):
     """Scale `index` of 16: four low bits from bytes 0..7, two high bits from bytes 8..11, with an offset of
     32.
@@ -311,11 +311,11 @@ def q3_k_scale(block, index):
     low = shift_right(load_ints(block + Q3_K.scales + 64 * (byte // 4)), 8 * (byte % 4) + 4 * (index // 8))
     high = shift_right(load_ints(block + Q3_K.scales + 128), 8 * (index % 4) + 2 * (index // 4))
     scale = or_i32(and_i32(low, 15), shift_left(and_i32(high, 3), 4))
-    d = load_halves(block + Q3_K.d)
+    d = load_f16(block + Q3_K.d)
     return multiply(d, to_float(add_i32(scale, splat_i32(types.int32(-32)))))
 
 
-@inner
+@device_function
 def unpack_q3_k(block, index):
     quants = block + Q3_K.qs + 512 * (index // 4)
     w = fields_with_high_bits(quants, 2 * (index % 4), 3, block + Q3_K.hmask, index, 1, 2)
@@ -325,12 +325,12 @@ def unpack_q3_k(block, index):
 Q2_K = interleaved_offsets("Q2_K")
 
 
-@inner
+@device_function
 def unpack_q2_k(block, index):
     scales = load_ints(block + Q2_K.scales + 64 * (index // 2))
     first = 16 * (index % 2)
-    d = load_halves(block + Q2_K.d)
-    d_minimum = load_halves(block + Q2_K.dmin)
+    d = load_f16(block + Q2_K.d)
+    d_minimum = load_f16(block + Q2_K.dmin)
     return (
         *fields(block + Q2_K.qs + 512 * (index // 4), 2 * (index % 4), 3),
         multiply(d, to_float(and_i32(shift_right(scales, first), 15))),
@@ -343,13 +343,13 @@ def unpack_q2_k(block, index):
 Q1_0 = interleaved_offsets("Q1_0")
 
 
-@inner
+@device_function
 def sign_levels(signs, index):
     """Four columns from bits 4·index… of the row's word `signs`: 0 or 2."""
     return shift_bytes_left(spread_four_bits(shift_right(signs, 4 * index)), 1)
 
 
-@inner
+@device_function
 def unpack_q1_0(block, index):
     signs = load_ints(block + Q1_0.qs + 64 * index)
     return (
@@ -361,16 +361,16 @@ def unpack_q1_0(block, index):
         sign_levels(signs, 5),
         sign_levels(signs, 6),
         sign_levels(signs, 7),
-        load_halves(block + Q1_0.d),
+        load_f16(block + Q1_0.d),
     )
 
 
 TQ2_0 = interleaved_offsets("TQ2_0")
 
 
-@inner
+@device_function
 def unpack_tq2_0(block, index):
-    return (*fields(block + TQ2_0.qs + 512 * (index // 4), 2 * (index % 4), 3), load_halves(block + TQ2_0.d))
+    return (*fields(block + TQ2_0.qs + 512 * (index // 4), 2 * (index % 4), 3), load_f16(block + TQ2_0.d))
 
 
 UNPACKERS: dict[str, Any] = {
@@ -393,7 +393,7 @@ UNPACKERS: dict[str, Any] = {
 ROW_FORMATS = {name: RowFormat.of(FORMATS[name], unpack) for name, unpack in UNPACKERS.items()}
 FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
     "F32": lambda: rows_of_floats(load_floats, 4),
-    "F16": lambda: rows_of_floats(load_halves, 2),
+    "F16": lambda: rows_of_floats(load_f16, 2),
     "BF16": lambda: rows_of_floats(load_bfloats, 2),
 }
 """Format name -> its GEMV kernel as a Python function, to be compiled for ROW_ARGUMENTS int64."""

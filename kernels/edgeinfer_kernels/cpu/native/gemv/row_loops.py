@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import prefetch
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, TOKEN_TILE
@@ -34,7 +34,7 @@ registers.
 """
 
 
-@inner
+@device_function
 def prefetch_share(at, nbytes, ahead):
     """Prefetch the lines `ahead` bytes after the next `nbytes`: rows are read once, in order."""
     for line in range(0, nbytes, CACHE_LINE):
@@ -49,7 +49,7 @@ def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     """
     share = group_bytes // 4
 
-    @inner
+    @device_function
     def decode_group(group, blocks, activations):
         total = splat_f32(np.float32(0))
         for block in range(blocks):
@@ -75,7 +75,7 @@ def decode_super_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
 def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     """The product of one token with a group, for blocks of 32 columns."""
 
-    @inner
+    @device_function
     def decode_group(group, blocks, activations):
         total = splat_f32(np.float32(0))
         for block in range(blocks):
@@ -91,7 +91,7 @@ def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
 def decode_quarter_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     """The product of one token with a group, for blocks of 128 columns."""
 
-    @inner
+    @device_function
     def decode_group(group, blocks, activations):
         total = splat_f32(np.float32(0))
         for block in range(blocks):
@@ -121,15 +121,15 @@ def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
     """
     if tokens == 1:
 
-        @inner
+        @device_function
         def zero():
             return (splat_f32(np.float32(0)),)
 
-        @inner
+        @device_function
         def step_one(unpacked, activations, stride, totals):
             return (accumulate(unpacked, activations, totals[0]),)
 
-        @inner
+        @device_function
         def put_one(output, stride, totals):
             store_floats(output, totals[0])
 
@@ -138,16 +138,16 @@ def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
     last = tokens - 1
     zeros_before, step_before, put_before = each_token(last, accumulate)
 
-    @inner
+    @device_function
     def zeros():
         return (*zeros_before(), splat_f32(np.float32(0)))
 
-    @inner
+    @device_function
     def step(unpacked, activations, stride, totals):
         before = step_before(unpacked, activations, stride, totals)
         return (*before, accumulate(unpacked, activations + last * stride, totals[last]))
 
-    @inner
+    @device_function
     def put(output, stride, totals):
         put_before(output, stride, totals)
         store_floats(output + last * stride, totals[last])
@@ -162,7 +162,7 @@ def make_fixed(row_format: RowFormat, tokens: int) -> Any:
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
-    @inner
+    @device_function
     def fixed(group, blocks, activations, stride, output, output_stride):
         totals = zeros()
         for block in range(blocks):
@@ -185,7 +185,7 @@ def make_few(row_format: RowFormat) -> Any:
     """
     two, three, four, five, six, seven, eight = (make_fixed(row_format, n) for n in range(2, FEW_TOKENS + 1))
 
-    @inner
+    @device_function
     def few(group, blocks, activations, stride, tokens, output, output_stride):
         if tokens == 8:
             eight(group, blocks, activations, stride, output, output_stride)
@@ -215,7 +215,7 @@ def make_pair_tile(row_format: RowFormat) -> Any:
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
-    @inner
+    @device_function
     def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
         for token in range(2 * tokens):
             store_floats(sums + 64 * token, splat_f32(np.float32(0)))
@@ -243,7 +243,7 @@ def make_single_tile(row_format: RowFormat) -> Any:
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
-    @inner
+    @device_function
     def single_tile(group, blocks, activations, stride, tokens, sums):
         for token in range(tokens):
             store_floats(sums + 128 * token, splat_f32(np.float32(0)))
@@ -256,7 +256,7 @@ def make_single_tile(row_format: RowFormat) -> Any:
                     at = sums + 128 * token
                     store_floats(at, accumulate(unpacked, start + token * stride, load_floats(at)))
 
-    @inner
+    @device_function
     def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
         single_tile(group, blocks, activations, stride, tokens, sums)
         if next_group != group:

@@ -20,7 +20,7 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
 from edgeinfer_kernels.cpu.native.simd.dots import dot_product, raise_signed, raised_by
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
@@ -94,7 +94,7 @@ def with_corrections(row_format: RowFormat) -> Any:
     if row_format.minima:
         return unpack
 
-    @inner
+    @device_function
     def raised(block, index):
         u = unpack(block, index)
         return (
@@ -110,12 +110,12 @@ def with_corrections(row_format: RowFormat) -> Any:
             multiply(u[8], splat_f32(np.float32(raised_by()))),
         )
 
-    @inner
+    @device_function
     def with_one(block, index):
         u = unpack(block, index)
         return (*u, multiply(u[8], splat_f32(offset)))
 
-    @inner
+    @device_function
     def with_two(block, index):
         u = unpack(block, index)
         return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))
@@ -125,12 +125,12 @@ def with_corrections(row_format: RowFormat) -> Any:
     return with_one if row_format.scales == 1 else with_two
 
 
-@inner
+@device_function
 def broadcast(activations, offset):
     return splat_f32(load_f32(activations + offset))
 
 
-@inner
+@device_function
 def of_each_lane(activations, offset):
     return load_floats(activations + 16 * offset)
 
@@ -146,7 +146,7 @@ def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
     of_32 = dot_product(8, signed=row_format.signed, largest=row_format.largest, by_lanes=by_lanes)
     factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
 
-    @inner
+    @device_function
     def accumulate_32(u, a, total):
         sums = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
         total = multiply_add(to_float(sums), multiply(u[8], factor(a, ACTIVATIONS.scale)), total)
@@ -154,7 +154,7 @@ def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
             total = subtract_product(u[9], factor(a, ACTIVATIONS.sum), total)
         return total
 
-    @inner
+    @device_function
     def accumulate_16(u, a, total):
         first = of_16(u[0], u[1], u[2], u[3], a)
         last = of_16(u[4], u[5], u[6], u[7], a + half)

@@ -8,7 +8,7 @@ from numba import njit, types
 from edgeinfer_kernels.cpu.compiler.pipeline import KernelCompiler
 from edgeinfer_kernels.cpu.native.simd.structures import numba_type
 
-inner = njit(
+device_function = njit(
     nogil=True,
     boundscheck=False,
     error_model="numpy",
@@ -29,7 +29,7 @@ class Exports(dict[str, Any]):
         """
 
         def decorate(function: Callable[..., None]) -> Any:
-            self[name] = (inner(function), types.void(*map(numba_type, arguments)))
+            self[name] = (device_function(function), types.void(*map(numba_type, arguments)))
             return self[name][0]
 
         return decorate

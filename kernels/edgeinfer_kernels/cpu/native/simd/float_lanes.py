@@ -191,7 +191,7 @@ def _widen_half(features: str, builder: Any, bits: Any) -> Any:
 
 
 @operation(float16x, (address,))
-def load_halves(features, builder, at):
+def load_f16(features, builder, at):
     return _widen_half(features, builder, load(builder, at, ir.VectorType(I16, LANES)))
 
 
@@ -226,12 +226,12 @@ def _narrow_to_half(features: str, builder: Any, vector: Any) -> Any:
 
 
 @operation(types.void, (address, float16x))
-def store_halves(features, builder, at, vector):
+def store_f16(features, builder, at, vector):
     store(builder, _narrow_to_half(features, builder, vector), at)
 
 
 @operation(types.void, (address, float16x))
-def scatter_halves(features, builder, at, vector):
+def scatter_f16(features, builder, at, vector):
     """Sixteen float16, 32 bytes apart: a column of sixteen rows of sixteen."""
     halves = _narrow_to_half(features, builder, vector)
     for lane in range(LANES):

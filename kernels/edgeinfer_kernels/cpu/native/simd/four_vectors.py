@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
     multiply,
@@ -15,13 +15,13 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import hyperbolic_tangent
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 
 
-@inner
+@device_function
 def four_zeros():
     zero = splat_f32(np.float32(0))
     return zero, zero, zero, zero
 
 
-@inner
+@device_function
 def scaled_four(at, factor):
     """Sixty-four floats times a factor."""
     f = splat_f32(factor)
@@ -33,7 +33,7 @@ def scaled_four(at, factor):
     )
 
 
-@inner
+@device_function
 def store_four(at, x):
     store_floats(at, x[0])
     store_floats(at + 64, x[1])
@@ -41,7 +41,7 @@ def store_four(at, x):
     store_floats(at + 192, x[3])
 
 
-@inner
+@device_function
 def add_products(factor, x, total):
     """total + factor·x, for the float32 at the address `factor`."""
     f = splat_f32(load_f32(factor))
@@ -53,7 +53,7 @@ def add_products(factor, x, total):
     )
 
 
-@inner
+@device_function
 def capped(scores, scale, soft_cap):
     """Sixteen scores times the scale, soft-capped."""
     s = multiply(scores, splat_f32(scale))
@@ -63,7 +63,7 @@ def capped(scores, scale, soft_cap):
     return s
 
 
-@inner
+@device_function
 def cap_scores(scores, scale, soft_cap):
     """Scale and soft-cap sixty-four scores in place."""
     for offset in range(0, 256, 64):
@@ -71,7 +71,7 @@ def cap_scores(scores, scale, soft_cap):
 
 
 def make_load_four(load_cached):
-    @inner
+    @device_function
     def load_four(at, stride):
         return (
             load_cached(at),
@@ -90,7 +90,7 @@ def make_prefetch(nbytes):
     The tiles of a cache are read once, in order, but in runs too short for the hardware prefetcher.
     """
 
-    @inner
+    @device_function
     def prefetch_next(at, step, ahead):
         if ahead != 0:
             for line in range(0, nbytes, CACHE_LINE):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     at_least,
@@ -30,7 +30,7 @@ CLAMPED_SWIGLU = ACTIVATION_CODES["clamped_swiglu"]
 SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT)
 
 
-@inner
+@device_function
 def exponential(x):
     """eˣ with relative error below 2e-7; x is clamped to [-87, 88]; NaN stays NaN. Cody-Waite reduction,
     degree 6.
@@ -50,20 +50,20 @@ def exponential(x):
     return multiply(p, two_to_the(n))
 
 
-@inner
+@device_function
 def sigmoid(x):
     one = splat_f32(np.float32(1))
     return divide(one, add(one, exponential(subtract(splat_f32(np.float32(0)), x))))
 
 
-@inner
+@device_function
 def hyperbolic_tangent(x):
     """tanh x = 2·sigmoid(2x) - 1."""
     two = splat_f32(np.float32(2))
     return subtract(multiply(two, sigmoid(multiply(two, x))), splat_f32(np.float32(1)))
 
 
-@inner
+@device_function
 def activate(code, x):
     """SiLU x·sigmoid(x); GELU by tanh, x·sigmoid(1.5957691·(x + 0.044715·x³)); ReLU; ReLU squared."""
     if code == SILU:
@@ -78,7 +78,7 @@ def activate(code, x):
     return multiply(positive, positive)
 
 
-@inner
+@device_function
 def activate_gated(code, gate, up):
     """activation(gate)·up; clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), g = min(gate, limit), u = up within
     ±limit.
@@ -91,7 +91,7 @@ def activate_gated(code, gate, up):
     return multiply(activate(code, gate), up)
 
 
-@inner
+@device_function
 def largest_magnitude(x, count):
     """max |x| of `count` floats; NaN if one of them is."""
     most = splat_f32(np.float32(0))
@@ -100,7 +100,7 @@ def largest_magnitude(x, count):
     return lanes_max_magnitude(most)
 
 
-@inner
+@device_function
 def sum_of_products(x, y, count):
     """Σ x·y over `count` floats, a multiple of 16."""
     even = splat_f32(np.float32(0))
@@ -114,7 +114,7 @@ def sum_of_products(x, y, count):
     return lanes_sum(add(even, odd))
 
 
-@inner
+@device_function
 def rms_norm(x, weight, out, count, padded, epsilon):
     """out = x / √(mean x² + ε) · weight; rows are zero from `count` to `padded`. weight = 0: none."""
     mean = sum_of_products(x, x, padded) / np.float32(count)
@@ -126,7 +126,7 @@ def rms_norm(x, weight, out, count, padded, epsilon):
         store_floats(out + 4 * i, y)
 
 
-@inner
+@device_function
 def layer_norm(x, weight, bias, out, count, padded, epsilon):
     """out = (x - mean) / √(variance + ε) · weight + bias; rows are zero from `count` to `padded`."""
     total = splat_f32(np.float32(0))

@@ -26,10 +26,10 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     to_float,
 )
 from edgeinfer_kernels.cpu.native.simd.dots import dot_sum, raise_signed, raised_by
-from edgeinfer_kernels.cpu.native.simd.exports import inner
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_f16,
     load_floats,
-    load_halves,
     multiply,
     multiply_add,
     splat_f32,
@@ -95,13 +95,13 @@ def column_format(name: str) -> ColumnFormat:
 COLUMN_FORMATS = {name: column_format(name) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")}
 
 
-@inner
+@device_function
 def no_sums():
     zero = splat_i32(types.int32(0))
     return zero, zero, zero, zero
 
 
-@inner
+@device_function
 def list_bits(active, count, bits, activations, rows, neuron_bytes):
     """Append the neurons whose bits are set, and pad the last quad with the last neuron times 0."""
     at = rows
@@ -121,7 +121,7 @@ def list_bits(active, count, bits, activations, rows, neuron_bytes):
     return count
 
 
-@inner
+@device_function
 def list_active(active, activations, rows, neuron_bytes, by_halves):
     """List the active neurons of a block, as quads."""
     bits = nonzero_bytes(activations)
@@ -133,7 +133,7 @@ def list_active(active, activations, rows, neuron_bytes, by_halves):
     store_i64(active + QUADS + 8, first // 4)
 
 
-@inner
+@device_function
 def block_address(columns, block):
     """The address of a block's factors, and of those of its super-block."""
     each = columns.blocks_per_super
@@ -143,14 +143,13 @@ def block_address(columns, block):
     return at + block % each * columns.block_bytes, super_block
 
 
-def make_tile(form: ColumnFormat):
-    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
-    to OUTPUTS_PER_TILE outputs from `place` on.
+def make_sums(form: ColumnFormat):
+    """`sums_of_bytes(active, first, last, place)` of a range of quads for 64 outputs, and
+    `sums_of_nibbles(active, quads, place)` for 128, as integers.
     """
-    add_product = dot_sum(signed=form.signed, largest=form.largest)
-    signed, offset = form.signed, np.float32(form.offset)
+    add_product, signed = dot_sum(signed=form.signed, largest=form.largest), form.signed
 
-    @inner
+    @device_function
     def add_four(sums, a, b, c, d, word):
         low, high = interleave_low_bytes(a, b), interleave_high_bytes(a, b)
         low_too, high_too = interleave_low_bytes(c, d), interleave_high_bytes(c, d)
@@ -165,27 +164,27 @@ def make_tile(form: ColumnFormat):
             add_product(sums[3], w3, word),
         )
 
-    @inner
-    def sums_of_bytes(active, first, last, place):
+    @device_function
+    def sums_of_bytes(active, first, last, begin):
         sums = no_sums()
         for quad in range(first, last):
             at = active + QUAD_BYTES * quad
-            a = load_bytes(load_i64(at) + place)
-            b = load_bytes(load_i64(at + 8) + place)
-            c = load_bytes(load_i64(at + 16) + place)
-            d = load_bytes(load_i64(at + 24) + place)
+            a = load_bytes(load_i64(at) + begin)
+            b = load_bytes(load_i64(at + 8) + begin)
+            c = load_bytes(load_i64(at + 16) + begin)
+            d = load_bytes(load_i64(at + 24) + begin)
             sums = add_four(sums, a, b, c, d, at + 32)
         return sums
 
-    @inner
-    def sums_of_nibbles(active, quads, place):
+    @device_function
+    def sums_of_nibbles(active, quads, begin):
         low, high = no_sums(), no_sums()
         for quad in range(quads):
             at = active + QUAD_BYTES * quad
-            a = load_bytes(load_i64(at) + place // 2)
-            b = load_bytes(load_i64(at + 8) + place // 2)
-            c = load_bytes(load_i64(at + 16) + place // 2)
-            d = load_bytes(load_i64(at + 24) + place // 2)
+            a = load_bytes(load_i64(at) + begin // 2)
+            b = load_bytes(load_i64(at + 8) + begin // 2)
+            c = load_bytes(load_i64(at + 16) + begin // 2)
+            d = load_bytes(load_i64(at + 24) + begin // 2)
             low = add_four(
                 low,
                 bits_of_bytes(a, 0, 15),
@@ -204,10 +203,19 @@ def make_tile(form: ColumnFormat):
             )
         return low, high
 
-    @inner
-    def add_half(sums, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = load_halves(halves + 2 * place)
+    return sums_of_bytes, sums_of_nibbles
+
+
+def make_add_registers(form: ColumnFormat):
+    """`add_registers(sums, factors, halves, outputs, place, activations, out)`: adds the sums of 64 outputs
+    times their factors, for formats with one scale per 32 neurons.
+    """
+    signed, offset = form.signed, np.float32(form.offset)
+
+    @device_function
+    def add_half(sums, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = load_f16(halves + 2 * begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
@@ -220,21 +228,39 @@ def make_tile(form: ColumnFormat):
             total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
         store_floats(at, total)
 
-    @inner
-    def add_minimum(sums, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = unsigned_factor(halves + 2 * place, factors + place)
-        minimum = unsigned_factor(halves + 2 * (outputs + place), factors + outputs + place)
+    @device_function
+    def add_minimum(sums, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = unsigned_factor(halves + 2 * begin, factors + begin)
+        minimum = unsigned_factor(halves + 2 * (outputs + begin), factors + outputs + begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
         store_floats(at, subtract_product(minimum, broadcast(activations, ACTIVATIONS.sum), total))
 
-    @inner
-    def add_two(first, last, factors, halves, outputs, place, activations, out):
-        at = out + 4 * place
-        scale = signed_factor(halves + 2 * place, factors + place)
-        scale_too = signed_factor(halves + 2 * place, factors + outputs + place)
+    add_one = add_half if form.factors == "half" else add_minimum
+
+    @device_function
+    def add_registers(sums, factors, halves, outputs, begin, activations, out):
+        add_one(sums[0], factors, halves, outputs, begin, activations, out)
+        add_one(sums[1], factors, halves, outputs, begin + 16, activations, out)
+        add_one(sums[2], factors, halves, outputs, begin + 32, activations, out)
+        add_one(sums[3], factors, halves, outputs, begin + 48, activations, out)
+
+    return add_registers
+
+
+def make_add_two(form: ColumnFormat):
+    """`add_two(first, last, factors, halves, outputs, place, activations, out)`: adds the sums of sixteen
+    outputs times their factors, for formats with a scale per 16 neurons.
+    """
+    offset = np.float32(form.offset)
+
+    @device_function
+    def add_two(first, last, factors, halves, outputs, begin, activations, out):
+        at = out + 4 * begin
+        scale = signed_factor(halves + 2 * begin, factors + begin)
+        scale_too = signed_factor(halves + 2 * begin, factors + outputs + begin)
         weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
         total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
         correction = multiply(scale, splat_f32(offset))
@@ -242,31 +268,32 @@ def make_tile(form: ColumnFormat):
         correction = multiply(scale_too, splat_f32(offset))
         store_floats(at, subtract_product(correction, broadcast(activations, ACTIVATIONS.last_sum), total))
 
-    add_one = add_half if form.factors == "half" else add_minimum
+    return add_two
 
-    @inner
-    def add_registers(sums, factors, halves, outputs, place, activations, out):
-        add_one(sums[0], factors, halves, outputs, place, activations, out)
-        add_one(sums[1], factors, halves, outputs, place + 16, activations, out)
-        add_one(sums[2], factors, halves, outputs, place + 32, activations, out)
-        add_one(sums[3], factors, halves, outputs, place + 48, activations, out)
 
-    @inner
-    def tile_of_nibbles(active, quads, factors, halves, outputs, place, activations, out):
-        low, high = sums_of_nibbles(active, quads, place)
-        add_registers(low, factors, halves, outputs, place, activations, out)
-        add_registers(high, factors, halves, outputs, place + 64, activations, out)
+def make_tile(form: ColumnFormat):
+    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
+    to OUTPUTS_PER_TILE outputs from `begin` on.
+    """
+    sums_of_bytes, sums_of_nibbles = make_sums(form)
+    add_registers, add_two = make_add_registers(form), make_add_two(form)
 
-    @inner
-    def tile_of_bytes(active, quads, factors, halves, outputs, place, activations, out):
-        for here in range(place, place + OUTPUTS_PER_TILE, 64):
+    @device_function
+    def tile_of_nibbles(active, quads, factors, halves, outputs, begin, activations, out):
+        low, high = sums_of_nibbles(active, quads, begin)
+        add_registers(low, factors, halves, outputs, begin, activations, out)
+        add_registers(high, factors, halves, outputs, begin + 64, activations, out)
+
+    @device_function
+    def tile_of_bytes(active, quads, factors, halves, outputs, begin, activations, out):
+        for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             sums = sums_of_bytes(active, 0, quads, here)
             add_registers(sums, factors, halves, outputs, here, activations, out)
 
-    @inner
-    def tile_of_two(active, quads, factors, halves, outputs, place, activations, out):
+    @device_function
+    def tile_of_two(active, quads, factors, halves, outputs, begin, activations, out):
         middle = load_i64(active + QUADS + 8)
-        for here in range(place, place + OUTPUTS_PER_TILE, 64):
+        for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             f = sums_of_bytes(active, 0, middle, here)
             s = sums_of_bytes(active, middle, quads, here)
             add_two(f[0], s[0], factors, halves, outputs, here, activations, out)
@@ -287,7 +314,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
     tile = make_tile(form)
     by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits
 
-    @inner
+    @device_function
     def list_step(columns, step, tokens, activations, stride, scratch):
         block = step // tokens
         at, _ = block_address(columns, block)
@@ -296,30 +323,30 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
         a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
         list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
 
-    @inner
+    @device_function
     def prefetch_lines(at, nbytes):
         for line in range(0, nbytes, CACHE_LINE):
             prefetch(at + line)
 
-    @inner
-    def prefetch_tile(active, factors, halves, outputs, place):
+    @device_function
+    def prefetch_tile(active, factors, halves, outputs, begin):
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
             for neuron in range(4):
-                prefetch_lines(load_i64(at + 8 * neuron) + place * bits // 8, OUTPUTS_PER_TILE * bits // 8)
+                prefetch_lines(load_i64(at + 8 * neuron) + begin * bits // 8, OUTPUTS_PER_TILE * bits // 8)
         if has_bytes:
-            prefetch_lines(factors + place, OUTPUTS_PER_TILE)
-            prefetch_lines(factors + outputs + place, OUTPUTS_PER_TILE)
+            prefetch_lines(factors + begin, OUTPUTS_PER_TILE)
+            prefetch_lines(factors + outputs + begin, OUTPUTS_PER_TILE)
         else:
-            prefetch_lines(halves + 2 * place, 2 * OUTPUTS_PER_TILE)
+            prefetch_lines(halves + 2 * begin, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
     ):
         outputs = columns.outputs
         for token in range(tokens):
-            for place in range(first, last, 16):
-                store_floats(output + token * output_stride + 4 * place, splat_f32(np.float32(0)))
+            for begin in range(first, last, 16):
+                store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = columns.blocks * tokens
         for step in range(min(steps, BLOCKS_AHEAD)):
             list_step(columns, step, tokens, activations, stride, scratch)
@@ -335,9 +362,9 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             factors, halves = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
-            for place in range(first, last, OUTPUTS_PER_TILE):
-                prefetch_tile(following, next_factors, next_halves, outputs, place)
+            for begin in range(first, last, OUTPUTS_PER_TILE):
+                prefetch_tile(following, next_factors, next_halves, outputs, begin)
                 if quads != 0:
-                    tile(active, quads, factors, halves, outputs, place, a, out)
+                    tile(active, quads, factors, halves, outputs, begin, a, out)
 
     return neuron_sums

@@ -23,8 +23,8 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     shift_bytes_left,
     to_float,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import inner
-from edgeinfer_kernels.cpu.native.simd.float_lanes import lanes_sum, load_halves, multiply, splat_f32
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
+from edgeinfer_kernels.cpu.native.simd.float_lanes import lanes_sum, load_f16, multiply, splat_f32
 from edgeinfer_kernels.cpu.native.simd.scalars import load_i32, prefetch, store_f32, store_i32
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
 from edgeinfer_quant_formats.formats import FORMATS
@@ -39,37 +39,37 @@ ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
 
 
-@inner
+@device_function
 def unsigned_factor(halves, factors):
     """A float16 times an unsigned byte, for sixteen lanes."""
-    return multiply(load_halves(halves), to_float(load_unsigned_bytes(factors)))
+    return multiply(load_f16(halves), to_float(load_unsigned_bytes(factors)))
 
 
-@inner
+@device_function
 def signed_factor(halves, factors):
     """A float16 times a signed byte, for sixteen lanes."""
-    return multiply(load_halves(halves), to_float(load_signed_bytes(factors)))
+    return multiply(load_f16(halves), to_float(load_signed_bytes(factors)))
 
 
-@inner
+@device_function
 def unpack_q4_k_split(block, index):
     scale = unsigned_factor(block, block + 64)
     return (*nibbles(block + 96), scale, unsigned_factor(block + 32, block + 80))
 
 
-@inner
+@device_function
 def unpack_q5_k_split(block, index):
     weights = nibbles_with_fifth_bits(block + 160, load_ints(block + 96))
     return (*weights, unsigned_factor(block, block + 64), unsigned_factor(block + 32, block + 80))
 
 
-@inner
+@device_function
 def with_two_bits(weights, high, index):
     """Set bits 4 and 5 of four columns from bits 2·index… of each byte of `high`."""
     return or_bytes(weights, shift_bytes_left(bits_of_bytes(high, 2 * index, 3), 4))
 
 
-@inner
+@device_function
 def unpack_q6_k_split(block, index):
     w = nibbles(block + 64)
     first = load_bytes(block + 320)
@@ -129,7 +129,7 @@ def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
     return neuron_rows
 
 
-@inner
+@device_function
 def activations_by_lanes(source, columns, target):
     """A token's quantized activations with sixteen blocks interleaved, zero-padded."""
     blocks = columns // 32

@@ -15,9 +15,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     operands,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_between, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
-from edgeinfer_kernels.cpu.native.simd.exports import Exports, inner
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
@@ -42,7 +42,7 @@ AT_REST = -1e30
 exports = Exports()
 
 
-@inner
+@device_function
 def list_positive(row, bias, first, last, neurons):
     """List the neurons first…last whose projection plus bias is above 0, as int32; return their number."""
     count = 0
@@ -60,13 +60,13 @@ def list_positive(row, bias, first, last, neurons):
     return count
 
 
-@inner
+@device_function
 def fill_row(row, first, last, value):
     for i in range(first, last, 16):
         store_floats(row + 4 * i, splat_f32(np.float32(value)))
 
 
-@inner
+@device_function
 def times_some(rows, neurons, count, lanes, out):
     """out[n] = row n · x for the listed neurons."""
     call_pointer_6(
@@ -80,7 +80,7 @@ def times_some(rows, neurons, count, lanes, out):
     )
 
 
-@inner
+@device_function
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Compute gate (or up) of a piece of the neurons: all of them, or those that the predictor selects."""
     hidden = dense.hidden
@@ -97,7 +97,7 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     multiply_rows(kernel, matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
 
 
-@inner
+@device_function
 def compute_active(block, dense, token, first, last, own):
     """Compute a token's gate and up of the neurons first…last; 0 or AT_REST for inactive ones."""
     hidden = dense.hidden
@@ -121,7 +121,7 @@ def compute_active(block, dense, token, first, last, own):
         times_some(up_rows, own, count, lanes, up)
 
 
-@inner
+@device_function
 def activate_neurons(dense, token, tokens, first, last):
     """hidden = activation(gate)·up, or activation(up), of the neurons first…last, in the input format of
     down.
@@ -136,13 +136,13 @@ def activate_neurons(dense, token, tokens, first, last):
     activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
 
 
-@inner
-def neurons_phase(team, counter, block, dense, tokens, dense_scratch, own):
+@device_function
+def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
     """Phase: from the normed x to the hidden activations, in pieces of the neurons."""
     columns = dense.hidden.columns
     piece = block.neurons_per_piece
     while True:
-        first = next_item(team, counter) * piece
+        first = next_item(pool, counter) * piece
         if first >= columns:
             break
         last = min(columns, first + piece)
@@ -152,15 +152,15 @@ def neurons_phase(team, counter, block, dense, tokens, dense_scratch, own):
             activate_neurons(dense, token, tokens, first, last)
 
 
-@inner
-def down_phase(team, counter, block, dense, tokens, own):
+@device_function
+def down_phase(pool, counter, block, dense, tokens, own):
     """Phase: the active neurons' share of down, in pieces of the outputs."""
     hidden = dense.hidden
     down = block.down
     outputs = down.outputs
     piece = block.outputs_per_piece
     while True:
-        first = next_item(team, counter) * piece
+        first = next_item(pool, counter) * piece
         if first >= outputs:
             break
         call_pointer_10(
@@ -178,8 +178,8 @@ def down_phase(team, counter, block, dense, tokens, own):
         )
 
 
-@inner
-def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
+@device_function
+def predict_phase(pool, counter, thread, block, dense, tokens, dense_scratch):
     """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor."""
     first = block.predictor_first
     if first.address == 0:
@@ -187,42 +187,42 @@ def predict_phase(team, counter, thread, block, dense, tokens, dense_scratch):
     predicted = block.predicted
     out, stride = predicted.floats, predicted.float_stride
     normed = dense.normed
-    project(team, counter, thread, tokens, first, normed, out, stride, dense_scratch)
-    barrier(team)
-    if next_item(team, counter + 1) == 0:
+    project(pool, counter, thread, tokens, first, normed, out, stride, dense_scratch)
+    barrier(pool)
+    if next_item(pool, counter + 1) == 0:
         for token in range(tokens):
             to = predicted.quantized + token * predicted.quantized_stride
             quantize_blocks(out + token * stride, to, 0, predicted.columns)
-    barrier(team)
+    barrier(pool)
 
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
-def sparse_feed_forward_block(block, call, team, thread):
+def sparse_feed_forward_block(block, call, pool, thread):
     """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
     dense = block.dense
     tokens = call.tokens
     if tokens > SPARSE_TOKENS:
-        feed_forward_block(dense, call, team, thread)
+        feed_forward_block(dense, call, pool, thread)
         return
     own = block.scratch
     own += thread * block.scratch_stride
     dense_scratch = dense.scratch
     dense_scratch += thread * dense.scratch_stride
     normed = dense.normed
-    normalize_and_quantize(team, 0, thread, call, dense.norm, normed)
-    barrier(team)
+    normalize_and_quantize(pool, 0, thread, call, dense.norm, normed)
+    barrier(pool)
     for token in range(tokens):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
-    predict_phase(team, 1, thread, block, dense, tokens, dense_scratch)
-    neurons_phase(team, 3, block, dense, tokens, dense_scratch, own)
-    barrier(team)
-    down_phase(team, 4, block, dense, tokens, own)
-    barrier_between(team)
+    predict_phase(pool, 1, thread, block, dense, tokens, dense_scratch)
+    neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+    barrier(pool)
+    down_phase(pool, 4, block, dense, tokens, own)
+    barrier_and_clear(pool)
     down = dense.down_matrix
     sums = block.sums
     stride = block.sums_stride
     scale = dense.residual_scale
     post_norm = dense.post_norm
-    add_residual(team, 5, thread, call, down, sums, stride, post_norm, scale)
+    add_residual(pool, 5, thread, call, down, sums, stride, post_norm, scale)

@@ -1,10 +1,12 @@
-"""A lock file that one program holds at a time; waiting is reported and has a timeout."""
+"""Locks: a file that one program holds at a time, and thread locks that are released in a forked child."""
 
 import errno
 import logging
 import os
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,3 +84,24 @@ def _is_stopped(process: int) -> bool:
         status = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
         return status.rpartition(")")[2].split()[0] == "T"
     return False
+
+
+_locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
+
+
+def fork_safe_lock() -> threading.Lock:
+    """A lock that a fork releases in the child, regardless of its state in the parent: the owning thread
+    does not exist in the child.
+    """
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def _free_in_child() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own locks do
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork.
+    os.register_at_fork(after_in_child=_free_in_child)

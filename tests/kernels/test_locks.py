@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_kernels.system.file_lock import SILENT_SECONDS, LockTimeoutError, file_lock
+from edgeinfer_kernels.system.locks import SILENT_SECONDS, LockTimeoutError, file_lock
 
 HOLDER = """
 import sys
 from pathlib import Path
-from edgeinfer_kernels.system.file_lock import file_lock
+from edgeinfer_kernels.system.locks import file_lock
 with file_lock(Path(sys.argv[1]), 1.0):
     print("held", flush=True)
     sys.stdin.read()
