@@ -49,12 +49,14 @@ def fill_step(
 class PositionTable:
     """The arguments of some tokens, at `address`."""
 
-    def __init__(self, places: BatchPositions) -> None:
-        self._pages = np.ascontiguousarray(places.pages, np.int64)
-        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
-        self._tokens = (TokenArgs * len(places.positions))()
+    def __init__(self, positions: BatchPositions) -> None:
+        self._pages = np.ascontiguousarray(positions.pages, np.int64)
+        self._copies = [np.array([*copies, -1], np.int64) for copies in positions.copies]
+        self._tokens = (TokenArgs * len(positions.positions))()
         pages, stride = address(self._pages), self._pages.strides[0]
-        for index, (token, position) in enumerate(zip(self._tokens, places.positions.tolist(), strict=True)):
+        for index, (token, position) in enumerate(
+            zip(self._tokens, positions.positions.tolist(), strict=True)
+        ):
             token.position, token.pages = position, pages + stride * index
         for token, copies in zip(self._tokens, self._copies, strict=False):
             token.copies = address(copies)
