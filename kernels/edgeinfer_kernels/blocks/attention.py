@@ -252,8 +252,8 @@ class AttentionSizes(BlockSizes):
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         heads, columns = self.spec.heads, self.spec.heads * self.spec.head_dim
         return {
-            "mixed": 4 * padded(columns),
-            "mixed.quantized": quantized_bytes(padded(columns)),
+            "attn_out": 4 * padded(columns),
+            "attn_out.quantized": quantized_bytes(padded(columns)),
             "queries": 4 * heads * padded(self.spec.head_dim),
             "projected_q": 4 * padded(self.q.rows),
             "projected_k": 4 * padded(self.k.rows),
@@ -289,8 +289,8 @@ class AttentionSizes(BlockSizes):
             2 * max(rows for rows, _ in tiles),
             max(block.spec.kv_heads for block in blocks),
         ]
-        mixed = activation_bytes(step.tokens, columns, has_floats(block.output for block in blocks))
-        return mixed + sum(taken(count, 4) for count in floats)
+        attn_out = activation_bytes(step.tokens, columns, has_floats(block.output for block in blocks))
+        return attn_out + sum(taken(count, 4) for count in floats)
 
     def _tile(self, tokens: int) -> tuple[int, int]:
         """Rows of the partial results of all KV splits, and their padded length."""

@@ -307,14 +307,14 @@ class CpuBackend(Backend[Activations]):
 
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The output of the head kernel, scaled and soft-capped."""
-        facts = self.spec
-        out = whole[:, : facts.vocabulary_size]
-        if facts.logit_scale != 1.0:
-            out *= np.float32(facts.logit_scale)
-        if facts.logit_soft_cap:
-            out /= np.float32(facts.logit_soft_cap)
+        spec = self.spec
+        out = whole[:, : spec.vocabulary_size]
+        if spec.logit_scale != 1.0:
+            out *= np.float32(spec.logit_scale)
+        if spec.logit_soft_cap:
+            out /= np.float32(spec.logit_soft_cap)
             np.tanh(out, out)
-            out *= np.float32(facts.logit_soft_cap)
+            out *= np.float32(spec.logit_soft_cap)
         return out
 
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:

@@ -106,9 +106,9 @@ class CpuShard:
         self._build()
 
     def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
-        placed = self._decoder.placed
+        packed = self._decoder.packed
         return {
-            matrix.place: byte_view(placed[id(matrix)].weights, interleaved_bytes(matrix))
+            matrix.place: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
             for matrix in self._decoder.repacked
         }
 

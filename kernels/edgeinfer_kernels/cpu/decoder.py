@@ -12,7 +12,7 @@ from edgeinfer_kernels.cpu.blocks.builder import (
     BlockOptions,
     BuiltBlock,
     Call,
-    Placed,
+    PackedMatrix,
 )
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
@@ -66,26 +66,26 @@ class CpuDecoder:
         self.arena, self.kernels, self.threads = Arena(), kernels, threads
         self.sizes = ModelSizes.of(spec, weights)
         in_file = placement.in_file
-        self.placed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
-        self.repacked = [matrix for matrix in placement.repacked if id(matrix) not in self.placed]
+        self.packed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
+        self.repacked = [matrix for matrix in placement.repacked if id(matrix) not in self.packed]
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         if self.repacked:
-            self.placed |= self._repack(placement.on_placed)
+            self.packed |= self._repack(placement.on_placed)
         self.workspace = Workspace(self.arena, self.sizes, batch, threads.threads, repack=not in_file)
         scratch = Scratch(self.workspace.scratch, self.workspace.scratch_stride)
         self.embedding = Embedding(
             weights.token_embd, self.arena, kernels, threads, scratch, spec.embedding_scale
         )
-        self.builder = BlockBuilder(self.arena, self.workspace, self.placed, spec.hidden_size)
+        self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self._sparse = self._sparse_blocks(placement.sparse)
 
-    def _repack(self, on_placed: OnPlaced | None) -> dict[int, Placed]:
+    def _repack(self, on_placed: OnPlaced | None) -> dict[int, PackedMatrix]:
         """Repack every matrix into the kernel layout; keyed by id."""
         begin = time.perf_counter()
-        placed = repack(self.repacked, self.kernels, self.arena, self.threads.threads, on_placed)
+        packed = repack(self.repacked, self.kernels, self.arena, self.threads.threads, on_placed)
         self.repack_seconds = time.perf_counter() - begin
         self.repacked_bytes = sum(map(interleaved_bytes, self.repacked))
-        return placed
+        return packed
 
     def _sparse_blocks(self, layers: SparseLayers) -> dict[BlockIndex, int]:
         """The structures of the sparse feed-forwards."""

@@ -46,9 +46,9 @@ def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | N
     return _why_dense(spec.residual(index).block, weights.residual(index).block)
 
 
-def _why_dense(facts: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
-    if facts.activation not in SPARSE_ACTIVATIONS:
-        return f"its activation is {facts.activation}, which is never exactly zero"
+def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
+    if spec.activation not in SPARSE_ACTIVATIONS:
+        return f"its activation is {spec.activation}, which is never exactly zero"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"

@@ -32,7 +32,7 @@ def build(
         q_norm=builder.norm(spec.norm, norm_width, w.attn_q_norm) if spec.qk_norm != "none" else 0,
         k_norm=builder.norm(spec.norm, kv_norm_width, w.attn_k_norm) if spec.qk_norm != "none" else 0,
         normed=builder.input("normed", builder.width, [w.attn_q, w.attn_k, w.attn_v]),
-        attn_out=builder.input("mixed", spec.heads * spec.head_dim, [w.attn_output]),
+        attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
         sinks=builder.arena.keep(w.attn_sinks),
         **_specification(spec),
         **_cache(builder, state.cache),

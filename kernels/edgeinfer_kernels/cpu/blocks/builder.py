@@ -30,7 +30,7 @@ NEVER = 1 << 40
 Counts = npt.NDArray[np.int64]
 
 
-class Placed(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A matrix as kernels see it: the addresses of its GEMV kernel, of that kernel's weights, and of the AMX
     kernel or 0; and the bytes of weights per expert.
     """
@@ -85,18 +85,18 @@ class BuiltBlock(NamedTuple):
 
 
 class BlockBuilder:
-    """Builds the structures of a decoder with the packed matrices `placed` (keyed by id)."""
+    """Builds the structures of a decoder with the packed matrices `packed` (keyed by id)."""
 
     def __init__(
         self,
         arena: Arena,
         workspace: Workspace,
-        placed: dict[int, Placed],
+        packed: dict[int, PackedMatrix],
         width: int,
     ) -> None:
         self.arena = arena
         self.workspace = workspace
-        self._placed = placed
+        self._packed = packed
         self.width = width
 
     def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
@@ -114,19 +114,19 @@ class BlockBuilder:
     def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
         """A MatrixArgs structure; the bias has a row for each expert."""
         name = kernel_format(matrix)
-        placed = self._placed[id(matrix)]
+        packed = self._packed[id(matrix)]
         rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
         return self.arena.fill(
             MatrixArgs,
-            kernel=placed.kernel,
-            tile_kernel=placed.tile_kernel,
-            weights=placed.weights,
+            kernel=packed.kernel,
+            tile_kernel=packed.tile_kernel,
+            weights=packed.weights,
             group_bytes=group_bytes(matrix),
             rows=matrix.rows,
             columns=kernel_columns(name, matrix.columns),
             quantized=0 if is_float_format(matrix) else 1,
             bias=self.arena.keep(rows),
-            expert_stride=placed.expert_stride,
+            expert_stride=packed.expert_stride,
             bias_stride=4 * padded(matrix.rows),
         )
 
@@ -150,7 +150,7 @@ class BlockBuilder:
             quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")
         if strides is not None:
             float_stride, quantized_stride = strides
-        tiles = all(self._placed[id(matrix)].tile_kernel for matrix in takers)
+        tiles = all(self._packed[id(matrix)].tile_kernel for matrix in takers)
         return self.arena.fill(
             InputArgs,
             floats=floats,

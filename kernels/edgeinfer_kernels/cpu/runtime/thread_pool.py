@@ -22,7 +22,7 @@ def address_of(function: object) -> int:
 
 
 class ThreadPool:
-    """Runs `function(block, step, team, thread)` on all its threads at once.
+    """Runs `function(block, step, pool, thread)` on all its threads at once.
 
     Safe to call from several Python threads (calls are serialized) and after a fork (the threads are
     restarted).

@@ -121,7 +121,6 @@ def decode_attention_kernel(
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     WINDOW: tl.constexpr = ATTENTION.window
     CACHE: tl.constexpr = ATTENTION.cache
-    CAPPED: tl.constexpr = ATTENTION.is_capped
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
@@ -152,7 +151,7 @@ def decode_attention_kernel(
         )
         visible = _visible_new(state, token, is_query, position, TOKENS, WINDOW)
         highest, total, attn_out = _attend(
-            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, CAPPED
+            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
         )
     highest, total, attn_out = _attend_cached(
         queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,

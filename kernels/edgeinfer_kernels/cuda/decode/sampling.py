@@ -180,9 +180,9 @@ def _sampled(keys, logits, stays, peak, request):
 
 
 @triton.jit
-def _report(chosen, results, row, token, status):
+def _report(sampled, results, row, token, status):
     if status == 0:
-        tl.store(chosen + row, token)
+        tl.store(sampled + row, token)
     tl.store(results + row * 2, tl.where(status == 0, token, -1))
     tl.store(results + row * 2 + 1, status)
 
@@ -194,7 +194,7 @@ def sample_kernel(
     masses,
     broken,
     requests,
-    chosen,
+    sampled,
     results,
     vocabulary,
     slices,
@@ -226,7 +226,7 @@ def sample_kernel(
     greedy = tl.load(request) == 0.0
     token = tl.where(greedy, _ids_of(best), token)
     status = tl.where(wrong, _NO_NUMBERS, tl.where(too_few & (not greedy), _TOO_FEW, 0))
-    _report(chosen, results, row, token, status)
+    _report(sampled, results, row, token, status)
 
 
 @triton.jit
@@ -242,7 +242,7 @@ def best_of_slices_kernel(logits_rows, keys_out, broken_out, vocabulary, SLICE: 
 
 
 @triton.jit
-def argmax_kernel(keys_in, broken, chosen, results, slices, SLICES: tl.constexpr):
+def argmax_kernel(keys_in, broken, sampled, results, slices, SLICES: tl.constexpr):
     """The argmax over all slices. Reads slices · 12 bytes. Grid: rows of logits."""
     row = tl.program_id(0)
     piece = tl.arange(0, SLICES)
@@ -250,7 +250,7 @@ def argmax_kernel(keys_in, broken, chosen, results, slices, SLICES: tl.constexpr
     best = tl.max(tl.load(keys_in + row * slices + piece, mask=within, other=NO_KEY), axis=0)
     wrong = tl.max(tl.load(broken + row * slices + piece, mask=within, other=0), axis=0)
     status = tl.where((wrong > 0) | (_logits_of(best) == float("-inf")), _NO_NUMBERS, 0)
-    _report(chosen, results, row, _ids_of(best), status)
+    _report(sampled, results, row, _ids_of(best), status)
 
 
 @dataclass(frozen=True)
@@ -298,14 +298,14 @@ def sample(
     requests: torch.Tensor,
     recent: torch.Tensor,
     buffers: SamplingBuffers,
-    chosen: torch.Tensor,
+    sampled: torch.Tensor,
     results: torch.Tensor,
 ) -> None:
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
     `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, capacity) int32: ids
     for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may
-    be in pinned host memory, and `chosen` (rows,) int32, which is unchanged unless CHOSEN.
+    be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
@@ -314,16 +314,16 @@ def sample(
         recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
     )  # fmt: skip
     sample_kernel[(rows,)](
-        buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, chosen, results, vocabulary,
+        buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, sampled, results, vocabulary,
         slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE,
         num_warps=8,
     )  # fmt: skip
 
 
 def argmax(
-    logits: torch.Tensor, buffers: SamplingBuffers, chosen: torch.Tensor, results: torch.Tensor
+    logits: torch.Tensor, buffers: SamplingBuffers, sampled: torch.Tensor, results: torch.Tensor
 ) -> None:
-    """The argmax of each row, the lowest id among equals; `chosen` and `results` as in `sample`."""
+    """The argmax of each row, the lowest id among equals; `sampled` and `results` as in `sample`."""
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
     best_of_slices_kernel[(slices, rows)](
@@ -332,7 +332,7 @@ def argmax(
     argmax_kernel[(rows,)](
         buffers.keys,
         buffers.broken,
-        chosen,
+        sampled,
         results,
         slices,
         SLICES=triton.next_power_of_2(slices),

@@ -67,7 +67,7 @@ def add_experts(
     y: Tensor,
     scales: Tensor,
     bias: Tensor | None,
-    choice: ExpertRows,
+    assignments: ExpertRows,
     total: Tensor,
     first: int,
     count: int,
@@ -78,6 +78,7 @@ def add_experts(
     """
     tokens, width = total.shape
     add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
-        y, scales, bias, choice.positions, choice.slots, choice.weights, total, first, count, first_slot,
-        WIDTH=width, USED=len(choice.slots) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+        y, scales, bias, assignments.positions, assignments.slots, assignments.weights, total, first,
+        count, first_slot,
+        WIDTH=width, USED=len(assignments.slots) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
     )  # fmt: skip

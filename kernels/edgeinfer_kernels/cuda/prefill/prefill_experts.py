@@ -113,7 +113,7 @@ class PrefillExperts:
         if send is not None:
             there = w.slots[1][ids]
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
-        choice = self._group(spec, w, ids, weights)
+        assignments = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None:
             y, scales = self._products.dense(spec.activation, w.shared, h)
@@ -121,7 +121,7 @@ class PrefillExperts:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
         if w.here or sent:
-            self._add_selected(spec, w, choice, h, sent, total)
+            self._add_selected(spec, w, assignments, h, sent, total)
         return total
 
     def _choose(self, spec: MoeSpec, tokens: int) -> None:
@@ -152,7 +152,7 @@ class PrefillExperts:
         self,
         spec: MoeSpec,
         w: DeviceExperts,
-        choice: ExpertRows,
+        assignments: ExpertRows,
         h: ScaledRows,
         sent: ExpertStacks | None,
         total: Tensor,
@@ -173,7 +173,7 @@ class PrefillExperts:
             shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
             which = table[at_expert : at_expert + len(batch.experts)]
             at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
-            self._add_batch(spec, batch, choice, h, shown, which, total)
+            self._add_batch(spec, batch, assignments, h, shown, which, total)
 
     def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_slot: int) -> Iterator[_Batch]:
         """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
@@ -214,7 +214,7 @@ class PrefillExperts:
         self,
         spec: MoeSpec,
         batch: _Batch,
-        choice: ExpertRows,
+        assignments: ExpertRows,
         h: ScaledRows,
         tiles: Tensor,
         experts: Tensor,
@@ -222,20 +222,22 @@ class PrefillExperts:
     ) -> None:
         stacks, count, products = batch.stacks, batch.rows, self._products
         hidden, _ = _expert_shape(stacks, stacks.up)
-        index = choice.tokens[batch.first : batch.first + count]
+        index = assignments.tokens[batch.first : batch.first + count]
         scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
         both = products.floats(2, count, hidden)
         biases = stacks.up_bias, stacks.gate_bias
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
             self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
             if bias is not None:
-                of_row = choice.row_slots[batch.first : batch.first + count] - batch.first_slot
+                of_row = assignments.row_slots[batch.first : batch.first + count] - batch.first_slot
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
         activation_rows(both[1], both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
         self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
-        add_experts(y, inner.scales, stacks.down_bias, choice, total, batch.first, count, batch.first_slot)
+        add_experts(
+            y, inner.scales, stacks.down_bias, assignments, total, batch.first, count, batch.first_slot
+        )
 
     def _multiply(
         self,

@@ -172,8 +172,8 @@ def nearest_code(row, inverse):
 @device_function
 def token_args_of(call, token):
     """A token's arguments; address 0 if there are none."""
-    places = call.token_args
-    return places[token] if places.address != 0 else places
+    token_args = call.token_args
+    return token_args[token] if token_args.address != 0 else token_args
 
 
 @device_function

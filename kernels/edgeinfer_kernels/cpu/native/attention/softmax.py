@@ -114,7 +114,7 @@ def make_row_loads(load_cached, element_bytes):
 
 
 def make_add_values(rows, factors_of, add, pitch):
-    """mixed = mixed·decay + Σ factor·value for one query head, and for four that share their values.
+    """attn_out = attn_out·decay + Σ factor·value for one query head, and for four that share their values.
 
     The weights of successive heads are SCORES_BYTES apart, their states one state's bytes; the decay is at
     byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: address of the factors of

@@ -149,7 +149,7 @@ def take_part(pool, thread):
 
 @exports.add("pool_run", ThreadPoolArgs, int, int, int)
 def pool_run(pool, function, block, step):
-    """Run `function(block, step, team, thread)` on all threads; return when all are done."""
+    """Run `function(block, step, pool, thread)` on all threads; return when all are done."""
     clear_counters(pool)
     pool.function = function
     pool.block = block
