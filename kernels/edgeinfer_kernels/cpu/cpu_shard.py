@@ -178,7 +178,7 @@ class CpuShard:
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
                 served.append((*step, awaited, number if position == len(steps) - 1 else 0))
-        schedule = self._arena.fill_all([ServedStep(*step) for step in served])
+        schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
         service = self._arena.fill(ServiceArgs, words=self._mailbox.mailbox, steps=len(served))
         self._serve = self._kernels.address("serve_device"), schedule, service
 

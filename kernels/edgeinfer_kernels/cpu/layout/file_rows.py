@@ -42,4 +42,4 @@ def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int)
     }
     numbers = matrix.picked or range(matrix.experts)
     made = [FileRowsArgs(**alike, source=first + i * expert_bytes) for i in numbers]
-    return arena.fill_all(made)
+    return arena.fill_all(FileRowsArgs, made)

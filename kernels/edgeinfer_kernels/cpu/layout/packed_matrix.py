@@ -100,9 +100,9 @@ class Arena:
         """Allocate a structure with these fields (all others 0); return its address."""
         return self.keep_args(kind(**values))
 
-    def fill_all(self, structures: Sequence[Structure]) -> int:
-        """Allocate copies of structures of one kind, consecutive; return the address of the first."""
-        return self.keep_args((type(structures[0]) * len(structures))(*structures))
+    def fill_all(self, kind: type[Structure], structures: Sequence[Structure]) -> int:
+        """Allocate copies of structures of this kind, consecutive; return the address of the first."""
+        return self.keep_args((kind * len(structures))(*structures))
 
     def keep_args(self, args: "Structure | ctypes.Array[Any]") -> int:
         """Keep a reference to a structure, or to several; return the address of the first."""

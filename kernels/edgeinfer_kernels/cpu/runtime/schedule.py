@@ -152,5 +152,5 @@ class StepSchedules:
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
         if before_head:  # It may be called for one of the rows only.
             listed[-2] = (*steps[-2], 1)
-        schedule = self._arena.fill_all([ScheduleStep(*step) for step in listed])
+        schedule = self._arena.fill_all(ScheduleStep, [ScheduleStep(*step) for step in listed])
         return self._runner, schedule, self._arena.keep(np.array([len(steps)], np.int64))
