@@ -32,6 +32,8 @@ BANNED = frozenset(
     least_chances least_wanted manner_of most_given pace_of read_by_some_layers slid_at _earned_tokens
     ChatForm Dialogue KeptConversation OnFull RunningAnswer SamplerSettings TalkScreen TextForm add_turn
     begin_turn draft_leaves on_full option_sets sampler_options settings_again stored_turn
+    Recall Said dropped_turns dropped_turns_line left_out_tokens note_use own_catalogue patience _patience
+    read_catalogue tokens_per_pass vouched with_closed_thought without_thought
     """.split()  # noqa: SIM905
 )
 BANNED_FLAGS = frozenset(
