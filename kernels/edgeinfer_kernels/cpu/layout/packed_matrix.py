@@ -94,7 +94,8 @@ class Arena:
     """Keeps the arrays and structures alive that kernels point to."""
 
     def __init__(self) -> None:
-        self._kept: list[Any] = []
+        self._kept: list[npt.NDArray[Any]] = []
+        self._args: list[Structure | ctypes.Array[Any]] = []
 
     def keep(self, array: npt.NDArray[Any] | None) -> int:
         """Keep a reference to the array; return its address, 0 for None."""
@@ -112,11 +113,12 @@ class Arena:
 
     def keep_args(self, args: "Structure | ctypes.Array[Any]") -> int:
         """Keep a reference to a structure, or to several; return the address of the first."""
-        self._kept.append(args)
+        self._args.append(args)
         return addressof(args)
 
     def clear(self) -> None:
         self._kept.clear()
+        self._args.clear()
 
 
 @dataclass(frozen=True)
