@@ -1,26 +1,21 @@
 """The commands, and the text of `edgeinfer --help`."""
 
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edgeinfer_tui.command_class import EdgeInferCommand, EdgeInferGroup
-from edgeinfer_tui.commands import (
-    bench_command,
-    chat_command,
-    config_command,
-    doctor_command,
-    eval_command,
-    history_command,
-    models_command,
-    plan_command,
-    profile_command,
-    pull_command,
-    quantize_command,
-    run_command,
-    serve_command,
-)
+from edgeinfer_tui.options.command_options import Command
 from edgeinfer_tui.options.option_errors import canonical
+
+ORDER = (
+    "run", "chat", "pull", "serve", "show", "list", "rm", "history",
+    "plan", "quantize", "bench", "eval", "profile", "config", "doctor",
+)  # fmt: skip
+"""The commands in the order of `--help`; others follow by name."""
 
 app = typer.Typer(
     cls=EdgeInferGroup,
@@ -58,18 +53,13 @@ def edgeinfer(
         print(invocation.get_help())
 
 
-app.command(cls=EdgeInferCommand)(run_command.run)
-app.command(cls=EdgeInferCommand)(chat_command.chat)
-app.command(cls=EdgeInferCommand)(pull_command.pull)
-app.command(cls=EdgeInferCommand)(serve_command.serve)
-app.command(cls=EdgeInferCommand)(models_command.show)
-app.command("list", cls=EdgeInferCommand)(models_command.list_)
-app.command(cls=EdgeInferCommand)(models_command.rm)
-app.command(cls=EdgeInferCommand)(history_command.history)
-app.command(cls=EdgeInferCommand)(plan_command.plan)
-app.command(cls=EdgeInferCommand)(quantize_command.quantize)
-app.command(cls=EdgeInferCommand)(bench_command.bench)
-app.command("eval", cls=EdgeInferCommand)(eval_command.eval_)
-app.command(cls=EdgeInferCommand)(profile_command.profile)
-app.command(cls=EdgeInferCommand)(config_command.config)
-app.command(cls=EdgeInferCommand)(doctor_command.doctor)
+def _commands() -> Iterator[tuple[str, Command]]:
+    """Names and functions of the commands: what `@command` marks in the modules of `commands`."""
+    for file in sorted(Path(__file__).with_name("commands").glob("*_command.py")):
+        for value in vars(import_module(f"edgeinfer_tui.commands.{file.stem}")).values():
+            if name := getattr(value, "command_name", None):
+                yield name, value
+
+
+for _name, _function in sorted(_commands(), key=lambda one: (*ORDER, one[0]).index(one[0])):
+    app.command(_name, cls=EdgeInferCommand)(_function)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options import bench_options as own
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 WRITING = "writing a random file, once"
 
 
-@taking("bench")
-@reporting
+@command("bench")
 def bench(
     invocation: typer.Context,
     model: arguments.ModelArgument = None,

@@ -10,9 +10,9 @@ import typer
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.commands.run_command import check_model
 from edgeinfer_tui.confirmation import on_terminal
-from edgeinfer_tui.failures import FAILED, report, reporting, say
+from edgeinfer_tui.failures import FAILED, report, say
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.parsed_options import ParsedOptions, parsed_options
 from edgeinfer_tui.options.settings import filled
 
@@ -25,8 +25,7 @@ token: with Python's default of 5 ms the built-in model lost about a fifth of it
 """
 
 
-@taking("chat")
-@reporting
+@command("chat")
 def chat(
     model: arguments.ModelArgument = None,
     light: bool = False,

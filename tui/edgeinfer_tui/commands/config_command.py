@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from edgeinfer_tui.failures import FAILED, report, reporting, say
+from edgeinfer_tui.failures import FAILED, report, say
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
 
 
-@reporting
+@command("config")
 def config(
     path: Annotated[
         bool, typer.Option("--path", help="Only the settings file's path.", show_default=False)

@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_pairs, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING, shown_time
 
 
-@taking("doctor")
-@reporting
+@command("doctor")
 def doctor(
     threads: int | None = None,
     warm: Annotated[

@@ -9,9 +9,8 @@ from typer import Option
 
 from edgeinfer.options.load_options import KvType
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_pairs, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
@@ -38,8 +37,7 @@ Context = Annotated[
 Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
 
 
-@taking("eval")
-@reporting
+@command("eval")
 def eval_(
     text: TextFile,
     model: arguments.ModelArgument = None,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer_tui.confirmation import Yes, may_remove
-from edgeinfer_tui.failures import FAILED, reporting, say
+from edgeinfer_tui.failures import FAILED, say
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import one_line, print_columns
 from edgeinfer_tui.output.progress_line import shown_ago
 
@@ -23,7 +24,7 @@ class Format(StrEnum):
     jsonl = "jsonl"
 
 
-@reporting
+@command("history")
 def history(
     chat: Annotated[
         str | None,
@@ -130,5 +131,5 @@ def _print(store: "ChatStore", label: str, form: Format) -> None:
     from edgeinfer.history.export import as_json_lines, as_markdown
 
     chat = store.chat(label)
-    write = as_markdown if form is Format.md else as_json_lines
+    write = as_markdown if form == Format.md else as_json_lines
     print(write(chat, store.branch(chat)), end="")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeinfer_tui.confirmation import Yes, may_remove
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.options.arguments import models_here, models_to_pull
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, print_pairs, shown_bytes
 from edgeinfer_tui.output.progress_line import shown_ago
 
@@ -21,7 +22,7 @@ HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTE
 ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
 
 
-@reporting
+@command("list")
 def list_(
     everything: Annotated[
         bool,
@@ -139,7 +140,7 @@ def _fields(listed: "ListedModel") -> dict[str, object]:
     }
 
 
-@reporting
+@command("show")
 def show(
     model: Annotated[
         str | None,
@@ -211,7 +212,7 @@ def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
     say(str(missing))
 
 
-@reporting
+@command("rm")
 def rm(
     models: Annotated[
         list[str],

@@ -7,16 +7,15 @@ import typer
 
 from edgeinfer.options.load_options import MODEL
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 
 
-@taking("plan")
-@reporting
+@command("plan")
 def plan(
     model: arguments.ModelArgument = None,
     device: Annotated[

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
@@ -39,8 +39,7 @@ Rank = Annotated[
 ]
 
 
-@taking("profile")
-@reporting
+@command("profile")
 def profile(
     model: arguments.ModelArgument = None,
     text: Texts = None,

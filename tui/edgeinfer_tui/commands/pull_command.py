@@ -7,10 +7,10 @@ import typer
 
 from edgeinfer.options.load_options import EngineName
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.options.arguments import models_to_pull
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.transfer_progress import TransferProgress
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from edgeinfer.download.pulling import Pulled
 
 
-@taking("pull")
-@reporting
+@command("pull")
 def pull(
     model: Annotated[
         str,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, BadParameter, Option
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import reporting, say
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.failures import say
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import ProgressLine
 
@@ -20,8 +20,7 @@ FORMATS = "Formats"
 WORK = "Conversion"
 
 
-@taking("quantize")
-@reporting
+@command("quantize")
 def quantize(
     model: Annotated[
         str,

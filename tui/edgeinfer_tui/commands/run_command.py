@@ -10,11 +10,11 @@ import typer
 from edgeinfer_tui import interrupts, library
 from edgeinfer_tui.commands.pull_command import pull_model
 from edgeinfer_tui.confirmation import agreed, on_terminal
-from edgeinfer_tui.failures import report, reporting, say
+from edgeinfer_tui.failures import report, say
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.parsed_options import ParsedOptions, parsed_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-@taking("run")
-@reporting
+@command("run")
 def run(
     model: arguments.ModelArgument = None,
     prompt: arguments.PromptArgument = None,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeinfer_tui import interrupts, library
-from edgeinfer_tui.failures import reporting, say
+from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
-from edgeinfer_tui.options.command_options import taking
+from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.parsed_options import parsed_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 SERVER = "The server"
 
 
-@taking("serve")
-@reporting
+@command("serve")
 def serve(
     model: arguments.ModelArgument = None,
     host: Annotated[

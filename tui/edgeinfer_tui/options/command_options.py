@@ -16,6 +16,7 @@ from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
 from edgeinfer.options.load_options import MODEL, PROMPT
 from edgeinfer.options.option_field import OptionInfo, default_of, options_of, types_of, without_none
 from edgeinfer.options.sampling_params import GENERATION, SAMPLERS
+from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.options.terminal_options import DISPLAY, REPORTS, TerminalOptions
 
 Command = Callable[..., None]
@@ -123,15 +124,17 @@ def command_options(command: str) -> Mapping[str, CommandOption]:
     return {one.name: one for one in all_options() if command in one.info.commands.split()}
 
 
-def taking(command: str) -> Callable[[Command], Command]:
-    """Decorator that gives a command its shared options, after the parameters of its own.
+def command(name: str) -> Callable[[Command], Command]:
+    """Decorator that makes a function the command `name`, with the shared options after the parameters of its
+    own; its exceptions become one line and an exit code.
 
     Options that aren't in the command's signature are passed in `**keywords`. An option that isn't given is
     None, so that the library's default applies; a switch is False.
     """
 
     def with_options(body: Command) -> Command:
-        shared = command_options(command)
+        shared = command_options(name)
+        reported = reporting(body)
 
         @functools.wraps(body)
         def wrapped(*positional: Any, **given: Any) -> None:
@@ -139,7 +142,7 @@ def taking(command: str) -> Callable[[Command], Command]:
                 if name in shared:
                     shared[name].check_minimum(value)
             plain = {name: plain_value(value) for name, value in given.items()}
-            body(*positional, **plain)
+            reported(*positional, **plain)
 
         signature = inspect.signature(body, eval_str=True)
         own = [
@@ -158,6 +161,7 @@ def taking(command: str) -> Callable[[Command], Command]:
         ]
         whole = signature.replace(parameters=[*own, *taken])
         wrapped.__signature__ = whole  # type: ignore[attr-defined]
+        wrapped.command_name = name  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: one.annotation for name, one in whole.parameters.items()}
         return wrapped
 
