@@ -75,7 +75,7 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
     """
     values = set[tuple[str, str]]().union(*cases)
     missing, chosen = set(values), set[int]()
-    while len(chosen) < len(cases) and (missing if count is None else len(chosen) < count):
+    while len(chosen) < len(cases) and (missing or not chosen if count is None else len(chosen) < count):
         missing = missing or set(values)
         others = [index for index in range(len(cases)) if index not in chosen]
         best = max(others, key=lambda index: len(cases[index] & missing))

@@ -19,9 +19,7 @@ PRIVATE_IN_TESTS = {
     "tests/kernels/cuda/interpreted_types.py": "Triton's interpreter, made faster",
     "tests/kernels/cuda/interpreter.py": "Triton's interpreter, made faster",
     "tests/kernels/cuda/test_on_a_gpu.py": "Triton's compiler",
-    "tests/offload/planner/test_plan_properties.py": "PlacementProblem._ends",
     "tests/quant_formats/mix_models.py": "the logger of llama_cpp",
-    "tests/tui/commands/test_plan.py": "plan_text._Line",
 }
 """Files of tests that use private names, and whose."""
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.protocols import Engine, Progress, TokenSampler
+from edgeinfer.engine.protocols import BasicEngine, Engine, Progress, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.speculation.drafter import Draft, DraftRequest
@@ -34,20 +34,17 @@ class ScriptedSampler:
         return self._script[min(len(history), len(self._script) - 1)]
 
 
-class ScriptedEngine:
+class ScriptedEngine(BasicEngine):
     """Evaluates `engine`; the logits select the tokens of `script`, prompt and completion, one by one."""
 
     def __init__(self, engine: Engine, script: Sequence[int]) -> None:
         self._engine = engine
         self._script = list(script)
+        self.ids = engine.ids
         self.context = min(engine.context, len(script))
         self.largest_context = engine.largest_context
         self.vocabulary_size = engine.vocabulary_size
         self.bytes_per_token = engine.bytes_per_token
-
-    @property
-    def ids(self) -> list[int]:
-        return self._engine.ids
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """As the engine's, with the logits of the script."""

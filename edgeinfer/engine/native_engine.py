@@ -14,7 +14,7 @@ from edgeinfer.engine.protocols import Progress, TokenSampler
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.backend import Backend, BatchPositions, HiddenStates
+from edgeinfer_kernels.backend import Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_quant_formats.errors import FormatError
@@ -126,12 +126,7 @@ class NativeEngine:
         return self.specification.vocabulary_size
 
     @property
-    def max_draft_prompt(self) -> int:
-        """Maximum tokens that `draft` processes before it drafts; 0: drafting isn't supported."""
-        return self.capabilities.max_draft_prompt
-
-    @property
-    def expert_pairs(self) -> tuple[int, int]:
+    def expert_counts(self) -> ExpertCounts:
         """Total token-expert assignments in layers with split experts, and how many of them the CPU
         computed.
         """
@@ -274,16 +269,6 @@ class NativeEngine:
         self.cache.append(snapshot.ids[:length])
         if length < len(snapshot.ids):
             self._rewind(length, None)
-
-    @property
-    def can_evict(self) -> bool:
-        """Whether tokens can be evicted."""
-        return self.capabilities.can_evict
-
-    @property
-    def has_attention_scores(self) -> bool:
-        """Whether attention scores are available."""
-        return self.capabilities.has_attention_scores
 
     @property
     def text(self) -> list[int]:

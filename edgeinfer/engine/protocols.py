@@ -1,13 +1,14 @@
 """Protocols of the engine layer: an engine (ids to logits) and a tokenizer (text to ids)."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer_kernels.backend import Capabilities, ExpertCounts
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 Progress = Callable[[int, int], None]
@@ -95,19 +96,74 @@ class Engine(Protocol):
         """Release threads and memory."""
         ...
 
-
-@runtime_checkable
-class DraftingEngine(Protocol):
-    """An engine that can run a draft loop by itself."""
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the engine can do besides; the methods below need the capability of their name."""
+        ...
 
     @property
-    def max_draft_prompt(self) -> int:
-        """Maximum tokens that `draft` processes before it drafts; 0: drafting isn't supported."""
+    def expert_counts(self) -> ExpertCounts:
+        """Token-expert assignments in layers with split experts; 0 without."""
         ...
 
     def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as the backend's draft loop; updates the cache."""
         ...
+
+    @property
+    def text(self) -> list[int]:
+        """The processed tokens, including all evicted ones."""
+        ...
+
+    @property
+    def first_evicted(self) -> int | None:
+        """The number of first tokens that were processed before any eviction; None: no eviction."""
+        ...
+
+    def cached_of(self, length: int) -> int:
+        """Number of cached tokens among the first `length` tokens of `text`."""
+        ...
+
+    def evict(self, indices: Sequence[int]) -> None:
+        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up."""
+        ...
+
+    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
+        """(cached tokens,): attention scores of each from the last `count` tokens, which are
+        processed again.
+        """
+        ...
+
+
+class BasicEngine:
+    """Base of engines without capabilities."""
+
+    ids: list[int]
+    capabilities = Capabilities()
+
+    @property
+    def expert_counts(self) -> ExpertCounts:
+        return ExpertCounts()
+
+    @property
+    def text(self) -> list[int]:
+        return self.ids
+
+    @property
+    def first_evicted(self) -> int | None:
+        return None
+
+    def cached_of(self, length: int) -> int:
+        return length
+
+    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+        raise NotImplementedError("this engine has no draft loop")
+
+    def evict(self, indices: Sequence[int]) -> None:
+        raise NotImplementedError("this engine can't evict tokens")
+
+    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
+        raise NotImplementedError("this engine has no attention scores")
 
 
 class TextDecoder(Protocol):

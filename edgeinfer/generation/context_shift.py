@@ -8,10 +8,8 @@ Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models"
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine
@@ -24,45 +22,6 @@ STEP = 16
 """The number of evicted tokens is a multiple of this."""
 SCORING_TOKENS = 32
 """Number of last tokens whose attention scores are summed."""
-
-
-@runtime_checkable
-class ShiftingEngine(Engine, Protocol):
-    """An engine that can evict tokens from the middle of its cache."""
-
-    @property
-    def can_evict(self) -> bool:
-        """Whether `evict` is supported: no layer has a recurrent state."""
-        ...
-
-    @property
-    def has_attention_scores(self) -> bool:
-        """Whether `attention_scores` is supported."""
-        ...
-
-    @property
-    def text(self) -> list[int]:
-        """The processed tokens, including all evicted ones."""
-        ...
-
-    @property
-    def first_evicted(self) -> int | None:
-        """The number of first tokens that were processed before any eviction; None: no eviction."""
-        ...
-
-    def cached_of(self, length: int) -> int:
-        """Number of cached tokens among the first `length` tokens of `text`."""
-        ...
-
-    def evict(self, indices: Sequence[int]) -> None:
-        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up."""
-        ...
-
-    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
-        """(cached tokens,): attention scores of each from the last `count` tokens, which are
-        processed again.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -85,17 +44,12 @@ class ContextShift:
         policy = POLICIES[context_overflow]
         if policy is None:
             return None
-        if not isinstance(engine, ShiftingEngine):
+        if not engine.capabilities.can_evict:
             raise SettingError(
-                f"context_overflow: saw {shown(context_overflow)}, which llama.cpp's cache doesn't do here; "
-                "leave the engine out, or take 'stop'"
+                f"context_overflow: saw {shown(context_overflow)}, but tokens can't be evicted from the "
+                "state of recurrent layers, or of llama.cpp; take 'stop'"
             )
-        if not engine.can_evict:
-            raise SettingError(
-                f"context_overflow: saw {shown(context_overflow)}, but this model has recurrent layers, "
-                "whose state can't be shortened; take 'stop'"
-            )
-        if policy is HeavyHitters and not engine.has_attention_scores:
+        if policy is HeavyHitters and not engine.capabilities.has_attention_scores:
             raise SettingError(
                 "context_overflow: h2o needs attention scores of the CPU for all layers (--device cpu); "
                 "or take 'shift'"
@@ -125,7 +79,6 @@ class ContextShift:
         reused, unless more of it was evicted than necessary, and tokens are evicted to make space. A text
         that is still too long loses its middle.
         """
-        assert isinstance(engine, ShiftingEngine)
         held = engine.cached_of(shared_prefix(engine.text, ids))
         engine.rewind(held)
         if engine.first_evicted is not None and len(engine.text) - held > self.left_out(len(ids)):
@@ -142,12 +95,12 @@ class ContextShift:
 
     def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
         """A history that has reached the context limit, shortened by one step."""
-        if not (isinstance(engine, ShiftingEngine) and engine.ids == history[:-1]):
+        if not engine.capabilities.can_evict or engine.ids != history[:-1]:
             return self.rest(history, self.step)
         engine.evict(self.tokens_to_evict(engine, self.step))
         return [*engine.ids, history[-1]]
 
-    def tokens_to_evict(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
+    def tokens_to_evict(self, engine: Engine, count: int) -> Sequence[int]:
         """The indices of the `count` cached tokens to evict."""
         return range(self.keep, self.keep + count)
 
@@ -157,7 +110,7 @@ class HeavyHitters(ContextShift):
     attention scores from the last `SCORING_TOKENS` tokens.
     """
 
-    def tokens_to_evict(self, engine: ShiftingEngine, count: int) -> Sequence[int]:
+    def tokens_to_evict(self, engine: Engine, count: int) -> Sequence[int]:
         """The tokens with the lowest scores; if there are too few in between, the oldest."""
         last = len(engine.ids) - self.context // 4
         if last - self.keep < count:
@@ -179,6 +132,6 @@ def shared_with(engine: Engine, ids: Sequence[int], is_shifted: bool = False) ->
     `is_shifted`: tokens of the text were omitted from `ids`.
     """
     shared = shared_prefix(engine.ids, ids)
-    if not is_shifted and isinstance(engine, ShiftingEngine) and engine.first_evicted is not None:
+    if not is_shifted and engine.first_evicted is not None:
         return min(shared, engine.first_evicted)
     return shared

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.engine.protocols import Progress
+from edgeinfer.engine.protocols import BasicEngine, Progress
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
@@ -145,7 +145,7 @@ def _filled(convert: Any) -> bytes:
         size = -count
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(BasicEngine):
     """The engine protocol over llama.cpp: llama.cpp computes logits, edgeinfer samples."""
 
     def __init__(self, llama: Any, context: int, bytes_per_token: int) -> None:

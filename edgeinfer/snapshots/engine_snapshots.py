@@ -1,7 +1,6 @@
 """The prompt cache of one engine: restores and saves its KV cache if that saves time."""
 
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.generation.context_shift import ShiftingEngine
 from edgeinfer.snapshots.store import SnapshotStore
 
 WORTH_TOKENS = 64
@@ -35,8 +34,7 @@ class EngineSnapshots:
         """Save the KV cache for `owner`; returns whether it is on disk. After a context shift nothing is
         saved, because the keys and values differ from those of the remaining text.
         """
-        is_shifted = isinstance(self._engine, ShiftingEngine) and self._engine.first_evicted is not None
-        if is_shifted or len(self._engine.ids) < WORTH_TOKENS:
+        if self._engine.first_evicted is not None or len(self._engine.ids) < WORTH_TOKENS:
             return False
         snapshot = self._engine.snapshot()
         return snapshot is not None and self._store.keep(snapshot, owner)

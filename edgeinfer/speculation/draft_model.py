@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import shared_prefix
-from edgeinfer.engine.protocols import DraftingEngine, Engine
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.sampler import Distribution
@@ -36,10 +36,8 @@ class DraftModel(AutoregressiveDrafter):
         self.name = name
         super().__init__(engine.vocabulary_size, vocabulary_size, siblings)
         self.engine = engine
-        self.max_prompt = 0
+        self.max_prompt = engine.capabilities.max_draft_prompt
         """Maximum tokens that the engine's draft loop processes before it drafts; 0: it has none."""
-        if isinstance(engine, DraftingEngine):
-            self._drafting_engine, self.max_prompt = engine, engine.max_draft_prompt
         self._max_token = min(engine.vocabulary_size, vocabulary_size)
         self._params_of_loop: SamplingParams | None = None
         self._loop_sampling: DraftSampling | None = None
@@ -68,7 +66,7 @@ class DraftModel(AutoregressiveDrafter):
         if len(missed) > self.max_prompt:
             self.engine.append(missed[:-1])
             missed = missed[-1:]
-        found = self._drafting_engine.draft(missed, self._loop_request(request, sampling, uniforms))
+        found = self.engine.draft(missed, self._loop_request(request, sampling, uniforms))
         distributions = _distributions(found) if is_sampled else None
         return Draft(tuple(found.ids), distributions, probs=tuple(found.chances))
 

@@ -43,7 +43,7 @@ class Capabilities:
     sampling_history: int | None = None
     skips_layers: bool = False
     has_attention_scores: bool = False
-    can_evict: bool = True
+    can_evict: bool = False
     is_fork_safe: bool = False
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer import Model
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.engine.protocols import Progress
+from edgeinfer.engine.protocols import BasicEngine, Progress
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ STEP = 4
 Answer = Callable[[list[int]], npt.NDArray[np.float32]]
 
 
-class FakeEngine:
+class FakeEngine(BasicEngine):
     """Its logits are a function of the tokens that it holds, so that a wrong cache gives a wrong answer."""
 
     def __init__(self, answer: Answer, context: int = 64) -> None:

@@ -209,13 +209,13 @@ class PricedSearch:
     ) -> None:
         self._attend = attend
         self._tables = _shared_tables(costs, hand_over, attend)
-        self._non_layer = non_layer
+        self.non_layer = non_layer
         self._hand_over = hand_over
 
     def best(self, budget: Budget) -> Found | None:
         """The fastest placement that uses the GPU within the budget; None: there is none."""
         best, room = None, budget.gpu_bytes - budget.gpu_fixed
-        for non_layer in self._non_layer:
+        for non_layer in self.non_layer:
             for begin, end in self._paths[non_layer]:
                 for order in (range(len(self._tables) - 1, -1, -1), range(len(self._tables))):
                     best = self._along(begin, end, order, non_layer, budget, room, best)
@@ -248,7 +248,7 @@ class PricedSearch:
         if not self._attend:
             plain += [(nothing, everything), (nothing, attention)]
         found = {}
-        for non_layer in self._non_layer:
+        for non_layer in self.non_layer:
             frontier = self._frontier(non_layer)
             found[non_layer] = [*plain, *pairwise(frontier)]
         return found

@@ -136,6 +136,7 @@ class CpuBackend(Backend[Activations]):
             max_draft_prompt=self._max_draft_prompt(),
             skips_layers=True,
             has_attention_scores=True,
+            can_evict=True,
             is_fork_safe=True,
         ).limited_to(self.spec)
 

@@ -91,7 +91,7 @@ class CudaBackend(Backend[DeviceRows]):
         exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
-        self.capabilities = Capabilities(sampling_history=RECENT).limited_to(specification)
+        self.capabilities = Capabilities(sampling_history=RECENT, can_evict=True).limited_to(specification)
         self._rewind_limit = RewindLimit(specification.recurrent_rows)
         splits = self._options.splits
         stages = cpu_stages(specification, weights, splits) if splits else None

@@ -37,7 +37,7 @@ class ReferenceBackend(Backend[Array]):
         self.spec = spec
         self.weights = weights
         self.state = state
-        can = Capabilities(max_batch_tokens=64, skips_layers=True, is_fork_safe=True)
+        can = Capabilities(max_batch_tokens=64, skips_layers=True, can_evict=True, is_fork_safe=True)
         self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing

@@ -159,7 +159,7 @@ class PlacementProblem:
             return 0
         return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
 
-    def _non_layer(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
+    def non_layer(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
         costs = [(head, self.head[head])]
         if draft is not None and self.draft:
             cost = self.draft[draft]
@@ -194,8 +194,8 @@ class PlacementProblem:
         if self.draft and self.draft[GPU]:
             drafts.append(GPU)
         if self.pricing.graphics is None:
-            return [self._non_layer(CPU, CPU, drafts[0])]
-        return [self._non_layer(GPU, CPU, draft) for draft in drafts]
+            return [self.non_layer(CPU, CPU, drafts[0])]
+        return [self.non_layer(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, side: int, draft: int | None = None) -> Placement:
         """Everything on one device. `draft`: the device of the draft model; None: the same one if
@@ -205,7 +205,7 @@ class PlacementProblem:
             draft = side if self.draft and self.draft[side] else CPU
         draft = draft if self.draft else None
         layers = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
-        found = self.search.placement(layers, self._non_layer(side, side, draft))
+        found = self.search.placement(layers, self.non_layer(side, side, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
@@ -213,7 +213,7 @@ class PlacementProblem:
         if not self.draft or not self.draft[GPU]:
             return None
         budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
-        found = self.search.placement(here, self._non_layer(CPU, CPU, GPU))
+        found = self.search.placement(here, self.non_layer(CPU, CPU, GPU))
         if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
         return replace(found, seconds=found.seconds + budget.penalty(found.cpu_bytes))

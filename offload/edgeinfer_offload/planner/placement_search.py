@@ -156,7 +156,7 @@ class _Moves:
 
     def __init__(self, search: "Search", non_layer: NonLayerPlacement, budget: Budget, attend: bool) -> None:
         """Begin with all layers on the CPU; with `attend`, with all attention on the GPU."""
-        self._search, self._non_layer, self._budget, self._attend = search, non_layer, budget, attend
+        self._search, self.non_layer, self._budget, self._attend = search, non_layer, budget, attend
         self._layers = np.arange(len(search.tables.out))
         self.saved = 0.0
         self.set(np.full(len(self._layers), int(attend)))
@@ -166,17 +166,17 @@ class _Moves:
         tables, layers, budget = self._search.tables, self._layers, self._budget
         self.options = options
         out = tables.out[layers, options]
-        before = np.concatenate([[self._non_layer.embedding], out[:-1]])
+        before = np.concatenate([[self.non_layer.embedding], out[:-1]])
         following = np.zeros((len(SIDES), len(layers)))
         following[:, :-1] = tables.seconds[:, layers[1:], options[1:]]
-        following[1 - self._non_layer.head, -1] = self._search.sync_seconds / 2
+        following[1 - self.non_layer.head, -1] = self._search.sync_seconds / 2
         seconds = tables.seconds[before, layers] + following[tables.out, layers[:, None]]
         cpu_bytes = tables.cpu_bytes - tables.cpu_bytes[layers, options][:, None]
-        cpu_bytes += self._non_layer.cpu_bytes + tables.cpu_bytes[layers, options].sum()
+        cpu_bytes += self.non_layer.cpu_bytes + tables.cpu_bytes[layers, options].sum()
         seconds += min(budget.disk_seconds_per_byte, UNFIT_SECONDS_PER_BYTE) * budget.missing(cpu_bytes)
         self.gains = seconds[layers, options][:, None] - seconds
         self.bytes = tables.gpu_bytes - tables.gpu_bytes[layers, options][:, None]
-        self.room = budget.gpu_room - self._non_layer.gpu_bytes - tables.gpu_bytes[layers, options].sum()
+        self.room = budget.gpu_room - self.non_layer.gpu_bytes - tables.gpu_bytes[layers, options].sum()
         on_gpu = options > 0
         if self._attend:
             self.gains[:, 0] = -np.inf
@@ -247,13 +247,13 @@ class Search:
         self, costs: Sequence[LayerCosts], non_layer: Sequence[NonLayerPlacement], sync_seconds: float
     ) -> None:
         self.tables, self.sync_seconds = LayerTables(costs, sync_seconds), sync_seconds
-        self._non_layer = non_layer
+        self.non_layer = non_layer
 
     def best(self, budget: Budget, attend: bool = False) -> Placement | None:
         """The fastest placement found that uses the GPU within the budget; None: there is none. `attend`:
         with all attention on the GPU, which must be possible.
         """
-        found = [each for non_layer in self._non_layer if (each := self._improved(non_layer, budget, attend))]
+        found = [each for non_layer in self.non_layer if (each := self._improved(non_layer, budget, attend))]
         return min(found, key=lambda placement: placement.seconds, default=None)
 
     def _improved(self, non_layer: NonLayerPlacement, budget: Budget, attend: bool) -> Placement | None:

@@ -11,7 +11,7 @@ HEAD = ("item", "device", "MiB", "ms/token", "bound by")
 
 
 @dataclass(frozen=True)
-class _Line:
+class PlanLine:
     item: str
     device: str
     nbytes: int
@@ -30,12 +30,12 @@ class _Line:
 
 def plan_text(plan: PlanData, details: bool = False) -> str:
     """The whole plan as text; `details`: one line per layer and part."""
-    lines = [_Line(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
+    lines = [PlanLine(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
     if not details:
         lines = _grouped(plan.items)
     if plan.machine.origin == "unmeasured":
         lines = [replace(line, ms_per_token=None, bound="", overlapped=False) for line in lines]
-    total = _Line("total", "", sum(i.bytes for i in plan.items), _milliseconds(plan), "", False)
+    total = PlanLine("total", "", sum(i.bytes for i in plan.items), _milliseconds(plan), "", False)
     rows = [HEAD, *(line.cells() for line in (*lines, total))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     table = [_aligned(row, widths) for row in rows]
@@ -55,7 +55,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
+def _grouped(items: Iterable[PlannedItem]) -> list[PlanLine]:
     """One line for the same part of several layers on the same device."""
     groups: dict[tuple[str, str, str, bool], list[PlannedItem]] = {}
     for item in items:
@@ -66,7 +66,7 @@ def _grouped(items: Iterable[PlannedItem]) -> list[_Line]:
         numbers = [member.layer for member in members if member.layer is not None]
         name = f"{_layers(numbers)} {what}" if numbers else what
         nbytes, ms = sum(m.bytes for m in members), sum(m.ms_per_token for m in members)
-        lines.append(_Line(name, device, nbytes, ms, bound, overlapped))
+        lines.append(PlanLine(name, device, nbytes, ms, bound, overlapped))
     return lines
 
 

@@ -73,9 +73,9 @@ def test_bytes_of_a_token_grow_with_the_depth() -> None:
 def test_the_time_of_a_token_has_two_parts() -> None:
     with edgeinfer.load("tiny", context=64, draft=None) as model:
         backend: Any = model.engine.backend  # type: ignore[attr-defined]
-        team = backend.team
+        pool = backend.pool
         found = token_time(model.engine, tokens=3)
-        assert backend.team is team
+        assert backend.pool is pool
     assert 0 < found.kernels < found.total
     assert 0 < found.rest < found.total
     assert found.calls >= 1

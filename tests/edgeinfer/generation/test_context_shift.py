@@ -14,6 +14,7 @@ from edgeinfer import Model
 from edgeinfer.engine.native_engine import KVCache, NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
+from edgeinfer_kernels.backend import Capabilities
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import backend as reference
@@ -30,7 +31,7 @@ CONTEXT = 64
 class SlidingFake(FakeEngine):
     """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
 
-    can_evict = has_attention_scores = True
+    capabilities = Capabilities(can_evict=True, has_attention_scores=True)
 
     def __init__(self) -> None:
         super().__init__(drawn, CONTEXT)
@@ -289,14 +290,14 @@ def test_votes_are_the_attention_of_the_last_tokens(
 
 
 def test_heavy_hitters_need_an_engine_that_votes(engine: SlidingFake) -> None:
-    engine.has_attention_scores = False
+    engine.capabilities = Capabilities(can_evict=True)
     with pytest.raises(SettingError, match="h2o needs attention scores of the CPU for all layers"):
         model_on(engine).generate(PROMPT, context_overflow="h2o")
 
 
 def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:
     other = FakeEngine(drawn)
-    with pytest.raises(SettingError, match=r"saw 'shift', which llama\.cpp's cache doesn't do here"):
+    with pytest.raises(SettingError, match=r"saw 'shift', but tokens can't be evicted"):
         model_on(other).generate(PROMPT, context_overflow="shift")
     assert other.read == []
 

@@ -253,7 +253,7 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
         drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
         own, theirs = (engine.backend for engine in (drafter.engine, model.engine))  # type: ignore[attr-defined]
-        assert own.team is theirs.team
+        assert own.pool is theirs.pool
         own.close()
         assert model.engine.append([5]).shape == (model.engine.vocabulary_size,)
 

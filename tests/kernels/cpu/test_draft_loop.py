@@ -205,10 +205,10 @@ def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
 def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path: Path) -> None:
     engine = engine_for(replace(ZOO["gemma2"], formats=("Q8_0",)).write(tmp_path / "capped.gguf"), cpu())
     assert engine.specification.logit_soft_cap
-    assert engine.max_draft_prompt == 0
+    assert engine.capabilities.max_draft_prompt == 0
     engine.close()
     engine = engine_for(ZOO["llama"].write(tmp_path / "floats.gguf"), cpu())  # numpy reads its embeddings
-    assert engine.max_draft_prompt == 0
+    assert engine.capabilities.max_draft_prompt == 0
     engine.close()
 
 

@@ -79,7 +79,7 @@ def test_a_failed_allocation_says_what_was_asked_and_what_was_free(decoder: Deco
     asked = decoder.counted_bytes("cuda", chunk=chunk) / MIB
     with pytest.raises(MemoryError) as caught:
         decoder.backend("cuda", chunk=chunk)
-    told = re.search(r"asked for (\d+) MiB and has (\d+) MiB free", str(caught.value))
+    told = re.search(r"needs (\d+) MiB and the GPU has (\d+) MiB free", str(caught.value))
     assert told is not None
     assert abs(int(told[1]) - asked) <= 1
     assert 0 < int(told[2]) < asked

@@ -132,7 +132,7 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
 
     for gibibytes in (2, 3, 4, 5):
         placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
-        non_layer = placing._non_layer(GPU, CPU, None)
+        non_layer = placing.non_layer(GPU, CPU, None)
         room = placing.vram - placing.least_gpu_bytes
         fitting = []
         for whole in range(33):

@@ -91,7 +91,7 @@ class Chat:
         return self.screen.transcript.views()
 
     def shown(self) -> list[str]:
-        """The text of the turns, without thoughts."""
+        """The text of the messages, without reasoning."""
         return [view.said() for view in self.views()]
 
     def notices(self) -> list[str]:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "said"),
+    ("text", "reasoning", "response"),
     [
         ("Hello.", "", "Hello."),
         ("<think>\nHm.\n</think>\n\nHello.", "Hm.", "Hello."),
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.anyio
         ("Write <think> and </think>.", "", "Write <think> and </think>."),
     ],
 )
-def test_reasoning_comes_before_the_response(text: str, thought: str, said: str) -> None:
+def test_reasoning_comes_before_the_response(text: str, reasoning: str, response: str) -> None:
     reply = parted(text)
-    assert (reply.reasoning.strip(), reply.response) == (thought, said)
+    assert (reply.reasoning.strip(), reply.response) == (reasoning, response)
     assert not reply.thinking
 
 
@@ -71,10 +71,10 @@ def test_the_text_without_reasoning_is_the_response(text: str, said: str) -> Non
 async def test_reasoning_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:
     async with opened(FakeModel("<think>A red one.</think>There was a fox.")) as chat:
         await chat.say("Hi")
-        thought = chat.views()[1].query_one("Thought")
-        assert str(thought.render()) == "> thought (3 words)"
+        reasoning = chat.views()[1].query_one("ReasoningView")
+        assert str(reasoning.render()) == "> reasoning (3 words)"
         await chat.press("tab", "t")
-        assert str(thought.render()) == "v thought (3 words)\nA red one."
+        assert str(reasoning.render()) == "v reasoning (3 words)\nA red one."
         assert chat.shown()[1] == "There was a fox."
 
 
@@ -84,7 +84,7 @@ async def test_words_of_reasoning_in_progress_are_counted(opened: Opened) -> Non
         await chat.say("Hi", wait=False)
         model.allow(2)
         await chat.until(lambda: len(chat.views()) == 2)
-        thought = chat.views()[1].query_one("Thought")
-        await chat.until(lambda: "2 words" in str(thought.render()))
-        assert "thinking" in str(thought.render())
+        reasoning = chat.views()[1].query_one("ReasoningView")
+        await chat.until(lambda: "2 words" in str(reasoning.render()))
+        assert "thinking" in str(reasoning.render())
         model.allow(99)

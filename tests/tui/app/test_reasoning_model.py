@@ -88,10 +88,10 @@ async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: 
     async with opened(thinker.model, generation={"temperature": 0.0}) as chat:
         await chat.say("fox")
         assert chat.shown() == ["fox", "It has 3."]
-        thought = chat.views()[1].query_one("Thought")
-        assert str(thought.render()) == "> thought (4 words)"
+        reasoning = chat.views()[1].query_one("ReasoningView")
+        assert str(reasoning.render()) == "> reasoning (4 words)"
         await chat.press("tab", "t")
-        assert str(thought.render()) == "v thought (4 words)\nHm, let me see."
+        assert str(reasoning.render()) == "v reasoning (4 words)\nHm, let me see."
         await chat.press("shift+tab")
         await chat.say("bear")
         assert chat.shown()[2:] == ["bear", "It has 4."]
@@ -112,7 +112,7 @@ async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again
         (stored,) = store.chats()
     async with opened(FakeModel(), stored=stored) as chat:
         assert chat.shown() == ["Hi", ""]
-        assert str(chat.views()[1].query_one("Thought").render()) == "> thought (3 words)"
+        assert str(chat.views()[1].query_one("ReasoningView").render()) == "> reasoning (3 words)"
 
 
 async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened, schema: Path) -> None:
@@ -123,7 +123,7 @@ async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened,
         await chat.say(f"/schema {schema}")
         await chat.say("fox")
         assert json.loads(chat.shown()[1]) == {"age": 7}
-        assert not chat.views()[1].query_one("Thought").display
+        assert not chat.views()[1].query_one("ReasoningView").display
         assert thinker.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
         await chat.say("/schema off")
         await chat.say("bear")

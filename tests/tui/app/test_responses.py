@@ -5,7 +5,7 @@ import functools
 import pytest
 from textual.widgets.markdown import MarkdownBlock
 
-from edgeinfer_tui.app.message_view import MAX_LINES, AnswerText, CodeBlock, CopyLabel
+from edgeinfer_tui.app.message_view import MAX_LINES, CodeBlock, CopyLabel, ResponseText
 from edgeinfer_tui.app.model_status import status_text
 from edgeinfer_tui.app.model_thread import Progress
 from tests.tui.app.conftest import Chat, Opened, PacedModel
@@ -54,7 +54,7 @@ Last
 The end."""
 
 
-def blocks_of(answer: AnswerText) -> list[tuple[str, str]]:
+def blocks_of(answer: ResponseText) -> list[tuple[str, str]]:
     return [
         (type(block).__name__, block.code if isinstance(block, CodeBlock) else str(block.render()))
         for block in answer.query(MarkdownBlock)
@@ -107,7 +107,7 @@ async def test_json_is_shown_unchanged(opened: Opened, answer: str, code: str | 
         model.allow(len(answer))
         await chat.until(lambda: chat.views()[1].message.text == answer)
         await chat.settle()
-        text = chat.views()[1].query_one(AnswerText)
+        text = chat.views()[1].query_one(ResponseText)
         assert [block.code.rstrip("\n") for block in text.query(CodeBlock)] == ([code] if code else [])
         assert "is all." not in answer or ("MarkdownParagraph", "is all.") in blocks_of(text)
         await chat.press("tab", "c")
@@ -174,7 +174,7 @@ async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
 async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:
         await chat.say("Hi")
-        answer = chat.views()[1].query_one(AnswerText)
+        answer = chat.views()[1].query_one(ResponseText)
         whole = blocks_of(answer)
         assert len(whole) == 20
         await answer.show("")

@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
-from edgeinfer_offload.planner.plan_text import _Line
+from edgeinfer_offload.planner.plan_text import PlanLine
 from tests.edgeinfer.model_config.test_file_sizes import write_mixture
 from tests.random_models import ZOO
 from tests.tui.conftest import CommandLine
@@ -186,7 +186,7 @@ def test_a_number_below_its_minimum_is_wrong_usage(edgeinfer: CommandLine, optio
 
 
 def test_a_draft_whose_time_is_unknown_has_no_empty_cell() -> None:
-    line = _Line("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
+    line = PlanLine("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
     assert line.cells() == ("draft model", "cpu", "5.0", "-", "when it drafts")
-    line = _Line("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)
+    line = PlanLine("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)
     assert line.cells() == ("draft model", "cpu", "5.0", "1.500", "CPU memory, when it drafts")

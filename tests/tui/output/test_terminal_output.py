@@ -15,8 +15,8 @@ from typing import TextIO
 import pytest
 
 from edgeinfer_tui.failures import MAX_LINE, one_line, say
-from edgeinfer_tui.output.answer_output import print_answer, print_text
 from edgeinfer_tui.output.columns import print_columns
+from edgeinfer_tui.output.completion_output import print_completion, print_text
 from edgeinfer_tui.output.progress_line import ERASE, ProgressLine
 from edgeinfer_tui.output.terminal_output import OutputStream, control, guarded_output, help_output
 from edgeinfer_tui.output.transfer_progress import TransferProgress
@@ -52,7 +52,7 @@ def write_everything() -> None:
     print(ATTACK)
     print_text(ATTACK)
     print_columns(["NAME"], [[ATTACK]])
-    print_answer(FakeStream([ATTACK, "\n"], prompt_tokens=1), ProgressLine("", sys.stderr))
+    print_completion(FakeStream([ATTACK, "\n"], prompt_tokens=1), ProgressLine("", sys.stderr))
     say(ATTACK)
     with TransferProgress(sys.stderr) as progress:
         progress.say(ATTACK)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
     from edgeinfer_tui.app.chat_screen import ChatScreen
 
-DRAW_SECONDS = 0.05
+PAINT_SECONDS = 0.05
 CONSTRAINTS = ("schema", "grammar")
 NO_TEMPLATE = "no chat without a chat template; give one with --chat-template FILE"
 Result = TypeVar("Result")
@@ -133,7 +133,7 @@ class ChatController:
 
     async def _load(self, name: str | None) -> None:
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._options.loading)))
-        while not (await asyncio.wait({future}, timeout=DRAW_SECONDS))[0]:
+        while not (await asyncio.wait({future}, timeout=PAINT_SECONDS))[0]:
             self.screen.refresh_lines()
         await future
         model = self.thread.model
@@ -197,7 +197,7 @@ class ChatController:
         assert view is not None
         system = session.system
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
-        pause = DRAW_SECONDS
+        pause = PAINT_SECONDS
         while not (await asyncio.wait({future}, timeout=pause))[0]:
             begin = time.monotonic()
             self._report_shifts(answer)
@@ -205,7 +205,7 @@ class ChatController:
             self.screen.refresh_lines()
             await self.screen.drawn()
             # The layout of a long response takes long; most of the time is left for keys and for the model.
-            pause = max(DRAW_SECONDS, 2 * (time.monotonic() - begin))
+            pause = max(PAINT_SECONDS, 2 * (time.monotonic() - begin))
         await future
         self.running, self.latest = None, answer.latest
         await view.show(ended=True, failure=answer.error)

@@ -24,7 +24,7 @@ from edgeinfer_tui.app.message_input import MessageInput
 from edgeinfer_tui.app.message_view import MessageView
 from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
 from edgeinfer_tui.app.picker_screen import PickerScreen, models_here, past_chats
-from edgeinfer_tui.app.settings_screen import ChosenSettings, SettingsScreen
+from edgeinfer_tui.app.settings_screen import SavedSettings, SettingsScreen
 from edgeinfer_tui.app.transcript import Transcript
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
@@ -41,7 +41,7 @@ TWICE_SECONDS = 2.0
 COMPLETED = {"/model": model_names}
 """Slash command -> function that completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
-DRAWN_SECONDS = 1.0
+PAINTED_SECONDS = 1.0
 
 
 class ChatProgram(Protocol):
@@ -176,7 +176,7 @@ class ChatScreen(Screen[None]):
         self.app.push_screen(HelpScreen())
 
     def action_settings(self) -> None:
-        def take(chosen: ChosenSettings | None) -> None:
+        def take(chosen: SavedSettings | None) -> None:
             if chosen is not None:
                 self.chat.settings = chosen.generation
                 self.chat.set_system(chosen.system)
@@ -379,7 +379,7 @@ class ChatScreen(Screen[None]):
         drawn = asyncio.Event()
         self.call_after_refresh(drawn.set)
         with suppress(TimeoutError):
-            await asyncio.wait_for(drawn.wait(), DRAWN_SECONDS)
+            await asyncio.wait_for(drawn.wait(), PAINTED_SECONDS)
 
 
 def _reason(error: Exception) -> str:

@@ -80,12 +80,12 @@ class CodeBlock(MarkdownFence):
         yield from super().compose()
 
 
-class AnswerText(Markdown):
+class ResponseText(Markdown):
     """Markdown that is streamed."""
 
     DEFAULT_CSS = """
-    AnswerText { padding: 0; margin: 0; layout: vertical; height: auto; }
-    AnswerText > MarkdownParagraph { margin: 0 0 1 0; }
+    ResponseText { padding: 0; margin: 0; layout: vertical; height: auto; }
+    ResponseText > MarkdownParagraph { margin: 0 0 1 0; }
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class MessageHead(Static):
         view.ask(what)
 
 
-class Thought(Static):
+class ReasoningView(Static):
     """The reasoning of a response, folded to one line; a click unfolds it."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Thought(Static):
         self.display = bool(reply.reasoning)
         if self.display:
             words = len(reply.reasoning.split())
-            doing = "thinking ..." if reply.thinking else "thought"
+            doing = "thinking ..." if reply.thinking else "reasoning"
             head = f"{'v' if self.unfolded else '>'} {doing} ({words} words)"
             body = f"\n{reply.reasoning.strip().translate(HARMLESS)}" if self.unfolded else ""
             self.update(Content(head + body))
@@ -168,7 +168,7 @@ class MessageView(Vertical, can_focus=True):
         Binding("e", "ask('edit')", "edit"),
         Binding("r", "ask('again')", "again"),
         Binding("c", "ask('copy')", "copy"),
-        Binding("t", "thought", "thought"),
+        Binding("t", "reasoning", "reasoning"),
         *(Binding(str(number), f"code({number})", "copy code", show=False) for number in range(1, 10)),
     ]
 
@@ -194,14 +194,16 @@ class MessageView(Vertical, can_focus=True):
         self.message, self._speaker, self._thinks_first = message, speaker, thinks_first
         self._place, self._count = place, count
         self._head = MessageHead(classes="head")
-        self._thought = Thought()
-        self._text = AnswerText() if message.role == "assistant" else Static(markup=False, classes="message")
+        self._reasoning = ReasoningView()
+        self._text = (
+            ResponseText() if message.role == "assistant" else Static(markup=False, classes="message")
+        )
         self._failure = Static(markup=False, classes="failure")
         self._unfolded = False
 
     def compose(self) -> ComposeResult:
         yield self._head
-        yield self._thought
+        yield self._reasoning
         yield self._text
         yield self._failure
 
@@ -212,12 +214,12 @@ class MessageView(Vertical, can_focus=True):
     async def show(self, ended: bool, failure: str | None = None) -> None:
         """Display the current text; `ended` False: more will follow."""
         self._show_head(ended)
-        if isinstance(self._text, AnswerText):
+        if isinstance(self._text, ResponseText):
             reply = self._reply(ended)
-            self._thought.show(reply)
+            self._reasoning.show(reply)
             await self._text.show(reply.response, ended)
         else:
-            self._thought.display = False
+            self._reasoning.display = False
             self._show_message(self._text)
         if failure is not None:
             self._failure.update(Content(failure))
@@ -229,15 +231,15 @@ class MessageView(Vertical, can_focus=True):
     def action_ask(self, what: str) -> None:
         self.ask(what)
 
-    def action_thought(self) -> None:
+    def action_reasoning(self) -> None:
         if self.message.role == "assistant":
-            self._thought.toggle()
+            self._reasoning.toggle()
         elif isinstance(self._text, Static):
             self._unfolded = not self._unfolded
             self._show_message(self._text)
 
     def action_code(self, number: int) -> None:
-        codes = list(self._text.codes()) if isinstance(self._text, AnswerText) else []
+        codes = list(self._text.codes()) if isinstance(self._text, ResponseText) else []
         if number <= len(codes):
             self.app.copy_to_clipboard(codes[number - 1])
             self.app.notify(f"copied block {number}", timeout=2)
@@ -254,7 +256,7 @@ class MessageView(Vertical, can_focus=True):
         found = {"e": "edit", "r": "again", "c": "copy"}
         if self._can_unfold():
             found["t"] = "unfold"
-        codes = list(self._text.codes()) if isinstance(self._text, AnswerText) else []
+        codes = list(self._text.codes()) if isinstance(self._text, ResponseText) else []
         found |= {str(number): "copy code" for number in range(1, min(len(codes), 9) + 1)}
         return found
 
@@ -276,7 +278,7 @@ class MessageView(Vertical, can_focus=True):
 
     def _can_unfold(self) -> bool:
         if self.message.role == "assistant":
-            return bool(self._thought.display)
+            return bool(self._reasoning.display)
         return len(self.message.text.split("\n")) > MAX_LINES
 
     def _reply(self, ended: bool) -> Reply:

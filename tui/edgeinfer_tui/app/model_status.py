@@ -26,7 +26,7 @@ FREE = "."
 
 
 @dataclass(frozen=True)
-class PlaceShare:
+class DeviceShare:
     """Bytes by kind on one device; `room`: usable bytes, 0 if unknown."""
 
     place: str
@@ -38,7 +38,7 @@ class PlaceShare:
         return sum(self.kinds.values())
 
 
-def place_shares(plan: Any) -> list[PlaceShare]:
+def device_shares(plan: Any) -> list[DeviceShare]:
     """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
     for place, name in PLACES.items():
@@ -48,7 +48,7 @@ def place_shares(plan: Any) -> list[PlaceShare]:
                 kinds[_kind(item.item)] += item.bytes
         room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(place, 0)
         if any(kinds.values()):
-            shares.append(PlaceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
+            shares.append(DeviceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
     return shares
 
 
@@ -60,7 +60,7 @@ def _kind(item: str) -> str:
     return "workspace" if "workspace" in item else "weights"
 
 
-def drawn(shares: list[PlaceShare], width: int) -> list[Content]:
+def drawn(shares: list[DeviceShare], width: int) -> list[Content]:
     """Lines of at most `width` columns: for each device a bar of its usable memory and a legend."""
     lines: list[Content] = []
     for share in shares:
@@ -74,7 +74,7 @@ def drawn(shares: list[PlaceShare], width: int) -> list[Content]:
     return lines[:-1]
 
 
-def _bar(share: PlaceShare, width: int) -> Content:
+def _bar(share: DeviceShare, width: int) -> Content:
     """Every kind gets at least one column, however small it is."""
     whole = max(share.room, share.total)
     parts = []
@@ -113,7 +113,7 @@ class MemoryPanel(Static):
             self.update(Content("no model is loaded, or its engine has no plan"))
             return
         plan, width = self._plan, max(10, self.content_size.width)
-        lines = [Content.styled("Memory", "bold underline"), *drawn(place_shares(plan), width), Content("")]
+        lines = [Content.styled("Memory", "bold underline"), *drawn(device_shares(plan), width), Content("")]
         if (rate := plan.prediction.decode_tokens_per_second) > 0:
             lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
         lines += [Content(f"so that it fits, {relaxation}") for relaxation in plan.relaxations]

@@ -18,7 +18,7 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "max_token
 
 
 @dataclass(frozen=True)
-class ChosenSettings:
+class SavedSettings:
     """The values when the screen was closed."""
 
     system: str | None
@@ -44,7 +44,7 @@ def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]
     return settings
 
 
-class SettingsScreen(ModalScreen[ChosenSettings | None]):
+class SettingsScreen(ModalScreen[SavedSettings | None]):
     """Returns the new settings, or None if they are unchanged."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -100,4 +100,4 @@ class SettingsScreen(ModalScreen[ChosenSettings | None]):
             wrong.update(str(error))
             wrong.scroll_visible()
             return
-        self.dismiss(ChosenSettings(self.query_one("#system", TextArea).text.strip() or None, generation))
+        self.dismiss(SavedSettings(self.query_one("#system", TextArea).text.strip() or None, generation))

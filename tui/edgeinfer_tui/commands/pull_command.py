@@ -93,10 +93,10 @@ def _outcome(pulled: "Pulled") -> list[str]:
             lines.append(f"{file.path.name}: sha256 as {file.digest_source} says")
         elif not file.was_there:
             lines.append(f"{file.path.name}: nobody says what its sha256 must be; it is {file.sha256}")
-    return [*lines, *_draft_remark(pulled.name)]
+    return [*lines, *_draft_warning(pulled.name)]
 
 
-def _draft_remark(name: str) -> list[str]:
+def _draft_warning(name: str) -> list[str]:
     """A hint to pull the draft model, if it isn't on this disk yet."""
     from edgeinfer.registry.registry import find_model, read_registry, split_quant
 

@@ -17,8 +17,8 @@ from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.parsed_options import ParsedOptions, parsed_options
 from edgeinfer_tui.options.settings import filled
-from edgeinfer_tui.output.answer_output import print_answer, print_text
 from edgeinfer_tui.output.columns import shown_bytes
+from edgeinfer_tui.output.completion_output import print_completion, print_text
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, shown_time
 from edgeinfer_tui.output.script_output import collected, print_failure, print_record, prompts_by_line
 from edgeinfer_tui.output.status_line import context_lines, status_line
@@ -87,10 +87,10 @@ def _run(options: ParsedOptions, named: bool) -> None:
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )
-    _answer_with(options, store, text)
+    _complete_with(options, store, text)
 
 
-def _answer_with(options: ParsedOptions, store: "SessionStore | None", text: str | None) -> None:
+def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: str | None) -> None:
     """Load the model and complete the prompt `text`, or each line of the input, or chat."""
     start = time.perf_counter()
     with _load(options) as loaded:
@@ -102,7 +102,7 @@ def _answer_with(options: ParsedOptions, store: "SessionStore | None", text: str
         session = None if store is None else _session(store, options)
         interrupts.raise_exception()
         if options.batch:
-            _answer_batch(loaded, options)
+            _complete_batch(loaded, options)
         elif text is None:
             if store is not None and (greeting := store.greeting()):
                 print(greeting, file=sys.stderr)
@@ -139,7 +139,7 @@ def _is_here(name: str) -> bool:
     return True
 
 
-def _answer_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
+def _complete_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
     """Complete each line of standard input; a failure is reported, and the next line follows."""
     from edgeinfer.errors import EdgeInferError
 
@@ -221,7 +221,7 @@ def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "Ch
         answer = collected(stream, progress)
         print_record(answer, loaded.name, text)
     else:
-        answer = print_answer(stream, progress, column=column)
+        answer = print_completion(stream, progress, column=column)
         _report(answer, loaded, options)
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)

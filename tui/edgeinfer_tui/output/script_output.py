@@ -25,7 +25,7 @@ def collected(stream: Stream, progress: ProgressLine) -> "Generation":
     return stream.result
 
 
-def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, Any]:
+def completion_record(answer: "Generation", model: str, prompt: str) -> dict[str, Any]:
     """One completion with its usage in tokens and its timings in seconds."""
     speed = answer.speed
     found: dict[str, Any] = {
@@ -57,7 +57,7 @@ def answer_record(answer: "Generation", model: str, prompt: str) -> dict[str, An
 
 def print_record(answer: "Generation", model: str, prompt: str) -> None:
     """Print the record on a line of stdout and flush."""
-    print(json.dumps(answer_record(answer, model, prompt), ensure_ascii=False), flush=True)
+    print(json.dumps(completion_record(answer, model, prompt), ensure_ascii=False), flush=True)
 
 
 def print_failure(error: Exception, model: str, prompt: str) -> None:

@@ -8,7 +8,7 @@ from edgeinfer_tui.chat_session import ChatSession
 from edgeinfer_tui.command_words import completions, no_such_command
 from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import LoadedModel, Stream
-from edgeinfer_tui.output.answer_output import print_answer
+from edgeinfer_tui.output.completion_output import print_completion
 from edgeinfer_tui.output.progress_line import ProgressLine
 from edgeinfer_tui.output.status_line import context_lines, status_line
 from edgeinfer_tui.terminal_chat.line_input import FENCE, LineInput
@@ -93,7 +93,7 @@ class LineChat:
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
             stream = begin({**self._settings, "progress": progress.update})
-            self._last = print_answer(stream, progress)
+            self._last = print_completion(stream, progress)
         except BrokenPipeError:
             raise
         except Exception as error:

@@ -24,9 +24,10 @@ class Structure(ctypes.Structure):
     """
 
     def __init__(self, *fields: float, **values: float) -> None:
-        unknown = values.keys() - {name for name, *_ in self._fields_}
+        unknown = values.keys() - field_types(type(self)).keys()
         if unknown:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+            wanted = ", ".join(field_types(type(self)))
+            raise TypeError(f"{type(self).__name__}: saw the field {min(unknown)}, wanted {wanted}")
         super().__init__(*fields, **values)
 
 

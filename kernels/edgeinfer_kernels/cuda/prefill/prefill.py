@@ -7,13 +7,13 @@ avoid overflow; sums and hidden states are float32.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSizes
-from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.attention import PromptSpace
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -100,8 +100,8 @@ class Prefill:
         self.apply_next_norm(chunk, -1)
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
-                self._before_layer(chunk, block.index.layer)
-            device_module(block.residual.block.kind).prefill(self, chunk, number, block)
+                self._before_layer(chunk, number)
+            block.module.prefill(self, chunk, number, block)
             stage = exchange.stages.after[number] if exchange else 0
             if exchange and stage:
                 exchange.send(x)
@@ -109,11 +109,12 @@ class Prefill:
                 self.apply_next_norm(chunk, number)
         return x
 
-    def _before_layer(self, chunk: Chunk, layer: int) -> None:
-        for block in chunk.blocks:
-            module = device_module(block.residual.block.kind)
-            if block.index.layer == layer and hasattr(module, "before_layer_prefill"):
-                module.before_layer_prefill(self, chunk, block)
+    def _before_layer(self, chunk: Chunk, number: int) -> None:
+        """Run what the blocks of a layer, whose first is block `number`, run before it."""
+        layer = chunk.blocks[number].index.layer
+        for block in takewhile(lambda each: each.index.layer == layer, islice(chunk.blocks, number, None)):
+            if hasattr(block.module, "before_layer_prefill"):
+                block.module.before_layer_prefill(self, chunk, block)
 
     def apply_next_norm(self, chunk: Chunk, number: int) -> None:
         """Apply to x the norm after block `number`."""

@@ -1,8 +1,10 @@
 """The blocks of a prefill: those on the device, or all of a split model, with the CPU's weights streamed."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
@@ -24,6 +26,11 @@ class PromptBlock:
     norms: DeviceNorms
     state: Any = None
     streamed_experts: ExpertStacks | None = None
+
+    @cached_property
+    def module(self) -> Any:
+        """The module of the block's kind."""
+        return device_module(self.residual.block.kind)
 
     @property
     def weights(self) -> Any:

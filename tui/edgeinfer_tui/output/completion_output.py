@@ -17,7 +17,7 @@ def print_text(text: str, out: TextIO | None = None) -> None:
     WordWrap(out).write(text if text.endswith("\n") else f"{text}\n")
 
 
-def print_answer(
+def print_completion(
     stream: Stream, progress: ProgressLine, out: TextIO | None = None, column: int = 0
 ) -> "Generation":
     """Print tokens as they are generated and a newline after the last; return the completion with its
