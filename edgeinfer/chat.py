@@ -7,13 +7,12 @@ from typing import Any, Unpack
 from edgeinfer.chat_templates.reasoning import without_reasoning
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.engine.native_engine import shared_prefix
-from edgeinfer.errors import ContextOverflowError, SettingError
+from edgeinfer.errors import ContextOverflowError, SettingError, shown
 from edgeinfer.generation.context_shift import SINKS
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.options import ChatKeywords
 from edgeinfer.options.run_options import COUNTS, PROMPT_FORMAT, run_options
 from edgeinfer.results import Generation
-from edgeinfer.shown import shown
 
 Message = dict[str, Any]
 NOT_IN_CHATS = COUNTS + PROMPT_FORMAT

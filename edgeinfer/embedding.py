@@ -6,8 +6,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.errors import SettingError
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
 
 Pooling = Literal["mean", "cls", "last"]
 Vectors = npt.NDArray[np.float32]

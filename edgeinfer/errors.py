@@ -1,4 +1,13 @@
-"""The error classes for users: one line that states the value given and the value expected."""
+"""The errors for users, one line with the value given and the value expected, and how they quote values."""
+
+import reprlib
+
+LONGEST = 60
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = LONGEST
+_SHORT.maxlevel = 2
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 4
 
 
 class EdgeInferError(Exception):
@@ -63,3 +72,19 @@ class ModelFileError(EdgeInferError):
 
 class DeviceError(EdgeInferError):
     """The GPU failed during generation."""
+
+
+def shown(value: object, longest: int = LONGEST) -> str:
+    """`repr` of a value, at most `longest` characters; the middle of a long text is omitted."""
+    try:
+        text = _SHORT.repr(value)
+    except Exception:  # from the value's __repr__, or an integer with more digits than Python prints
+        text = f"<{type(value).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """A name without line breaks and unprintable characters, at most `longest` characters."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in text[: longest + 1])
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"

@@ -1,7 +1,7 @@
 """Order of a model's neurons by activity, hottest first, and the activity profile in the new order."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgeinfer.errors import SettingError
@@ -17,8 +17,17 @@ from edgeinfer_quant_formats import FormatError, GGUFFile
 from edgeinfer_quant_formats.quantizer.neuron_order import Order, hottest_first, neurons_a_block
 
 
-def hot_first_orders(file: GGUFFile) -> tuple[dict[int, Order], ActivityProfile, str]:
-    """Return layer -> order of its neurons; the profile used; a line that says which rows move together.
+@dataclass(frozen=True)
+class HotFirst:
+    """Layer -> order of its neurons; the profile used; a line that says which rows move together."""
+
+    orders: Mapping[int, Order] = field(default_factory=dict)
+    profile: ActivityProfile | None = None
+    note: str = ""
+
+
+def hot_first_orders(file: GGUFFile) -> HotFirst:
+    """Return the order of the neurons by the model's profile.
 
     Raises:
         SettingError: the model has no profile, or one that doesn't match it.
@@ -45,7 +54,7 @@ def hot_first_orders(file: GGUFFile) -> tuple[dict[int, Order], ActivityProfile,
             )
         orders[layer] = hottest_first(counts.sum(axis=0), block)
         together.add(block)
-    return orders, profile, _note(len(orders), together)
+    return HotFirst(orders, profile, _note(len(orders), together))
 
 
 def _note(layers: int, together: set[int]) -> str:

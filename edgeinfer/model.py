@@ -14,7 +14,7 @@ from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions,
 from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.errors import EdgeInferError, SettingError, shown
 from edgeinfer.generation.context_shift import SINKS, ContextShift
 from edgeinfer.generation.prefill import context_overflow
 from edgeinfer.generation.request import Prompt, request_of
@@ -24,7 +24,6 @@ from edgeinfer.options import ChatKeywords, GenerateKeywords, RunKeywords, RunOp
 from edgeinfer.options.run_options import run_options
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.results import Generation
-from edgeinfer.shown import shown
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Drafter

@@ -11,9 +11,8 @@ from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.chat_templates.tool_calls import Tool, check_tools
 from edgeinfer.engine.protocols import TextTokenizer
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import SettingError, shown
 from edgeinfer.generation.request import Prompt, messages_of
-from edgeinfer.shown import shown
 
 
 class PromptEncoding:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.errors import SettingError
-from edgeinfer.hot_first import hot_first_orders, save_reordered
+from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
@@ -71,28 +71,41 @@ def quantize(
     The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
     errors that a user can fix, `OSError` if the disk is full.
     """
-    mix = None if hot_first and type is None else find_mix(type or DEFAULT_TYPE)
+    threads = _checked_threads(threads)
     options = _type_options(pure, output_type, embedding_type, overrides or {})
-    if threads is not None and threads < 1:
-        raise SettingError(f"threads: saw {threads}, wanted a whole number of at least 1, or None")
     given = None if importance is None else read_importance(importance)
     with GGUFFile.open(find_model(model).path) as file:
-        orders, profile, warning = hot_first_orders(file) if hot_first else ({}, None, None)
-        plan = plan_quantization(file, mix, options, given) if mix else plan_as_it_is(file)
-        _check_patterns(file, plan, options)
-        place = None if target is None else Path(target)
-        warnings = (*([warning] if warning else []), *_warnings(plan, given))
-        done = Quantization(file.path, file.nbytes, place, plan, warnings)
-        _check_requantizing(plan, allow_requantize)
+        hot = hot_first_orders(file) if hot_first else HotFirst()
+        done = _planned(file, None if target is None else Path(target), type, options, given, hot)
+        _check_requantizing(done.plan, allow_requantize)
         if dry_run:
             return done
-        place = _checked_target(place, file, plan, overwrite)
-        start = time.perf_counter()
-        metadata = _importance_metadata(importance, given)
-        _write(ReorderedFile(file, orders), reordered_plan(plan, orders), place, metadata, threads, progress)
-        if profile:
-            save_reordered(profile, orders, place)
-        return replace(done, seconds=time.perf_counter() - start)
+        place = _checked_target(done.target, file, done.plan, overwrite)
+        seconds = _write(file, done.plan, hot, place, _metadata_of(importance, given), threads, progress)
+        return replace(done, seconds=seconds)
+
+
+def _checked_threads(threads: int | None) -> int:
+    if threads is not None and threads < 1:
+        raise SettingError(f"threads: saw {threads}, wanted a whole number of at least 1, or None")
+    return threads or usable_cpus()
+
+
+def _planned(
+    file: GGUFFile,
+    target: Path | None,
+    type: str | None,
+    options: TypeOptions,
+    importance: Importance | None,
+    hot: HotFirst,
+) -> Quantization:
+    mix = None if hot.orders and type is None else find_mix(type or DEFAULT_TYPE)
+    plan = plan_quantization(file, mix, options, importance) if mix else plan_as_it_is(file)
+    idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
+    if idle:
+        raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
+    warnings = [hot.note] if hot.note else []
+    return Quantization(file.path, file.nbytes, target, plan, (*warnings, *_warnings(plan, importance)))
 
 
 def _type_options(
@@ -119,12 +132,6 @@ def _weight_format(setting: str, name: str) -> FormatSpec:
         return weight_format(name)
     except FormatError as error:
         raise SettingError(f"{setting}: {error}") from None
-
-
-def _check_patterns(file: GGUFFile, plan: QuantizationPlan, options: TypeOptions) -> None:
-    idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
-    if idle:
-        raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
 
 
 def _check_requantizing(plan: QuantizationPlan, allowed: bool) -> None:
@@ -156,7 +163,7 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
     return target
 
 
-def _importance_metadata(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
+def _metadata_of(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
     """Metadata that llama.cpp's quantizer writes for an importance matrix."""
     if importance is None:
         return {}
@@ -196,14 +203,21 @@ def _tensors(count: int) -> str:
 def _write(
     file: GGUFFile,
     plan: QuantizationPlan,
+    hot: HotFirst,
     target: Path,
     metadata: Mapping[str, str | int],
-    threads: int | None,
+    threads: int,
     progress: Progress | None,
-) -> None:
+) -> float:
+    """Write the file, and its profile if its neurons are reordered; return the seconds that it took."""
+    start = time.perf_counter()
+    ordered, plan = ReorderedFile(file, hot.orders), reordered_plan(plan, hot.orders)
     try:
-        write_quantized(file, plan, target, metadata, threads or usable_cpus(), progress)
+        write_quantized(ordered, plan, target, metadata, threads, progress)
     except OSError as error:
         if error.strerror and error.filename is None:
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
+    if hot.profile:
+        save_reordered(hot.profile, hot.orders, target)
+    return time.perf_counter() - start

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeinfer.engine.protocols import TextTokenizer
@@ -48,7 +47,8 @@ class ChatFormat:
         template that the file uses with tools; `now`: the clock of `strftime_now`.
         """
         self.template_source = template_source
-        self.tool_template_source = tool_template_source
+        self._tool_source = template_source if tool_template_source is None else tool_template_source
+        self._templates: dict[str, ChatTemplate] = {}
         texts = {"bos_token": bos_text, "eos_token": eos_text, **(special_texts or {})}
         self._special_texts = {name: text for name, text in texts.items() if text is not None}
         self._now = now
@@ -104,13 +104,6 @@ class ChatFormat:
         Raises:
             ChatTemplateError: there is no template, or it fails; the text gives the line.
         """
-        with_tools = tools is not None and self.tool_template_source is not None
-        source = self.tool_template_source if with_tools else self.template_source
-        if source is None:
-            raise ChatTemplateError(
-                f"{_KEY} is missing: the file doesn't say how its model wants a chat written. "
-                "Name a Jinja template with --chat-template FILE"
-            )
         values: dict[str, Any] = {
             **self._special_texts,
             "messages": [_with_reasoning(message) for message in messages],
@@ -119,28 +112,24 @@ class ChatFormat:
             "add_generation_prompt": add_generation_prompt,
             **variables,
         }
-        template = self._tool_template if with_tools else self._template
-        return template.render(values)
+        return self._template(tools is not None).render(values)
 
     def variables(self, with_tools: bool = False) -> frozenset[str]:
         """The variables that the template reads, with tools or without. Raises `ChatTemplateError`."""
-        for_tools = with_tools and self.tool_template_source is not None
-        return (self._tool_template if for_tools else self._template).variables
+        return self._template(with_tools).variables
 
-    @cached_property
-    def _template(self) -> "ChatTemplate":
-        return self._compiled(self.template_source)
+    def _template(self, with_tools: bool) -> "ChatTemplate":
+        source = self._tool_source if with_tools else self.template_source
+        if source is None:
+            raise ChatTemplateError(
+                f"{_KEY} is missing: the file doesn't say how its model wants a chat written. "
+                "Name a Jinja template with --chat-template FILE"
+            )
+        if source not in self._templates:
+            from edgeinfer.chat_templates.chat_template import ChatTemplate  # imports Jinja
 
-    @cached_property
-    def _tool_template(self) -> "ChatTemplate":
-        return self._compiled(self.tool_template_source)
-
-    def _compiled(self, source: str | None) -> "ChatTemplate":
-        from edgeinfer.chat_templates.chat_template import (
-            ChatTemplate,  # imports Jinja, which is not always needed
-        )
-
-        return ChatTemplate(source or "", self._now)
+            self._templates[source] = ChatTemplate(source, self._now)
+        return self._templates[source]
 
 
 def _with_reasoning(message: Message) -> Message:

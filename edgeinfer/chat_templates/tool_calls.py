@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.errors import SettingError
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
 
 Tool = Mapping[str, Any]
 """As in OpenAI's API: {"type": "function", "function": {"name": …, "parameters": a schema}}, or its inner

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.transfer import RetryPolicy, read_start
 from edgeinfer.errors import DownloadError
 from edgeinfer.planning.model_plan import model_sizes

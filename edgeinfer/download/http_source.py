@@ -10,14 +10,13 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import IO, Any
 from urllib.parse import urlsplit
 
 from edgeinfer.download.digests import digest_in, strong_tag
-from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
 
 MAX_PER_REQUEST = 16 << 30
@@ -38,6 +37,24 @@ class TryAgain(Exception):  # noqa: N818 - no failure yet
 
 class NothingThere(Exception):  # noqa: N818
     """The server has no byte at that offset."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """Address of a file. Unknown values are None; the server's response may provide them."""
+
+    url: str
+    name: str
+    """Local file name, including folders of its repository."""
+    size_bytes: int | None = None
+    sha256: str | None = None
+    """64 hexadecimal digits."""
+    digest_source: str = ""
+    """Source of `sha256`: "models.toml", "the hub"."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every request to this host only: a token, the name of this program."""
+    login: str = ""
+    """Advice for the user if the server requires a login."""
 
 
 @dataclass(frozen=True)

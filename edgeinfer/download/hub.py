@@ -8,10 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.errors import DownloadError, OfflineError
-from edgeinfer.registry.model_file import LATER_PART, PROJECTOR
-from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.model_file import LATER_PART, PROJECTOR, quant_of
 
 ASK_SECONDS = 20.0
 ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")

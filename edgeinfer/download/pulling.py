@@ -9,18 +9,17 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from edgeinfer.download.header_check import refuse_unsupported
 from edgeinfer.download.header_sizes import remote_sizes
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
 from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.quant_choice import QuantOption, choose_quant
-from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, check_room, fetch
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.options.load_options import EngineName
 from edgeinfer.planning.fit import known_machine
 from edgeinfer.registry.entries import RegistryEntry, read_registry
 from edgeinfer.registry.found_models import OtherFolders
-from edgeinfer.registry.model_file import ModelFile, parts_of
-from edgeinfer.registry.quant_names import bits_of
+from edgeinfer.registry.model_file import ModelFile, bits_of, parts_of
 from edgeinfer.registry.registry import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats import GGUFFile

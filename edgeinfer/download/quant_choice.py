@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from edgeinfer.errors import DownloadError, UnsupportedModelError
 from edgeinfer.planning.fit import Fit, fit
-from edgeinfer.registry.quant_names import bits_of
+from edgeinfer.registry.model_file import bits_of
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats.errors import FormatError

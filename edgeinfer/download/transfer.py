@@ -13,12 +13,12 @@ from edgeinfer.download.http_source import (
     MAX_PER_REQUEST,
     Answer,
     NothingThere,
+    RemoteFile,
     TryAgain,
     describe,
     request,
 )
 from edgeinfer.download.partial_file import CHUNK, PartialFile, Version, held
-from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.errors import UnsupportedTypeError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes

@@ -13,8 +13,7 @@ import numpy as np
 
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.errors import SettingError
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
 
 SINKS = 4
 """Minimum number of first tokens that are kept."""

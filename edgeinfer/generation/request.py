@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeinfer.engine.protocols import Progress
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import SettingError, shown
 from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer.options import RunOptions, SamplingParams
 from edgeinfer.results import FinishReason
-from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import SettingError, shown
 from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.request import Request
 from edgeinfer.generation.sequences import SequenceGroup, best_completions
-from edgeinfer.plain_numbers import plain_number
+from edgeinfer.options.option_field import plain_number
 from edgeinfer.results import Generation
-from edgeinfer.shown import shown
 from edgeinfer.structured.constraint import Constraint
 
 MAX_COMPLETIONS = 256

@@ -11,6 +11,7 @@ from edgeinfer.errors import (
     OutOfMemoryError,
     SettingError,
     UnsupportedModelError,
+    shown,
 )
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
@@ -23,7 +24,6 @@ from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import embedding_rows
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.registry.registry import ModelFile, find_model
-from edgeinfer.shown import shown
 from edgeinfer.snapshots.store import SnapshotStore, file_fingerprint, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder

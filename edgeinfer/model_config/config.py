@@ -9,7 +9,6 @@ import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
-from edgeinfer.model_config.experts_config import GATINGS, MAX_EXPERTS, ExpertsConfig
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
@@ -21,6 +20,24 @@ from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 4096
+MAX_EXPERTS = 1024
+GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_selected"}
+"""The meaning of expert_gating_func values."""
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """The MoE config, the same in all layers after the first `dense_layers`."""
+
+    count: int
+    used: int
+    feed_forward: int
+    """Length of an expert's intermediate activations; `shared`: of the shared expert's, 0: there is none."""
+    shared: int
+    gating: Gating
+    normalized: bool
+    scale: float
+    dense_layers: int
 
 
 @dataclass(frozen=True)

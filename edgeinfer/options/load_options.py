@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
-from edgeinfer.errors import SettingError
-from edgeinfer.options.option_field import Progress, check_names, check_options, option, options_from, whole
-from edgeinfer.plain_numbers import plain_number
-from edgeinfer.shown import shown
-from edgeinfer.sizes import parse_bytes
+from edgeinfer.errors import SettingError, shown
+from edgeinfer.options.option_field import (
+    Progress,
+    check_names,
+    check_options,
+    option,
+    options_from,
+    plain_number,
+    whole,
+)
 from edgeinfer.speculation.drafter import Drafter
 
 MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
@@ -22,6 +27,8 @@ MAX_TREE_WIDTH = 8
 KvType = Literal["f32", "f16", "q8_0", "q4_0"]
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MODEL = "Model and devices"
 PROMPT = "Prompt"
 
@@ -31,8 +38,22 @@ def is_device(name: str) -> bool:
     return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
 
 
-def _bytes(name: str, size: Any) -> int | None:
-    return parse_bytes(name, plain_number(size))
+def parse_bytes(name: str, size: Any) -> int | None:
+    """Bytes of a setting: an integer, or "8GiB", "512 MB", "2G"; None stays None.
+
+    Raises:
+        SettingError: another format.
+    """
+    size = plain_number(size)
+    if size is None:
+        return None
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower(), re.ASCII)
+        if found and found[2] != "i":
+            return int(float(found[1]) * (UNITS | BINARY_UNITS)[found[2]])
+    elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    raise SettingError(f'{name}: saw {shown(size)}, wanted bytes or a size like "8GiB"')
 
 
 def _draft(name: str, draft: Any) -> Any:
@@ -98,11 +119,11 @@ class LoadOptions:
     )  # fmt: skip
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench")
     vram: int | None = _option(
-        None, "Maximum GPU memory, as 8GiB.", argument="size", convert=_bytes, metavar="SIZE",
+        None, "Maximum GPU memory, as 8GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
         commands="run chat serve plan", default_note="what is free",
     )  # fmt: skip
     ram: int | None = _option(
-        None, "Maximum main memory, as 12GiB.", argument="size", convert=_bytes, metavar="SIZE",
+        None, "Maximum main memory, as 12GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
         commands="run chat serve plan", default_note="what is free",
     )  # fmt: skip
     threads: int | None = _option(

@@ -10,12 +10,11 @@ import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from numbers import Real
 from types import UnionType
 from typing import Any, Literal
 
-from edgeinfer.errors import SettingError
-from edgeinfer.plain_numbers import plain_number
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
 
 MAX_WHOLE = 2**63 - 1
 """Integers beyond this are out of every range."""
@@ -188,3 +187,10 @@ def texts(name: str, given: object) -> tuple[str, ...]:
     if not isinstance(given, Iterable):
         raise SettingError(f"{name}: saw {shown(given)}, wanted a text, or a list of texts")
     return tuple(given)
+
+
+def plain_number(value: Any) -> Any:
+    """The `int` or `float` value of a numpy scalar; other values unchanged. Doesn't import numpy."""
+    if type(value).__module__ == "numpy" and issubclass(type(value), Real):
+        return value.item()
+    return value

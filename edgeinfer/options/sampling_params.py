@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Self, TypedDict
 
-from edgeinfer.errors import SettingError
-from edgeinfer.options.option_field import Range, check_names, check_options, option, options_from, whole
-from edgeinfer.plain_numbers import plain_number
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
+from edgeinfer.options.option_field import (
+    Range,
+    check_names,
+    check_options,
+    option,
+    options_from,
+    plain_number,
+    whole,
+)
 
 SAMPLERS = "Samplers, in the order in which they are applied"
 GENERATION = "Generation"

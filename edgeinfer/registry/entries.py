@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
 from edgeinfer.errors import RegistryError, SettingError
-from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.toml_files import TomlError, read_toml
 from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats.errors import printable

@@ -6,8 +6,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.support import ModelSupport, model_support, unsupported_type
 from edgeinfer.planning.fit import Fit, fit, with_known_speeds
 from edgeinfer.planning.model_plan import sizes_of, usual_context
-from edgeinfer.registry.model_file import ModelFile
-from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.model_file import ModelFile, quant_of
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError

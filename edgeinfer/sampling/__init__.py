@@ -6,7 +6,7 @@ among equals. `docs/user/sampling.md` describes each setting.
 """
 
 from edgeinfer.options import SamplingParams
-from edgeinfer.sampling.logprobs import logprobs
+from edgeinfer.sampling.candidates import logprobs
 from edgeinfer.sampling.sampler import Sampler, SamplerState
 
 __all__ = ["Sampler", "SamplerState", "SamplingParams", "logprobs"]

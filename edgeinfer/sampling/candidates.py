@@ -1,4 +1,6 @@
-"""Partial sorting: the best few of many candidates."""
+"""Partial sorting: the best few of many candidates, and their log-probabilities."""
+
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -57,3 +59,16 @@ def tempered_softmax(logits: Floats, temperature: float) -> npt.NDArray[np.float
     with np.errstate(over="ignore", under="ignore"):
         weights = np.exp((logits - logits.max()) / max(temperature, COLDEST))
     return np.asarray(weights / weights.sum(dtype=np.float64), dtype=np.float64)
+
+
+def logprobs(logits: Floats, sampled: int, top_n: int = 0) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Natural log-probability of `sampled` and of the `top_n` best, from raw logits (V,).
+
+    Returns that of the sampled token, and pairs (id, log-probability), falling, lowest id first among equals.
+    """
+    peak = float(logits.max())
+    # The peak is subtracted first: added to the logarithm, a large one would absorb it.
+    total = math.log(float(np.exp(logits - peak).sum(dtype=np.float64)))
+    best = highest(logits, top_n) if top_n > 0 else ()
+    top = tuple((int(token_id), float(logits[token_id]) - peak - total) for token_id in best)
+    return float(logits[sampled]) - peak - total, top

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgeinfer.errors import shown
 from edgeinfer.serving import replies
-from edgeinfer.shown import shown
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_HOST = "*"

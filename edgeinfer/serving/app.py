@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
+from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError, shortened, shown
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.model import Model
 from edgeinfer.serving import replies
@@ -36,7 +36,6 @@ from edgeinfer.serving.requests import (
     text_request,
 )
 from edgeinfer.serving.response_formats import ChatResponses, ResponseFormat, TextResponses
-from edgeinfer.shown import shortened, shown
 
 CLIENT_LEFT = 499
 """HTTP status that is logged when a client disconnects."""

@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from edgeinfer.errors import shortened, shown
 from edgeinfer.options import RunOptions, SamplingParams
 from edgeinfer.options.option_field import options_of
-from edgeinfer.shown import shortened, shown
 
 MAX_FIELDS = 100
 

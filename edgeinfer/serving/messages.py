@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from edgeinfer.errors import shown
 from edgeinfer.serving.fields import RequestError, check_inner_fields, checked_list
-from edgeinfer.shown import shown
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

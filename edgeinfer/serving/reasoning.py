@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeinfer.chat_templates.template_options import Thinking
+from edgeinfer.errors import shown
 from edgeinfer.serving.fields import RequestError
-from edgeinfer.shown import shown
 
 EFFORT = "reasoning_effort"
 VARIABLES = "chat_template_kwargs"

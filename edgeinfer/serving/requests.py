@@ -8,6 +8,7 @@ from typing import Any
 
 from edgeinfer.chat_templates.template_options import Thinking
 from edgeinfer.chat_templates.tool_calls import check_tools
+from edgeinfer.errors import shown
 from edgeinfer.serving import fields
 from edgeinfer.serving.fields import (
     RequestError,
@@ -20,7 +21,6 @@ from edgeinfer.serving.fields import (
 )
 from edgeinfer.serving.messages import checked_messages
 from edgeinfer.serving.reasoning import template_settings
-from edgeinfer.shown import shown
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 64

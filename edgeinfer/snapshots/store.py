@@ -21,7 +21,7 @@ from edgeinfer.snapshots.snapshot_file import (
 )
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.system.private_folder import ensure_private
-from edgeinfer_quant_formats.processes import is_alive
+from edgeinfer_quant_formats.gguf.writer import is_alive
 
 Result = TypeVar("Result")
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from edgeinfer.errors import SettingError
-from edgeinfer.shown import shown
+from edgeinfer.errors import SettingError, shown
 from edgeinfer.structured.closed_objects import MAX_DEPTH, with_closed_objects
 from edgeinfer.structured.compiler import compiled
 

@@ -59,14 +59,11 @@ class Tokenizer:
         self._encoder = encoder
         self._types: list[int] = vocabulary.types.tolist()
         found = special_tokens(vocabulary, metadata)
-        shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
-        self._all_special = SpecialSplitter(found)
-        self.control_texts = tuple(
-            token.text
-            for token in found
-            if self._types[token.token_id] in _HIDDEN_TYPES or token.text in _MARKS
-        )
+        hidden = {token for token in found if self._types[token.token_id] in _HIDDEN_TYPES}
+        self.control_texts = tuple(t.text for t in found if t in hidden or t.text in _MARKS)
         """The texts of control tokens, and of those that mark roles and reasoning."""
+        self._all_special = SpecialSplitter(found)
+        shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
         self._shown_special = SpecialSplitter(shown)
         self._bytes: dict[int, bytes] = {}
         self._visible: dict[int, bytes] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import edgeinfer
-from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.transfer import Hearing, fetch
 from edgeinfer.quantizing import quantize
 

@@ -96,9 +96,7 @@ class CudaBackend(Backend[DeviceRows]):
         splits = self._options.splits
         stages = cpu_stages(specification, weights, splits) if splits else None
         self._whole = specification, weights
-        self.spec, self._weights = specification, weights
-        if splits:
-            self.spec, self._weights = gpu_shard(specification, weights, splits)
+        self.spec, self._weights = gpu_shard(specification, weights, splits) if splits else self._whole
         self.device = device
         self.batch = self._options.chunk
         self._cuda = device.type == "cuda"

@@ -99,6 +99,22 @@ def search_scale(values: Floats, weights: Floats, grid: Grid, targets: Sequence[
     return best_scale
 
 
+def _least_squares(
+    total: Floats, square: Floats, along: Floats, weight_sum: Floats, value_sum: Floats
+) -> tuple[Floats, Floats]:
+    """Scale and offset per block that minimize Σ weight·(value - scale·quant - offset)², offset at most 0,
+    from the weighted sums of quants, quants², quants·values, 1 and values.
+    """
+    product = weight_sum * square
+    spread = product - total * total
+    # All quants are equal except for rounding: scale and minimum can't be separated.
+    spread[spread < product * MIN_SPREAD] = 0
+    determinant = reciprocal(spread)
+    offset = (square * value_sum - total * along) * determinant
+    offset[(offset > 0) | (determinant == 0)] = 0
+    return (along - offset * total) * reciprocal(square), offset
+
+
 def search_scale_and_minimum(
     values: Floats, weights: Floats, highest: int, steps: Sequence[float]
 ) -> ScaleAndMinimum:
@@ -119,14 +135,7 @@ def search_scale_and_minimum(
     def solve() -> None:
         np.multiply(quants, weights, out=weighted)
         total, square, along = weighted.sum(axis=0), inner(weighted, quants), inner(weighted, values)
-        product = weight_sum * square
-        spread = product - total * total
-        # All quants are equal except for rounding: scale and minimum can't be separated.
-        spread[spread < product * MIN_SPREAD] = 0
-        determinant = reciprocal(spread)
-        offset = (square * value_sum - total * along) * determinant
-        offset[(offset > 0) | (determinant == 0)] = 0
-        scale = (along - offset * total) * reciprocal(square)
+        scale, offset = _least_squares(total, square, along, weight_sum, value_sum)
         gain = scale * (2 * along - scale * square - 2 * offset * total)
         gain += offset * (2 * value_sum - offset * weight_sum)
         better = gain > best_gain

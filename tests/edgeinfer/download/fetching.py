@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.download.remote_file import RemoteFile
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.transfer import Fetched, RetryPolicy, fetch
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.conftest import CONTENT

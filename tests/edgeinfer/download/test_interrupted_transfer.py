@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import partial_path
-from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT

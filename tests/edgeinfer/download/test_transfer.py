@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from edgeinfer.download import transfer
+from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import PartialFile, partial_path
-from edgeinfer.download.remote_file import RemoteFile
 from edgeinfer.download.transfer import Hearing, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does

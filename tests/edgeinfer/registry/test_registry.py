@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
 from edgeinfer.registry.found_models import OtherFolders
-from edgeinfer.registry.quant_names import quant_of
+from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]

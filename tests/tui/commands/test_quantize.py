@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from edgeinfer_quant_formats.quantizer.mixes import MIXES
 from tests.tui.conftest import CommandLine
 
 
@@ -26,6 +27,11 @@ def write_model(path: Path, rows: int = 8) -> Path:
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write_model(tmp_path / "model-F16.gguf")
+
+
+def test_help_lists_every_type(edgeinfer: CommandLine) -> None:
+    words = edgeinfer("quantize", "--help").out.split()
+    assert set(MIXES) <= set(words)
 
 
 def test_a_smaller_file_is_written_and_said_so_on_stderr(

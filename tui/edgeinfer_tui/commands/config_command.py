@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from edgeinfer_tui.failures import FAILED, report, say
+from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
 
@@ -15,7 +16,7 @@ def config(
     path: Annotated[
         bool, typer.Option("--path", help="Only the settings file's path.", show_default=False)
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Show every setting, its value, and its source.
 
@@ -30,25 +31,16 @@ def config(
     """
     from edgeinfer_tui.options.settings import config_file, setting_names, sound_settings, unknown_variables
 
-    file = config_file()
     if path:
-        print(file)
+        print(config_file())
         return
-    (known, wrong), usual = sound_settings(), _defaults()
+    known, wrong = sound_settings()
+    usual = _defaults()
     rows = []
     for name in setting_names():
         value = known[name].value if name in known else usual.get(name)
         rows.append((name, value, known[name].origin if name in known else "default"))
-    if as_json:
-        settings = {
-            name: {"value": list(value) if isinstance(value, tuple) else value, "from": origin}
-            for name, value, origin in rows
-        }
-        print(json.dumps({"settings": settings, "folders": dict(_folders())}, indent=2))
-    else:
-        print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
-        print()
-        print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
+    _print(rows, as_json)
     unknown = unknown_variables()
     for remark in unknown:
         say(remark)
@@ -56,6 +48,23 @@ def config(
         report(error)
     if unknown or wrong:
         raise typer.Exit(FAILED)
+
+
+def _print(rows: list[tuple[str, Any, str]], as_json: bool) -> None:
+    """Print (setting, value, origin), and the folders."""
+    from edgeinfer_tui.options.settings import config_file
+
+    if as_json:
+        settings = {
+            name: {"value": list(value) if isinstance(value, tuple) else value, "from": origin}
+            for name, value, origin in rows
+        }
+        print(json.dumps({"settings": settings, "folders": dict(_folders())}, indent=2))
+    else:
+        file = config_file()
+        print_columns(["SETTING", "VALUE", "FROM"], [(name, _shown(value), at) for name, value, at in rows])
+        print()
+        print_pairs([("settings file", f"{file}{'' if file.exists() else ' (not there)'}"), *_folders()])
 
 
 def _defaults() -> dict[str, Any]:

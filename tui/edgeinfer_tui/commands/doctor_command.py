@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeinfer_tui import interrupts
+from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_pairs, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
@@ -28,7 +29,7 @@ def doctor(
         list[str] | None,
         typer.Option("--model", metavar="MODEL", help="With --warm: only what this needs. May be repeated."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Report on this machine: CPU features, active kernels, threads, memory bandwidth (measured), versions.
 

@@ -11,9 +11,8 @@ from edgeinfer.options.load_options import KvType
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
-from edgeinfer_tui.output.columns import print_pairs, shown_bytes
+from edgeinfer_tui.output.columns import print_pairs
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
-from edgeinfer_tui.output.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def eval_(
     context: Context = 512,
     chunks: Chunks = None,
     base_kv: KvType | None = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
     **given: Any,
 ) -> None:
     """Measure a model's perplexity on a text, and the divergence of its distributions from a base model's.
@@ -63,26 +62,22 @@ def eval_(
 
       edgeinfer eval tiny --kv q4_0 --base-kv f16 --text story.txt
     """
-    from edgeinfer.evaluation.evaluating import evaluate
-
-    interrupts.raise_exception()
-    with LabelledProgress(time_left=True) as progress:
-        found = evaluate(
-            model,
-            text_of(text),
-            base=base,
-            base_kv=base_kv,
-            context=context,
-            chunks=chunks,
-            report=progress.step("windows"),
-            progress=progress.step("loading the model", shown_bytes),
-            build_progress=progress.step(BUILDING),
-            **{name: value for name, value in given.items() if value is not None},
-        )
+    settings = {"base": base, "base_kv": base_kv, "context": context, "chunks": chunks, **given}
+    found = _evaluated(model, text_of(text), settings)
     if as_json:
         print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))
     else:
         print_pairs(_pairs(found))
+
+
+def _evaluated(model: str | None, text: str, settings: dict[str, Any]) -> "Evaluation":
+    """`edgeinfer.evaluate` with a progress line; settings that are None keep their defaults."""
+    from edgeinfer.evaluation.evaluating import evaluate
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        return evaluate(model, text, **given, report=progress.step("windows"), **progress.loading())
 
 
 def _pairs(found: "Evaluation") -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, BadParameter, Exit, Option
 
 from edgeinfer_tui.confirmation import Yes, may_remove
 from edgeinfer_tui.failures import FAILED, say
@@ -24,24 +24,27 @@ class Format(StrEnum):
     jsonl = "jsonl"
 
 
+Chat = Annotated[
+    str | None, Argument(help="A chat's name or number: print it. [dim]All are listed if left out[/]")
+]
+Search = Annotated[
+    str | None, Option("--search", metavar="TEXT", help="Find messages that contain this text.")
+]
+Export = Annotated[
+    Format | None, Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")
+]
+Delete = Annotated[bool, Option("--delete", help="Delete the chat; asks on a terminal.", show_default=False)]
+
+
 @command("history")
 def history(
-    chat: Annotated[
-        str | None,
-        typer.Argument(help="A chat's name or number: print it. [dim]All are listed if left out[/]"),
-    ] = None,
-    search: Annotated[
-        str | None, typer.Option("--search", metavar="TEXT", help="Find messages that contain this text.")
-    ] = None,
-    export: Annotated[
-        Format | None, typer.Option("--export", help="Print the chat as Markdown or JSON lines. [dim](md)[/]")
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Give the chat a name.")] = None,
-    delete: Annotated[
-        bool, typer.Option("--delete", help="Delete the chat; asks on a terminal.", show_default=False)
-    ] = False,
+    chat: Chat = None,
+    search: Search = None,
+    export: Export = None,
+    name: Annotated[str | None, Option("--name", help="Give the chat a name.")] = None,
+    delete: Delete = False,
     yes: Yes = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The list in JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="The list in JSON.")] = False,
 ) -> None:
     """List saved chats, search them, print one of them, name it, or delete it.
 
@@ -58,7 +61,7 @@ def history(
     from edgeinfer.history.store import ChatStore
 
     if chat is None and (export or name or delete):
-        raise typer.BadParameter("--export, --name and --delete want a chat; `edgeinfer history` lists them")
+        raise BadParameter("--export, --name and --delete want a chat; `edgeinfer history` lists them")
     with ChatStore() as store:
         if search is not None:
             _search(store, search)
@@ -124,7 +127,7 @@ def _search(store: "ChatStore", text: str) -> None:
     print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
     if not rows:
         say(f"{text!r}: found in no chat")
-        raise typer.Exit(FAILED)
+        raise Exit(FAILED)
 
 
 def _print(store: "ChatStore", label: str, form: Format) -> None:

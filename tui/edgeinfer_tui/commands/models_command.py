@@ -8,7 +8,7 @@ import typer
 
 from edgeinfer_tui.confirmation import Yes, may_remove
 from edgeinfer_tui.failures import say
-from edgeinfer_tui.options.arguments import models_here, models_to_pull
+from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, print_pairs, shown_bytes
 from edgeinfer_tui.output.progress_line import shown_ago
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgeinfer.errors import NotPulledError
     from edgeinfer.registry.entries import RegistryEntry
     from edgeinfer.registry.model_listing import ListedModel
+    from edgeinfer.registry.removing import Removal
 
 HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
 ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
@@ -28,7 +29,7 @@ def list_(
         bool,
         typer.Option("--all", "-a", help="List models that can be pulled.", show_default=False),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """List the models on this machine: built in, pulled, in your models folder, or from other programs.
 
@@ -140,17 +141,20 @@ def _fields(listed: "ListedModel") -> dict[str, object]:
     }
 
 
+ShownModel = Annotated[
+    str | None,
+    typer.Argument(
+        help="A name from `edgeinfer list`, or a .gguf file. [dim](tiny)[/]",
+        autocompletion=arguments.models_to_pull,
+    ),
+]
+
+
 @command("show")
 def show(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="A name from `edgeinfer list`, or a .gguf file. [dim](tiny)[/]",
-            autocompletion=models_to_pull,
-        ),
-    ] = None,
+    model: ShownModel = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor as well.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Show the contents of a model file: metadata, tensor types, sizes, parameters. Reads no weights.
 
@@ -220,7 +224,7 @@ def rm(
             metavar="MODEL...",
             help="Names of `edgeinfer list`.",
             show_default=False,
-            autocompletion=models_here,
+            autocompletion=arguments.models_here,
         ),
     ],
     dry_run: Annotated[
@@ -242,13 +246,7 @@ def rm(
     # All names are checked before the first removal: a misspelt name removes nothing.
     planned = [plan_removal(model) for model in models]
     for removal in planned:
-        for other in removal.shared_with:
-            say(f"{removal.name}: {other} uses the same file")
-        if removal.hard_links:
-            links = (
-                "a hard link keeps" if removal.hard_links == 1 else f"{removal.hard_links} hard links keep"
-            )
-            say(f"{removal.name}: {links} its bytes on the disk")
+        _say_kept(removal)
         question = f"Remove {removal.name}, {shown_bytes(removal.freed_bytes)}?"
         if not dry_run and not may_remove(question, yes):
             say(f"{removal.name}: kept")
@@ -259,3 +257,12 @@ def rm(
         say(f"{removal.name}: {what} {shown_bytes(removal.freed_bytes)}")
         for file in removal.files:
             print(file)
+
+
+def _say_kept(removal: "Removal") -> None:
+    """Say what keeps the bytes of a removed model."""
+    for other in removal.shared_with:
+        say(f"{removal.name}: {other} uses the same file")
+    if removal.hard_links:
+        links = "a hard link keeps" if removal.hard_links == 1 else f"{removal.hard_links} hard links keep"
+        say(f"{removal.name}: {links} its bytes on the disk")

@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from edgeinfer.options.load_options import MODEL
 from edgeinfer_tui import interrupts
@@ -14,29 +14,26 @@ from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 
+Device = Annotated[
+    str | None,
+    Option(
+        "--device",
+        help="auto, cpu, cuda or cuda:N; or another machine: "
+        '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "my card: 8GiB, 256GB/s, pcie 12GB/s". [dim](auto)[/]',
+        rich_help_panel=MODEL,
+    ),
+]
+Layers = Annotated[bool, Option("--layers", help="Print every layer.", show_default=False)]
+Measure = Annotated[bool, Option("--measure", help="Measure this machine again.", show_default=False)]
+
 
 @command("plan")
 def plan(
     model: arguments.ModelArgument = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            help="auto, cpu, cuda or cuda:N; or another machine: "
-            '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "my card: 8GiB, 256GB/s, pcie 12GB/s". [dim](auto)[/]',
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Print every layer.", show_default=False)] = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Measure this machine again.",
-            show_default=False,
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")] = False,
+    device: Device = None,
+    layers: Layers = False,
+    measure: Measure = False,
+    as_json: arguments.AsJson = False,
     **given: Any,
 ) -> None:
     """Show where every byte of a model would go, what limits it, and the predicted speed. Loads nothing.

@@ -12,7 +12,6 @@ from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, shown_bytes
 from edgeinfer_tui.output.labelled_progress import LabelledProgress
-from edgeinfer_tui.output.progress_line import BUILDING
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def profile(
     predictor: Predictor = False,
     rank: Rank = None,
     threads: int | None = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON for a program to read.")] = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Count how often a model uses each neuron (or expert) over a text; save the counts next to the model.
 
@@ -64,27 +63,23 @@ def profile(
 
       edgeinfer profile tiny --json | jq .overall
     """
-    from edgeinfer.profiling.profiling import profile as profile_model
-
     texts = [text_of(path) for path in text or []]
-    interrupts.raise_exception()
-    with LabelledProgress(time_left=True) as progress:
-        found = profile_model(
-            model,
-            texts,
-            tokens=tokens,
-            predictor=predictor,
-            rank=rank,
-            report=progress.update,
-            progress=progress.step("loading the model", shown_bytes),
-            build_progress=progress.step(BUILDING),
-            **({} if threads is None else {"threads": threads}),
-        )
+    found = _profiled(model, texts, tokens=tokens, predictor=predictor, rank=rank, threads=threads)
     if as_json:
         print(json.dumps(profile_report(found), indent=2, allow_nan=False))
     else:
         _print_report(found)
         say(f"saved in {found.path}")
+
+
+def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profiling":
+    """`edgeinfer.profile` with a progress line; settings that are None keep their defaults."""
+    from edgeinfer.profiling.profiling import profile as profile_model
+
+    given = {name: value for name, value in settings.items() if value is not None}
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        return profile_model(model, texts, **given, report=progress.update, **progress.loading())
 
 
 def profile_report(found: "Profiling") -> dict[str, Any]:

@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from edgeinfer_tui import interrupts, library
 from edgeinfer_tui.failures import say
@@ -23,32 +23,34 @@ if TYPE_CHECKING:
 SERVER = "The server"
 
 
+Host = Annotated[
+    str,
+    Option(
+        "--host",
+        help="The address to listen on; 0.0.0.0: the whole network, which wants a --key.",
+        rich_help_panel=SERVER,
+    ),
+]
+Port = Annotated[int, Option("--port", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)]
+Key = Annotated[
+    str | None,
+    Option(
+        "--key",
+        envvar="EDGEINFER_SERVE_KEY",
+        help="Answer only those who send it as a bearer token.",
+        rich_help_panel=SERVER,
+    ),
+]
+Queue = Annotated[int, Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)]
+
+
 @command("serve")
 def serve(
     model: arguments.ModelArgument = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            help="The address to listen on; 0.0.0.0: the whole network, which wants a --key.",
-            rich_help_panel=SERVER,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0: a free one.", rich_help_panel=SERVER)
-    ] = 8080,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            envvar="EDGEINFER_SERVE_KEY",
-            help="Answer only those who send it as a bearer token.",
-            rich_help_panel=SERVER,
-        ),
-    ] = None,
-    queue: Annotated[
-        int, typer.Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)
-    ] = 64,
+    host: Host = "127.0.0.1",
+    port: Port = 8080,
+    key: Key = None,
+    queue: Queue = 64,
     **given: Any,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API.

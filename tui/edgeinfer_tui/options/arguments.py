@@ -1,8 +1,8 @@
-"""Positional arguments, and the shell completion of model names."""
+"""Arguments and options that several commands declare, and the shell completion of model names."""
 
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 
 def models_here(incomplete: str) -> list[str]:
@@ -38,3 +38,4 @@ PromptArgument = Annotated[
     str | None,
     Argument(help="The prompt. [dim](standard input if it is piped, else a chat)[/]", show_default=False),
 ]
+AsJson = Annotated[bool, Option("--json", help="Print JSON for a program to read.")]

@@ -124,12 +124,12 @@ def command_options(command: str) -> Mapping[str, CommandOption]:
     return {one.name: one for one in all_options() if command in one.info.commands.split()}
 
 
-def command(name: str) -> Callable[[Command], Command]:
+def command(name: str, help: str | None = None) -> Callable[[Command], Command]:
     """Decorator that makes a function the command `name`, with the shared options after the parameters of its
     own; its exceptions become one line and an exit code.
 
     Options that aren't in the command's signature are passed in `**keywords`. An option that isn't given is
-    None, so that the library's default applies; a switch is False.
+    None, so that the library's default applies; a switch is False. `help`: instead of the docstring.
     """
 
     def with_options(body: Command) -> Command:
@@ -144,28 +144,33 @@ def command(name: str) -> Callable[[Command], Command]:
             plain = {name: plain_value(value) for name, value in given.items()}
             reported(*positional, **plain)
 
-        signature = inspect.signature(body, eval_str=True)
-        own = [
-            one
-            for name, one in signature.parameters.items()
-            if one.kind is not one.VAR_KEYWORD and name not in shared
-        ]
-        taken = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if one.is_switch else None,
-                annotation=one.annotation,
-            )
-            for name, one in shared.items()
-        ]
-        whole = signature.replace(parameters=[*own, *taken])
+        whole = _with_shared(inspect.signature(body, eval_str=True), shared)
         wrapped.__signature__ = whole  # type: ignore[attr-defined]
+        wrapped.__doc__ = help or body.__doc__
         wrapped.command_name = name  # type: ignore[attr-defined]
         wrapped.__annotations__ = {name: one.annotation for name, one in whole.parameters.items()}
         return wrapped
 
     return with_options
+
+
+def _with_shared(signature: inspect.Signature, shared: Mapping[str, CommandOption]) -> inspect.Signature:
+    """The signature of a command with its shared options in place of `**keywords`."""
+    own = [
+        one
+        for name, one in signature.parameters.items()
+        if one.kind is not one.VAR_KEYWORD and name not in shared
+    ]
+    taken = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False if one.is_switch else None,
+            annotation=one.annotation,
+        )
+        for name, one in shared.items()
+    ]
+    return signature.replace(parameters=[*own, *taken])
 
 
 def plain_value(value: Any) -> Any:

@@ -97,15 +97,7 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("chat template", "yes" if report["chat_template"] else "no"),
         ]
     )
-    print("\nTensors by type")
-    print_columns(
-        ["TYPE", "TENSORS", "WEIGHTS", "BYTES", "SHARE"],
-        [
-            [kind, str(row["tensors"]), f"{row['weights']:,}", f"{row['bytes']:,}", f"{row['share']:.1%}"]
-            for kind, row in report["tensor_types"].items()
-        ],
-        right={1, 2, 3, 4},
-    )
+    _print_types(report["tensor_types"])
     print("\nMetadata")
     print_pairs([(one_line(key), one_line(_described(value))) for key, value in report["metadata"].items()])
     if "tensors" in report:
@@ -118,6 +110,18 @@ def print_report(report: Mapping[str, Any]) -> None:
             ],
             right={3},
         )
+
+
+def _print_types(types: Mapping[str, Any]) -> None:
+    print("\nTensors by type")
+    print_columns(
+        ["TYPE", "TENSORS", "WEIGHTS", "BYTES", "SHARE"],
+        [
+            [kind, str(row["tensors"]), f"{row['weights']:,}", f"{row['bytes']:,}", f"{row['share']:.1%}"]
+            for kind, row in types.items()
+        ],
+        right={1, 2, 3, 4},
+    )
 
 
 def shown_count(count: int) -> str:

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
+from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, PassingLine, ProgressLine
 
 
@@ -28,6 +30,13 @@ class LabelledProgress(PassingLine):
     def step(self, label: str, shown: Callable[[int], str] = str) -> Callable[[int, int], None]:
         """The progress callback of one step."""
         return lambda done, total: self.update(label, done, total, shown)
+
+    def loading(self) -> dict[str, Any]:
+        """The progress callbacks of `edgeinfer.load`."""
+        return {
+            "progress": self.step("loading the model", shown_bytes),
+            "build_progress": self.step(BUILDING),
+        }
 
     def erase(self) -> None:
         """Erase the line."""

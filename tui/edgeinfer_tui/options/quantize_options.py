@@ -1,0 +1,114 @@
+"""The options of `quantize`, in the panels that `--help` shows."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, BadParameter, Option
+
+FORMATS = "Formats"
+WORK = "Conversion"
+HELP = """Store a model's weights in fewer bits: a smaller file that runs faster with slightly lower quality.
+
+OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
+
+[bold]Types, bits per weight[/]   (a mix uses more bits for some tensors)
+
+  Q8_0 8.5 · Q6_K 6.6      almost no loss
+
+  Q5_K_M Q5_K_S 5.5 · [bold]Q4_K_M[/] Q4_K_S 4.5      small loss; start here
+
+  IQ4_XS 4.25 · IQ4_NL 4.5      a little smaller than Q4_K_S, slower on some machines
+
+  Q3_K_L Q3_K_M Q3_K_S 3.4 · Q2_K Q2_K_S 2.6      for models that would not fit otherwise
+
+  Q4_0 4.5 · Q4_1 5 · Q5_0 5.5 · Q5_1 6      older and simpler
+
+  MXFP4_MOE 4.25 · TQ2_0 2.1 · TQ1_0 1.7 · Q1_0 1.1      only for models that were trained for them
+
+  F32 · F16 · BF16      conversions
+
+[bold]Examples[/]
+
+  edgeinfer quantize model-F16.gguf model-Q4_K_M.gguf
+
+  edgeinfer quantize model-F16.gguf --type Q3_K_M --dry-run
+
+  edgeinfer quantize model-F16.gguf small.gguf --type IQ4_XS --imatrix imatrix.gguf
+
+  edgeinfer quantize model-BF16.gguf out.gguf --type Q5_K_M --tensor 'ffn_down=Q6_K' --output-type Q8_0
+"""
+
+Source = Annotated[
+    str, Argument(metavar="IN", help="The F32, F16 or BF16 .gguf file, or a name from `edgeinfer list`.")
+]
+Target = Annotated[
+    Path | None, Argument(metavar="OUT", help="The .gguf file to write. [dim]Not needed for --dry-run[/]")
+]
+TypeName = Annotated[
+    str | None,
+    Option(
+        "--type",
+        help="The mix of formats; listed above. [dim](Q4_K_M; with --hot-first the file's own)[/]",
+        rich_help_panel=FORMATS,
+    ),
+]
+HotFirst = Annotated[
+    bool,
+    Option(
+        "--hot-first",
+        help="Neurons in the order of the model's profile (edgeinfer profile), the hottest first.",
+        rich_help_panel=FORMATS,
+    ),
+]
+Imatrix = Annotated[
+    Path | None,
+    Option(
+        "--imatrix",
+        metavar="FILE",
+        help="An importance matrix, GGUF or .dat: columns that matter more get the smaller error.",
+        rich_help_panel=FORMATS,
+    ),
+]
+TensorTypes = Annotated[
+    list[str] | None,
+    Option(
+        "--tensor",
+        metavar="PATTERN=TYPE",
+        help="Another type for tensors whose name the regular expression matches. May be repeated; "
+        "the first match counts.",
+        rich_help_panel=FORMATS,
+    ),
+]
+OutputType = Annotated[
+    str | None,
+    Option("--output-type", metavar="TYPE", help="For the output matrix.", rich_help_panel=FORMATS),
+]
+EmbeddingType = Annotated[
+    str | None,
+    Option("--embedding-type", metavar="TYPE", help="For token embeddings.", rich_help_panel=FORMATS),
+]
+Pure = Annotated[bool, Option("--pure", help="One type for all tensors, no mix.", rich_help_panel=FORMATS)]
+AllowRequantize = Annotated[
+    bool,
+    Option(
+        "--allow-requantize",
+        help="Take tensors that are quantized already; worse than from F16.",
+        rich_help_panel=WORK,
+    ),
+]
+Force = Annotated[bool, Option("--force", help="Replace OUT if it is there.", rich_help_panel=WORK)]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Only print what each tensor would become.", rich_help_panel=WORK)
+]
+AsJson = Annotated[bool, Option("--json", help="Print JSON for a program to read.", rich_help_panel=WORK)]
+
+
+def overrides(given: list[str]) -> dict[str, str]:
+    """`PATTERN=TYPE` as pattern -> type; a pattern may contain `=`."""
+    found: dict[str, str] = {}
+    for text in given:
+        pattern, sign, name = text.rpartition("=")
+        if not (pattern and sign and name):
+            raise BadParameter(f"--tensor: saw {text!r}, wanted PATTERN=TYPE, as ffn_down=Q6_K")
+        found.setdefault(pattern, name)
+    return found
