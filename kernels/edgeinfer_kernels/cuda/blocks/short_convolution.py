@@ -111,7 +111,7 @@ def decode(
     """The three projections, then the convolution, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("short_convolution")
     step.launches.stacked(w.bcx, source, space.bcx, None, tokens)
-    ends = _part_ends(spec, w)
+    c_at, x_at = _part_begins(spec, w)
     step.launches.launch(
         step_convolution_kernel,
         (-(-spec.channels // STEP_CHANNELS), tokens),
@@ -126,8 +126,8 @@ def decode(
         WIDTH=spec.channels,
         BLOCK=STEP_CHANNELS,
         TAPS=spec.taps,
-        C_AT=ends[0],
-        X_AT=ends[1],
+        C_AT=c_at,
+        X_AT=x_at,
         warps=4,
     )
     mixed = space.mixed.of_blocks(w.output.shapes.blocks)
@@ -135,7 +135,7 @@ def decode(
     return step.close_block(number, w.output, None, mixed, "output", tokens)
 
 
-def _part_ends(spec: ShortConvolutionSpec, w: DeviceShortConvolution) -> tuple[int, int]:
+def _part_begins(spec: ShortConvolutionSpec, w: DeviceShortConvolution) -> tuple[int, int]:
     """Where c and x begin in a row of the projections; every matrix of the stack is padded."""
     begins, row = [], 0
     for part in w.bcx.parts:
