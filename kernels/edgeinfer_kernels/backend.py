@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.decoder import DecoderSpec
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import LANES
 
@@ -248,3 +249,28 @@ class Backend(Protocol[X]):
 
 def _refuse(backend: Backend[Any]) -> NoReturn:
     raise NotImplementedError(f"the {backend.name} backend doesn't have this capability")
+
+
+class MainMemoryBackend(Backend[X]):
+    """A backend whose state is in main memory."""
+
+    state: DecoderState
+
+    @property
+    def state_nbytes(self) -> int:
+        return self.state.nbytes
+
+    def snapshot(self, end: int) -> StateArrays:
+        return self.state.snapshot(end)
+
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        self.state.restore_all(arrays, end)
+
+    def rewind(self, length: int, end: int | None) -> int:
+        return self.state.rewind(length, end)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        self.state.copy(source, target, count)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        self.state.evict(positions, end)

@@ -127,6 +127,19 @@ class BlockSpec(Protocol):
         ...
 
 
+class StatelessSpec:
+    """Base of the specifications of blocks without heads and state."""
+
+    head_shape: ClassVar[tuple[int, ...]] = ()
+    recurrent_rows: ClassVar[int] = 0
+
+    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
+        return 0
+
+    def allocate_state(self, context: int, cache_type: CacheType) -> None:
+        return None
+
+
 class NormLengths(NamedTuple):
     """The vectors of the norms around a block: their lengths, and whether one of them follows the block."""
 

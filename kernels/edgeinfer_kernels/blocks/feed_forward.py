@@ -9,11 +9,12 @@ from edgeinfer_kernels.blocks.block import (
     ChunkRows,
     DivisibleSizes,
     NormLengths,
+    StatelessSpec,
     StepShape,
     TensorReader,
 )
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -35,7 +36,7 @@ NEURON_GROUP = 512
 
 
 @dataclass(frozen=True)
-class FeedForwardSpec:
+class FeedForwardSpec(StatelessSpec):
     """down(activation(gate(x)) · up(x)); without a gate down(activation(up(x)))."""
 
     kind: ClassVar[str] = "feed_forward"
@@ -44,14 +45,6 @@ class FeedForwardSpec:
     activation: Activation
     neurons: int
     gated: bool = True
-
-    @property
-    def head_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def recurrent_rows(self) -> int:
-        return 0
 
     def read(self, tensors: TensorReader) -> "FeedForwardWeights":
         width, neurons, gate = tensors.hidden_size, self.neurons, None
@@ -73,12 +66,6 @@ class FeedForwardSpec:
 
     def sizes(self, weights: "FeedForwardWeights", norms: NormLengths) -> "FeedForwardSizes":
         return FeedForwardSizes.of(weights, norms)
-
-    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
-        return 0
-
-    def allocate_state(self, context: int, cache_type: CacheType) -> None:
-        return None
 
 
 @dataclass(frozen=True)

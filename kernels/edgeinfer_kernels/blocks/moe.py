@@ -4,12 +4,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from edgeinfer_kernels.blocks.block import ChunkRows, DivisibleSizes, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.block import (
+    ChunkRows,
+    DivisibleSizes,
+    NormLengths,
+    StatelessSpec,
+    StepShape,
+    TensorReader,
+)
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
-from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -27,7 +34,7 @@ MIN_WEIGHT_SUM = 2.0**-14
 
 
 @dataclass(frozen=True)
-class MoeSpec:
+class MoeSpec(StatelessSpec):
     """The router selects `experts_per_token` of `experts` for each token.
 
     With scores s = router(h), the experts with the largest s are selected; ties go to the lower index.
@@ -52,14 +59,6 @@ class MoeSpec:
     pre_attention_router: bool = False
     shared_neurons: int = 0
     shared_gate: bool = False
-
-    @property
-    def head_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def recurrent_rows(self) -> int:
-        return 0
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
         count, neurons, width = self.experts, self.neurons, tensors.hidden_size
@@ -98,12 +97,6 @@ class MoeSpec:
             w.ffn_gate_inp_bias is not None,
             norms.vectors,
         )
-
-    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
-        return 0
-
-    def allocate_state(self, context: int, cache_type: CacheType) -> None:
-        return None
 
 
 @dataclass(frozen=True)

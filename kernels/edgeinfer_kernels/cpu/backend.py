@@ -8,7 +8,7 @@ from sys import getrefcount
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Backend, BatchPositions, Capabilities, StateArrays
+from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
@@ -89,7 +89,7 @@ class CpuOptions:
     head: bool = True
 
 
-class CpuBackend(Backend[Activations]):
+class CpuBackend(MainMemoryBackend[Activations]):
     """A decoder on the CPU.
 
     Weights are repacked at load time, so the pages of the file can be released. `repacked_bytes` and
@@ -320,25 +320,6 @@ class CpuBackend(Backend[Activations]):
 
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
-
-    @property
-    def state_nbytes(self) -> int:
-        return self.state.nbytes
-
-    def snapshot(self, end: int) -> StateArrays:
-        return self.state.snapshot(end)
-
-    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        self.state.restore_all(arrays, end)
-
-    def rewind(self, length: int, end: int | None) -> int:
-        return self.state.rewind(length, end)
-
-    def copy_positions(self, source: int, target: int, count: int) -> None:
-        self.state.copy(source, target, count)
-
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        self.state.evict(positions, end)
 
     def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
         return attention_scores(self, x, start)

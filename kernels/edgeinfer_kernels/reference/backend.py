@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Backend, BatchPositions, Capabilities, StateArrays
+from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.reference.blocks import forward_of
@@ -21,7 +21,7 @@ def final_norm(spec: DecoderSpec, weights: DecoderWeights, x: Array) -> Array:
     return normalize(x, spec.norm, weights.output_norm, weights.output_norm_bias)
 
 
-class ReferenceBackend(Backend[Array]):
+class ReferenceBackend(MainMemoryBackend[Array]):
     """A decoder in numpy."""
 
     name = "reference"
@@ -94,25 +94,6 @@ class ReferenceBackend(Backend[Array]):
         h = final_norm(self.spec, self.weights, x)
         raw = np.asarray(h @ self.weights.output.decoded().astype(self.dtype).T) * self.spec.logit_scale
         return soft_cap(raw, self.spec.logit_soft_cap)
-
-    @property
-    def state_nbytes(self) -> int:
-        return self.state.nbytes
-
-    def snapshot(self, end: int) -> StateArrays:
-        return self.state.snapshot(end)
-
-    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        self.state.restore_all(arrays, end)
-
-    def rewind(self, length: int, end: int | None) -> int:
-        return self.state.rewind(length, end)
-
-    def copy_positions(self, source: int, target: int, count: int) -> None:
-        self.state.copy(source, target, count)
-
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        self.state.evict(positions, end)
 
     def close(self) -> None:
         """Does nothing: no resources are held."""
