@@ -75,12 +75,12 @@ class KVCache:
 
 def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
     """The length of the common prefix of two sequences."""
-    count, most = 0, min(len(held), len(wanted))
-    if held[:most] == wanted[:most]:
-        return most
+    count, limit = 0, min(len(held), len(wanted))
+    if held[:limit] == wanted[:limit]:
+        return limit
     # One comparison per slice: this runs in every forward with a draft.
     for size in SLICES:
-        while count + size <= most and held[count : count + size] == wanted[count : count + size]:
+        while count + size <= limit and held[count : count + size] == wanted[count : count + size]:
             count += size
     return count
 

@@ -14,7 +14,7 @@ class ExpertsConfig:
     """The MoE config, the same in all layers after the first `dense_layers`."""
 
     count: int
-    used: int
+    experts_per_token: int
     feed_forward: int
     """Length of an expert's intermediate activations; `shared`: of the shared expert's, 0: there is none."""
     shared: int

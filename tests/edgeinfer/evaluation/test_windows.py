@@ -25,8 +25,8 @@ def test_bos_takes_the_place_of_the_first_token_of_each_window() -> None:
 
 
 def test_chunks_bound_the_number_of_windows() -> None:
-    assert len(Windows(range(80), 8, most=3)) == 3
-    assert len(Windows(range(80), 8, most=30)) == 10
+    assert len(Windows(range(80), 8, max_windows=3)) == 3
+    assert len(Windows(range(80), 8, max_windows=30)) == 10
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_chunks_bound_the_number_of_windows() -> None:
 )
 def test_what_gives_no_window_is_refused(ids: int, context: int, most: int | None, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Windows(range(ids), context, most=most)
+        Windows(range(ids), context, max_windows=most)
 
 
 @pytest.mark.parametrize("elements", [10, 35, 1000])

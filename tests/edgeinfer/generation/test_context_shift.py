@@ -95,7 +95,7 @@ def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
     answer = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
     whole, rule = [*PROMPT, *answer.ids], ContextShift(4, CONTEXT)
     for end in range(len(PROMPT), len(whole)):
-        rest = rule.rest(whole[:end], rule.left_out(end))
+        rest = rule.remaining_ids(whole[:end], rule.left_out(end))
         assert len(rest) <= CONTEXT
         assert whole[end] == int(np.argmax(drawn(rest)))
 
@@ -118,7 +118,7 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     assert engine.indices == [list(range(4, 20))] * 2
     assert second.evicted_tokens == 32
     rule = ContextShift(4, CONTEXT)
-    assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
+    assert second.ids == [int(np.argmax(drawn(rule.remaining_ids(following, 32))))]
 
 
 def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
@@ -235,7 +235,7 @@ def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
     rule = ContextShift(4, CONTEXT)
-    assert engine.ids == rule.rest(text, rule.left_out(len(text)))
+    assert engine.ids == rule.remaining_ids(text, rule.left_out(len(text)))
 
 
 def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:

@@ -55,7 +55,7 @@ def test_a_draft_without_room_is_left_out_or_refused() -> None:
     plain = plan_devices(request(), cpu_only()).memory.bytes_on("cpu")
     optional = plan_devices(request(draft=SMALL, ram=plain + 1000), cpu_only())
     assert optional.memory.draft is None
-    assert optional.notes == ("not enough memory for the draft model; using prompt lookup instead",)
+    assert optional.warnings == ("not enough memory for the draft model; using prompt lookup instead",)
     with pytest.raises(OutOfMemoryError, match="--context"):
         plan_devices(request(draft=SMALL, draft_required=True, ram=plain + 1000), cpu_only())
 

@@ -143,7 +143,7 @@ def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
 def _meant(seen: str, names: list[str]) -> str:
     from edgeinfer.registry.near_names import nearest
 
-    near = nearest(seen, names, most=1)
+    near = nearest(seen, names, limit=1)
     return f"; did you mean {near[0]}?" if near else "; `edgeinfer config` lists them"
 
 
