@@ -80,18 +80,18 @@ def quantize(
         orders, profile, warning = hot_first_orders(file) if hot_first else ({}, None, None)
         plan = plan_quantization(file, mix, options, given) if mix else plan_as_it_is(file)
         _check_patterns(file, plan, options)
-        place = None if target is None else Path(target)
+        path = None if target is None else Path(target)
         warnings = (*([warning] if warning else []), *_warnings(plan, given))
-        done = Quantization(file.path, file.nbytes, place, plan, warnings)
+        done = Quantization(file.path, file.nbytes, path, plan, warnings)
         _check_requantizing(plan, allow_requantize)
         if dry_run:
             return done
-        place = _checked_target(place, file, plan, overwrite)
+        path = _checked_target(path, file, plan, overwrite)
         start = time.perf_counter()
         metadata = _importance_metadata(importance, given)
-        _write(ReorderedFile(file, orders), reordered_plan(plan, orders), place, metadata, threads, progress)
+        _write(ReorderedFile(file, orders), reordered_plan(plan, orders), path, metadata, threads, progress)
         if profile:
-            save_reordered(profile, orders, place)
+            save_reordered(profile, orders, path)
         return replace(done, seconds=time.perf_counter() - start)
 
 

@@ -92,7 +92,7 @@ class Chat:
 
     def shown(self) -> list[str]:
         """The text of the messages, without reasoning."""
-        return [view.said() for view in self.views()]
+        return [view.response_text() for view in self.views()]
 
     def notices(self) -> list[str]:
         return self.app.shown_notices

@@ -88,9 +88,9 @@ def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
 def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
     kept.say("Hi")
     kept.say("And?")
-    asked = kept.session.last_asked
-    assert asked is not None
-    kept.hear(kept.session.regenerate(kept.chat, asked, {"progress": quiet}))
+    user_message = kept.session.last_user_message
+    assert user_message is not None
+    kept.hear(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
     answers = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
     assert [message.text for message in answers] == [ANSWER, ANSWER]
     kept.hear(kept.stream("Hello", kept.session.line[0]))
@@ -151,8 +151,8 @@ def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) 
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
     writer = kept.store.begin_message(stored.id, lost.id)
-    asked = kept.store.add_message(stored.id, writer.message, "user", "Again")
-    kept.store.add_message(stored.id, asked.id, "assistant", "Found")
+    user_message = kept.store.add_message(stored.id, writer.message, "user", "Again")
+    kept.store.add_message(stored.id, user_message.id, "assistant", "Found")
     assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
 
 
@@ -255,8 +255,8 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     terminal.process.wait()
     shown = 4 + terminal.seen.count("word")
     with chats_of(home) as store:
-        (asked, answer) = store.branch(store.chats(1)[0])
-    assert (asked.text, answer.state) == ("Count", "coming")
+        (user_message, answer) = store.branch(store.chats(1)[0])
+    assert (user_message.text, answer.state) == ("Count", "coming")
     assert answer.text.count("word ") >= shown
     again = Terminal(home, "run", "--continue")
     opened.append(again)
