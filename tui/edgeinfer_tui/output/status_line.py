@@ -83,7 +83,8 @@ def _shift_line(completion: "Generation", context: int) -> str | None:
         return None
     return (
         f"the text exceeded the context of {context} tokens and was shifted "
-        f"{_times(completion.context_shifts)}: {completion.evicted_tokens} tokens after the first were evicted"
+        f"{_times(completion.context_shifts)}: "
+        f"{completion.evicted_tokens} tokens after the first were evicted"
     )
 
 
