@@ -182,7 +182,7 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
 
 
 SMALL = Shape("small", 1, 256, 256, 4, 1, 1000, 4096, head_dim=64)
-SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_used=2)
+SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_per_token=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
 """In brief, some targets compile a step, each of another family of formats, one of several tokens."""
 SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")

@@ -18,7 +18,7 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.profiling.recording import WINDOW, cpu_engine, record, told_by, windows_of
+from edgeinfer.profiling.recording import WINDOW, cpu_engine, generated_texts, record, windows_of
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
@@ -39,7 +39,7 @@ def recorded_traces(
     """
     with load(name, device="cpu", sparse="off", draft=None, threads=threads) as model:
         ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
-        windows = windows_of(ids, min(WINDOW, model.context)) if texts else told_by(model, tokens)
+        windows = windows_of(ids, min(WINDOW, model.context)) if texts else generated_texts(model, tokens)
         layers = cpu_engine(model)[0].specification.layers
         facts = [layer.blocks[-1].block for layer in layers]
         active = _active(model, windows)

@@ -45,14 +45,14 @@ class Chat:
         self._engine = engine
         self._options = options
         self._dropped = 0
-        self._used = 0
+        self._context_used = 0
         self.system = system
         self.messages: list[Message] = []
 
     @property
     def context_used(self) -> int:
         """Tokens in the context after the last response; 0 before the first."""
-        return self._used
+        return self._context_used
 
     def say(self, text: str, **options: Unpack[ChatKeywords]) -> Generation:
         """Return the complete response to `text`; options and `Raises` as for `stream`."""
@@ -71,7 +71,7 @@ class Chat:
             ChatTemplateError: the template fails.
             SettingError: an option out of its range, or no chat template.
         """
-        return self._answer(list(self.messages), self._dropped, text, options)
+        return self._respond(list(self.messages), self._dropped, text, options)
 
     def regenerate(self, **options: Unpack[ChatKeywords]) -> TokenStream:
         """Generate the last response again; the new one replaces it as described for `edit`.
@@ -79,10 +79,10 @@ class Chat:
         Raises:
             ValueError: the history is empty.
         """
-        turns = self._user_turns()
-        if not turns:
+        indices = self._user_indices()
+        if not indices:
             raise ValueError("nothing has been said yet: there is no answer to give again")
-        return self.edit(len(turns) - 1, str(self.messages[turns[-1]]["content"]), **options)
+        return self.edit(len(indices) - 1, str(self.messages[indices[-1]]["content"]), **options)
 
     def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
         """Replace user message `index` (from 0) by `text` and generate its response.
@@ -93,41 +93,41 @@ class Chat:
         Raises:
             ValueError: there is no such message.
         """
-        turns = self._user_turns()
-        if not 0 <= index < len(turns):
-            raise ValueError(f"turn {index}: this chat has {len(turns)} turns, counted from 0")
+        indices = self._user_indices()
+        if not 0 <= index < len(indices):
+            raise ValueError(f"turn {index}: this chat has {len(indices)} turns, counted from 0")
         dropped = self._dropped if index > self._dropped else 0
-        return self._answer(self.messages[: turns[index]], dropped, text, options)
+        return self._respond(self.messages[: indices[index]], dropped, text, options)
 
     def clear(self) -> None:
         """Remove all messages; the system prompt is kept."""
         self.messages.clear()
-        self._dropped = self._used = 0
+        self._dropped = self._context_used = 0
 
-    def _user_turns(self) -> list[int]:
+    def _user_indices(self) -> list[int]:
         return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
 
-    def _answer(self, before: list[Message], dropped: int, text: str, options: ChatKeywords) -> TokenStream:
+    def _respond(self, before: list[Message], dropped: int, text: str, options: ChatKeywords) -> TokenStream:
         """Stream the response to `text` after the messages `before`, of which the first `dropped` no longer
         fit.
         """
         if not isinstance(text, str):
             raise SettingError(f"text: saw {type(text).__name__} {shown(text)}, wanted a text")
-        turn: Message = {"role": "user", "content": text}
+        user_message: Message = {"role": "user", "content": text}
         run, sampling = run_options({**self._options, **options}, NOT_IN_CHATS)
         template, kept = run.template_options, SINKS
         if run.context_overflow == "stop":
-            ids, dropped = self._fit([*before, turn], dropped, run.max_tokens, template)
+            ids, dropped = self._fit([*before, user_message], dropped, run.max_tokens, template)
         else:
-            ids, dropped = self._encode([*before, turn], template), 0
+            ids, dropped = self._encode([*before, user_message], template), 0
             kept = self._kept_tokens(template)
 
-        def keep(answer: Generation) -> None:
-            if answer.finish_reason == "cancelled" and not answer.text:
+        def keep(response: Generation) -> None:
+            if response.finish_reason == "cancelled" and not response.text:
                 return
-            self.messages[:] = [*before, turn, {"role": "assistant", "content": answer.text}]
+            self.messages[:] = [*before, user_message, {"role": "assistant", "content": response.text}]
             self._dropped = dropped
-            self._used = len(answer.prompt_ids) + len(answer.ids) - answer.evicted_tokens
+            self._context_used = len(response.prompt_ids) + len(response.ids) - response.evicted_tokens
 
         return self._engine.stream(ids, run, sampling, keep=kept, dropped_messages=dropped, on_end=keep)
 
@@ -157,17 +157,17 @@ class Chat:
         """
         context = self._engine.context
         room = max(1, min(max_tokens or context, context // 8))
-        turns = len(messages) // 2
+        indices = len(messages) // 2
         ids = self._encode(messages[2 * dropped :], options)
         if len(ids) + room <= context:
             return ids, dropped
-        while dropped < turns and len(ids) + max(room, context // 4) > context:
+        while dropped < indices and len(ids) + max(room, context // 4) > context:
             dropped += 1
             ids = self._encode(messages[2 * dropped :], options)
         if len(ids) >= context:
-            told = "the last message, its template and the system message have"
+            subject = "the last message, its template and the system message have"
             raise ContextOverflowError(
-                f"{told if self.system else 'the last message and its template have'} {len(ids)} tokens, "
+                f"{subject if self.system else 'the last message and its template have'} {len(ids)} tokens, "
                 f"the context holds {context}; shorten it, or take a larger context (--context, context=)"
             )
         return ids, dropped

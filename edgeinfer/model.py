@@ -29,7 +29,7 @@ from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
-from edgeinfer.structured.grammars import asked_for
+from edgeinfer.structured.grammars import requested_grammar
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class Model:
             for _ in stream:
                 pass
             return stream.result
-        answers = self._several(prompt, run, sampling)
-        return answers[0] if n is None else answers
+        completions = self._several(prompt, run, sampling)
+        return completions[0] if n is None else completions
 
     def _several(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> list[Generation]:
         if run.context_overflow != "stop":
@@ -186,7 +186,7 @@ class Model:
             run,
             sampling,
             dropped_messages=dropped_messages,
-            context_shift=ContextShift.wanted(run.context_overflow, keep, self.engine),
+            context_shift=ContextShift.requested(run.context_overflow, keep, self.engine),
             constraint=self._constraint(run),
             restore=self._snapshots.restore if self._snapshots else None,
         )
@@ -195,8 +195,8 @@ class Model:
         )
 
     def _constraint(self, run: RunOptions) -> Constraint | None:
-        wanted = asked_for(run.schema, run.grammar)
-        return None if wanted is None else self._grammar_vocabulary.constraint(wanted)
+        grammar = requested_grammar(run.schema, run.grammar)
+        return None if grammar is None else self._grammar_vocabulary.constraint(grammar)
 
     @cached_property
     def _grammar_vocabulary(self) -> GrammarVocabulary:
@@ -245,11 +245,11 @@ class Model:
         self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> TextVectors:
         """As `embed`, with the number of tokens processed."""
-        chosen = self._pooling if pooling is None else check_pooling(pooling)
+        selected = self._pooling if pooling is None else check_pooling(pooling)
         if not isinstance(normalize, bool):
             raise SettingError(f"normalize: saw {shown(normalize)}, wanted True or False")
         ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
-        vectors = [pooled(self._rows(each), chosen, normalize) for each in ids]
+        vectors = [pooled(self._rows(each), selected, normalize) for each in ids]
         return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
 
     def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:

@@ -65,13 +65,13 @@ class PromptEncoding:
     def of_ids(self, ids: Sequence[int], name: str = "prompt") -> list[int]:
         """The ids unchanged. Raises `SettingError` with `name` if one is not in the vocabulary."""
         size = self._vocabulary_size
-        wanted = "a text or whole numbers" if name == "prompt" else "whole numbers"
+        expected = "a text or whole numbers" if name == "prompt" else "whole numbers"
         try:
             if isinstance(ids, bytes | bytearray):
                 raise TypeError
             taken = [operator.index(i) for i in ids]
         except TypeError:
-            raise SettingError(f"{name}: saw {type(ids).__name__} {shown(ids)}, wanted {wanted}") from None
+            raise SettingError(f"{name}: saw {type(ids).__name__} {shown(ids)}, wanted {expected}") from None
         wrong = [i for i in taken if not 0 <= i < size]
         if wrong:
             raise SettingError(f"{name}: saw token id {wrong[0]}, wanted 0 to {size - 1}")

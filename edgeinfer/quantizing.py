@@ -80,8 +80,10 @@ def quantize(
         _check_requantizing(done.plan, allow_requantize)
         if dry_run:
             return done
-        place = _checked_target(done.target, file, done.plan, overwrite)
-        seconds = _write(file, done.plan, hot, place, _metadata_of(importance, given), threads, progress)
+        path = _checked_target(done.target, file, done.plan, overwrite)
+        seconds = _write(
+            file, done.plan, hot, path, _importance_metadata(importance, given), threads, progress
+        )
         return replace(done, seconds=seconds)
 
 
@@ -163,7 +165,7 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
     return target
 
 
-def _metadata_of(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
+def _importance_metadata(path: str | Path | None, importance: Importance | None) -> dict[str, str | int]:
     """Metadata that llama.cpp's quantizer writes for an importance matrix."""
     if importance is None:
         return {}
@@ -181,8 +183,8 @@ def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str
     stand_ins = Counter(
         (tensor.wanted.name, tensor.target.name) for tensor in plan.tensors if tensor.target != tensor.wanted
     )
-    for (wanted, found), count in stand_ins.items():
-        warnings.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
+    for (requested, found), count in stand_ins.items():
+        warnings.append(f"rows of {_tensors(count)} don't fill {requested} blocks: stored as {found}")
     if plan.without_importance:
         count, first = len(plan.without_importance), plan.without_importance[0]
         warnings.append(

@@ -34,6 +34,9 @@ BANNED = frozenset(
     begin_turn draft_leaves on_full option_sets sampler_options settings_again stored_turn
     Recall Said dropped_turns dropped_turns_line left_out_tokens note_use own_catalogue patience _patience
     read_catalogue tokens_per_pass vouched with_closed_thought without_thought
+    MAX_PLACES TOLD_TOKENS told_by asked_for asked_by _facts_of facts_path TensorFacts FileFacts QuantChoice
+    SparseChoice most_tokens last_asked answer_again on_message_view_asked _most_waiting _user_turns
+    _remarks draft_notes form_warnings wanted_bytes chosen_on used_experts least_kv
     """.split()  # noqa: SIM905
 )
 BANNED_FLAGS = frozenset(

@@ -51,7 +51,7 @@ def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpec, DecoderWeights]
     second: FeedForwardSpec | MoeSpec = FeedForwardSpec("silu", shape.feed_forward)
     if shape.experts:
         second = MoeSpec(
-            "silu", shape.experts, shape.experts_used, shape.feed_forward, "softmax", normalized=True
+            "silu", shape.experts, shape.experts_per_token, shape.feed_forward, "softmax", normalized=True
         )
     layer = LayerSpec(tuple(ResidualBlock(block, NORM, "norm") for block in (attention, second)))
     return (

@@ -89,8 +89,8 @@ class RandomBlocks:
     def stream(self, elements: int) -> Iterator[Bytes]:
         """Yield the blocks of `elements` weights, in pieces of some megabytes."""
         left = elements // self.format.block_elements
-        most = max(1, PIECE_BYTES // self.format.block_bytes)
+        max_blocks = max(1, PIECE_BYTES // self.format.block_bytes)
         while left:
-            count = min(left, most)
+            count = min(left, max_blocks)
             yield self.take(count)
             left -= count

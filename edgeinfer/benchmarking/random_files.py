@@ -49,13 +49,13 @@ def random_file(shape: str, kind: str, progress: Progress | None = None, folder:
     Raises `SettingError` or `FormatError` for an unknown shape or type, `OutOfMemoryError` if the disk is
     full.
     """
-    form = find_shape(shape)
-    matrix_formats(form, kind)
+    found_shape = find_shape(shape)
+    matrix_formats(found_shape, kind)
     folder = folder or random_files_folder()
-    path = folder / f"{form.name}-{kind.upper()}-random-{REVISION}.gguf"
+    path = folder / f"{found_shape.name}-{kind.upper()}-random-{REVISION}.gguf"
     if not _is_whole(path):
         folder.mkdir(parents=True, exist_ok=True)
-        write_random_file(path, form, kind, progress)
+        write_random_file(path, found_shape, kind, progress)
     return path
 
 
@@ -91,7 +91,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     Raises `FormatError` for an unknown mix.
     """
     mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
-    facts = SourceModel(
+    source_model = SourceModel(
         shape.architecture,
         shape.layers,
         shape.heads // shape.kv_heads,
@@ -102,7 +102,9 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     options = None
     if mix.experts_only and not shape.experts:
         options = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
-    return {name: found.format.name for name, found in choose_types(tensors, facts, mix, options).items()}
+    return {
+        name: found.format.name for name, found in choose_types(tensors, source_model, mix, options).items()
+    }
 
 
 class _ByteCount:
@@ -152,7 +154,7 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "rope.freq_base": shape.rope_base,
     }
     if shape.experts:
-        own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_used
+        own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_per_token
         own["expert_feed_forward_length"] = shape.feed_forward
     return {
         "general.architecture": shape.architecture,

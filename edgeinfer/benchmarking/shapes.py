@@ -33,7 +33,7 @@ class Shape:
     row_norms: bool = False
     """RMSNorm on whole rows of queries and keys."""
     experts: int = 0
-    experts_used: int = 0
+    experts_per_token: int = 0
 
     @property
     def head_size(self) -> int:
@@ -119,7 +119,7 @@ _ALL = (
     _qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
     Shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32000, 2048),
     _llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
-    Shape("granite-1b-a400m", 24, 1024, 512, 16, 8, 49155, 4096, tied=True, experts=32, experts_used=8),
+    Shape("granite-1b-a400m", 24, 1024, 512, 16, 8, 49155, 4096, tied=True, experts=32, experts_per_token=8),
     _qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
     _qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
     _llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
@@ -136,7 +136,7 @@ _ALL = (
         architecture="olmoe",
         row_norms=True,
         experts=64,
-        experts_used=8,
+        experts_per_token=8,
     ),
     Shape(
         "qwen3-30b-a3b",
@@ -152,7 +152,7 @@ _ALL = (
         rope_base=1000000.0,
         qk_norm=True,
         experts=128,
-        experts_used=8,
+        experts_per_token=8,
     ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),

@@ -63,7 +63,9 @@ class BenchSettings:
         """Required context in tokens."""
         return needed_context(self.workloads)
 
-    def told(self, workloads: Sequence[Workload], threads: int) -> Callable[[int, int], None] | None:
+    def progress_callback(
+        self, workloads: Sequence[Workload], threads: int
+    ) -> Callable[[int, int], None] | None:
         """Progress callback of some workloads, labelled with their names."""
         report = self.report
         if report is None:
@@ -184,7 +186,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
                     settings.repetitions,
                     settings.warm_up,
                     settings.seed,
-                    settings.told([workload], threads),
+                    settings.progress_callback([workload], threads),
                 )
                 found.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
@@ -213,7 +215,7 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
                         settings.rounds,
                         settings.piece,
                         settings.seed,
-                        settings.told(group, threads),
+                        settings.progress_callback(group, threads),
                     )
                     for workload, both in zip(group, timings, strict=True):
                         found.append((workload, both, _mean_bytes(loaded, workload)))

@@ -112,8 +112,8 @@ def versus_record(row: VersusRow) -> dict[str, Any]:
     """One row as JSON values in base units; rates are tokens per second."""
     return {
         **_workload_record(row),
-        "edgeinfer": _side(row.ours),
-        "llama.cpp": _side(row.theirs),
+        "edgeinfer": _engine_record(row.ours),
+        "llama.cpp": _engine_record(row.theirs),
         "best_decile_ratio": row.best_ratio,
         "median_ratio": row.median_ratio,
         "gigabytes_per_second": row.gigabytes_per_second,
@@ -133,7 +133,7 @@ def _workload_record(row: SpeedRow | VersusRow) -> dict[str, Any]:
     }
 
 
-def _side(timings: Timings) -> dict[str, Any]:
+def _engine_record(timings: Timings) -> dict[str, Any]:
     return {
         "best_decile": timings.rate_at(BEST_DECILE),
         "median": timings.rate_at(MEDIAN),

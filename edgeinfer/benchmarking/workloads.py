@@ -39,9 +39,9 @@ def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence
     return found
 
 
-def needed_context(wanted: Sequence[Workload]) -> int:
+def needed_context(workloads: Sequence[Workload]) -> int:
     """Context in tokens for the largest workload."""
-    return max(workload.context for workload in wanted)
+    return max(workload.context for workload in workloads)
 
 
 def random_ids(count: int, vocabulary_size: int, seed: int) -> list[int]:

@@ -48,8 +48,8 @@ def incoming_support(head: bytes, name: str) -> ModelSupport | None:
             return model_support(model)
 
 
-def refuse_unsupported(wanted: str) -> HeaderCheck:
-    """A check that stops the download of an unsupported model; `wanted`: the name that the user typed."""
+def refuse_unsupported(requested: str) -> HeaderCheck:
+    """A check that stops the download of an unsupported model; `requested`: the name that the user typed."""
 
     def check(head: bytes, name: str) -> bool:
         support = incoming_support(head, name)
@@ -57,7 +57,7 @@ def refuse_unsupported(wanted: str) -> HeaderCheck:
             return False
         if support.is_native:
             return True
-        way_out = f"to fetch it for that: edgeinfer pull {wanted} --engine llama.cpp"
-        raise DownloadError(f"{wanted}: {support}; {way_out}")
+        way_out = f"to fetch it for that: edgeinfer pull {requested} --engine llama.cpp"
+        raise DownloadError(f"{requested}: {support}; {way_out}")
 
     return check

@@ -58,7 +58,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A response whose body begins at byte `first` of the file."""
 
     body: http.client.HTTPResponse
@@ -71,7 +71,7 @@ class Answer:
     """The sha256 from the server, and the name of its header."""
 
 
-def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: float) -> Answer:
+def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: float) -> HttpResponse:
     """Request a file from byte `first` on; with `tag`, only if it is still that version.
 
     A server without range support, or with another version, responds from byte 0.
@@ -89,8 +89,8 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
         raise DownloadError(f"{remote.url}: wanted an address that begins with https:// or http://")
     redirects = _Redirects()
     try:
-        asked = urllib.request.Request(remote.url, headers=headers)
-        body = _opener(redirects).open(asked, timeout=stall_seconds)
+        http_request = urllib.request.Request(remote.url, headers=headers)
+        body = _opener(redirects).open(http_request, timeout=stall_seconds)
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(remote, error) from error
@@ -99,15 +99,15 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
     except BROKEN as error:
         raise _broken(remote, error) from error
     try:
-        return _answer(remote, body, first, redirects.headers)
+        return _http_response(remote, body, first, redirects.headers)
     except BaseException:
         body.close()
         raise
 
 
-def _answer(
+def _http_response(
     remote: RemoteFile, body: http.client.HTTPResponse, first: int, hops: Mapping[str, str]
-) -> Answer:
+) -> HttpResponse:
     headers = dict(body.headers.items())
     packing = body.headers.get("Content-Encoding", "identity")
     if packing != "identity":
@@ -120,7 +120,7 @@ def _answer(
     else:
         start, total = 0, length
     digest = digest_in(headers) or digest_in(hops)
-    return Answer(body, start, total, strong_tag(body.headers.get("ETag")), digest)
+    return HttpResponse(body, start, total, strong_tag(body.headers.get("ETag")), digest)
 
 
 def _range(text: str) -> tuple[int | None, int | None]:

@@ -65,8 +65,8 @@ def parse_hub_address(text: str, endpoint: str | None = None) -> HubAddress | No
 
 
 def _parse_short(text: str) -> HubAddress:
-    owner, _, rest = text.removeprefix("hf:").removeprefix("//").partition("/")
-    name, _, file = rest.partition("/")
+    owner, _, remainder = text.removeprefix("hf:").removeprefix("//").partition("/")
+    name, _, file = remainder.partition("/")
     name, _, quant = name.partition(":")
     name, _, revision = name.partition("@")
     if not owner or not name or (quant and file):

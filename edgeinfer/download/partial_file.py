@@ -28,13 +28,13 @@ class Version:
         """Whether data of `earlier` may be used for this version: no known value differs, and an identifying
         one is equal.
         """
-        pairs = [(mine, theirs) for mine, theirs in zip(self._facts(), earlier._facts(), strict=True)]
+        pairs = [(mine, theirs) for mine, theirs in zip(self._values(), earlier._values(), strict=True)]
         known = [(mine, theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
         if self.sha256 is not None and self.sha256 == earlier.sha256:
             return True  # equal sha256: the same bytes, whatever the other values are
         return all(mine == theirs for mine, theirs in known)
 
-    def _facts(self) -> tuple[str | int | None, ...]:
+    def _values(self) -> tuple[str | int | None, ...]:
         return self.tag, self.total, self.sha256
 
 
@@ -43,7 +43,7 @@ class PartialFile:
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self._file = path, file
-        self._facts = facts_path(path)
+        self._version_path = version_path(path)
         self.version = self._read_version()
         self.size = file.seek(0, os.SEEK_END)
         self._hash = hashlib.sha256()
@@ -61,7 +61,7 @@ class PartialFile:
         """Store which version is downloaded."""
         if version != self.version:
             self.version = version
-            self._facts.write_text(json.dumps(asdict(version)), encoding="utf-8")
+            self._version_path.write_text(json.dumps(asdict(version)), encoding="utf-8")
 
     def empty(self) -> None:
         """Discard the data."""
@@ -100,19 +100,19 @@ class PartialFile:
         if sys.platform == "win32":
             self._file.close()  # Windows can't rename an open file
         os.replace(self.path, destination)
-        self._facts.unlink(missing_ok=True)
+        self._version_path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Delete the data; a file that another program has since created under the same name is kept."""
         self.empty()
         if _is_still(self.path, self._file):
-            self._facts.unlink(missing_ok=True)
+            self._version_path.unlink(missing_ok=True)
             if sys.platform != "win32":
                 self.path.unlink(missing_ok=True)
 
     def _read_version(self) -> Version:
         try:
-            found: Any = json.loads(self._facts.read_text(encoding="utf-8"))
+            found: Any = json.loads(self._version_path.read_text(encoding="utf-8"))
             return Version(found["tag"], found["total"], found["sha256"])
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return Version()
@@ -123,7 +123,7 @@ def partial_path(destination: Path) -> Path:
     return destination.with_name(destination.name + ENDING)
 
 
-def facts_path(partial: Path) -> Path:
+def version_path(partial: Path) -> Path:
     """Path of the file with the version of a partial file."""
     return partial.with_name(partial.name + ".json")
 

@@ -58,7 +58,7 @@ class Pull:
     """The machine for which a quantization is selected, if none is given."""
 
 
-def pull(wanted: str, settings: Pull | None = None) -> Pulled:
+def pull(requested: str, settings: Pull | None = None) -> Pulled:
     """Download a model: `NAME[:QUANT]` of the registry, `hf:owner/name[:QUANT | /file.gguf]`, or an address.
 
     A model on this disk isn't downloaded again, and needs no network.
@@ -69,30 +69,30 @@ def pull(wanted: str, settings: Pull | None = None) -> Pulled:
         RegistryError, OSError: the user's models.toml can't be read, or the file can't be written.
     """
     settings = settings or Pull(default_models_folder(), Hearing(), RetryPolicy())
-    _check_address(wanted)
+    _check_address(requested)
     entries = read_registry()
-    name, quant = split_quant(wanted, entries)
+    name, quant = split_quant(requested, entries)
     if name is not None:
         return _pull_entry(entries[name], quant, settings)
-    address = parse_hub_address(wanted, settings.endpoint)
+    address = parse_hub_address(requested, settings.endpoint)
     if address is not None:
-        return _pull_address(wanted, address, settings)
-    if urlsplit(wanted).scheme in ("http", "https"):
-        return _pull_url(wanted, settings)
+        return _pull_address(requested, address, settings)
+    if urlsplit(requested).scheme in ("http", "https"):
+        return _pull_url(requested, settings)
     raise UnknownModelError(
-        f"{wanted[:60]}: not in the catalogue; name one of `edgeinfer list --all`, hf:owner/name/file.gguf, "
-        "or an address that begins with https://"
+        f"{requested[:60]}: not in the catalogue; name one of `edgeinfer list --all`, "
+        "hf:owner/name/file.gguf, or an address that begins with https://"
     )
 
 
-def _check_address(wanted: str) -> None:
+def _check_address(requested: str) -> None:
     """Raise `DownloadError` for an invalid address or file name, as `http://[::1` or `a%00.gguf`."""
     try:
-        urlsplit(wanted).port  # noqa: B018  # reading it checks it
+        urlsplit(requested).port  # noqa: B018  # reading it checks it
     except ValueError as error:
-        raise DownloadError(f"{printable(wanted)}: no such address: {error}") from error
-    if any(ord(mark) < 32 or ord(mark) == 127 for mark in unquote(wanted)):
-        raise DownloadError(f"{printable(wanted)}: control characters in an address or name, wanted none")
+        raise DownloadError(f"{printable(requested)}: no such address: {error}") from error
+    if any(ord(mark) < 32 or ord(mark) == 127 for mark in unquote(requested)):
+        raise DownloadError(f"{printable(requested)}: control characters in an address or name, wanted none")
 
 
 def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
@@ -104,14 +104,14 @@ def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
     if here:
         return Pulled(here.name, tuple(_there(path) for path in parts_of(here.path)))
     if entry.repository is None:
-        chosen = entry.quant_named(quant) if quant else entry.quants[0]
-        if chosen is None:
+        selected = entry.quant_named(quant) if quant else entry.quants[0]
+        if selected is None:
             raise _no_such_quant(entry.name, quant, entry.quants)
-        remote = RemoteFile(entry.url_of(chosen) or "", entry.file_of(chosen))
-        return _fetched(entry.name_of(chosen), [_with_digest(remote, entry, chosen)], Path(), settings)
+        remote = RemoteFile(entry.url_of(selected) or "", entry.file_of(selected))
+        return _fetched(entry.name_of(selected), [_with_digest(remote, entry, selected)], Path(), settings)
     there = _hub_models(entry.repository, None, settings)
     models = [model for model in there if entry.quant_of_file(model.name) is not None]
-    model = _chosen(entry.name, models, quant, settings.models_folder / entry.repository, settings)
+    model = _selected(entry.name, models, quant, settings.models_folder / entry.repository, settings)
     files = [
         _with_digest(file, entry, model.quant) if len(model.files) == 1 else file for file in model.files
     ]
@@ -120,9 +120,9 @@ def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
 
 def _here(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
     """The complete model if it is on this disk, from any program."""
-    wanted = f"{entry.name}:{quant}" if quant else entry.name
+    requested = f"{entry.name}:{quant}" if quant else entry.name
     try:
-        found = find_model(wanted, models_folder=settings.models_folder, others=settings.others)
+        found = find_model(requested, models_folder=settings.models_folder, others=settings.others)
     except UnknownModelError:
         return None
     return found if _is_whole(found.path) else None
@@ -154,7 +154,7 @@ def _with_digest(remote: RemoteFile, entry: RegistryEntry, quant: str) -> Remote
     return replace(remote, size_bytes=remote.size_bytes or size)
 
 
-def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
+def _pull_address(requested: str, address: HubAddress, settings: Pull) -> Pulled:
     repository = Path(address.repository)
     if address.file is not None:
         path = settings.models_folder / repository / address.file
@@ -162,13 +162,13 @@ def _pull_address(wanted: str, address: HubAddress, settings: Pull) -> Pulled:
             return Pulled(path.stem, tuple(_there(part) for part in parts_of(path)))
     models = _hub_models(address.repository, address.revision, settings)
     if address.file is None:
-        model = _chosen(wanted, models, address.quant, settings.models_folder / repository, settings)
+        model = _selected(requested, models, address.quant, settings.models_folder / repository, settings)
     else:
         having = [model for model in models if address.file in [file.name for file in model.files]]
         if not having:
             raise DownloadError(f"{address.repository}: {address.file} isn't there; {_offered(models)}")
         model = having[0]
-    return _fetched(Path(model.name).stem, model.files, repository, settings, wanted)
+    return _fetched(Path(model.name).stem, model.files, repository, settings, requested)
 
 
 def _pull_url(url: str, settings: Pull) -> Pulled:
@@ -204,7 +204,7 @@ def _hub_models(repository: str, revision: str | None, settings: Pull) -> list[H
     return models
 
 
-def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
+def _selected(name: str, models: Sequence[HubModel], quant: str, root: Path, settings: Pull) -> HubModel:
     """The model with the given quantization; else one that is in `root`, partially or completely; else the
     best one for the machine.
     """
@@ -227,9 +227,9 @@ def _chosen(name: str, models: Sequence[HubModel], quant: str, root: Path, setti
     ]
     if not options:
         raise DownloadError(f"{name}: none of its files is in the repository any more; name one with hf:")
-    choice = choose_quant(name, options, settings.machine())
-    settings.hearing.say(choice.why)
-    return by_quant[choice.quant]
+    selection = choose_quant(name, options, settings.machine())
+    settings.hearing.say(selection.why)
+    return by_quant[selection.quant]
 
 
 def _no_such_quant(name: str, quant: str, there: Sequence[str]) -> DownloadError:
@@ -242,22 +242,25 @@ def _offered(models: Sequence[HubModel]) -> str:
 
 
 def _fetched(
-    name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull, wanted: str | None = None
+    name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull, requested: str | None = None
 ) -> Pulled:
-    """Download all files of a model after a check of the disk space. `wanted`: what the user typed, if not
+    """Download all files of a model after a check of the disk space. `requested`: what the user typed, if not
     `name`.
     """
-    wanted = wanted or name
+    requested = requested or name
     root = settings.models_folder / folder
-    places = [root / file.name for file in files]
-    missing = sum((file.size_bytes or 0) - _came(place) for file, place in zip(files, places, strict=True))
+    destinations = [root / file.name for file in files]
+    missing = sum(
+        (file.size_bytes or 0) - _came(destination)
+        for file, destination in zip(files, destinations, strict=True)
+    )
     check_room(root, missing)
     found = []
-    for index, (file, place) in enumerate(zip(files, places, strict=True), 1):
+    for index, (file, destination) in enumerate(zip(files, destinations, strict=True), 1):
         if len(files) > 1:
             settings.hearing.say(f"part {index} of {len(files)}: {file.name}")
-        check = refuse_unsupported(wanted) if index == 1 and settings.engine == "edgeinfer" else None
-        found.append(fetch(file, place, settings.hearing, settings.retry_policy, check))
+        check = refuse_unsupported(requested) if index == 1 and settings.engine == "edgeinfer" else None
+        found.append(fetch(file, destination, settings.hearing, settings.retry_policy, check))
     _check_model(found)
     return Pulled(name, tuple(found))
 
@@ -266,9 +269,11 @@ def _came_of(model: HubModel, root: Path) -> int:
     return sum(_came(root / file.name) for file in model.files)
 
 
-def _came(place: Path) -> int:
+def _came(destination: Path) -> int:
     """Bytes of a file on this disk, partial or complete."""
-    return next((path.stat().st_size for path in (place, partial_path(place)) if path.exists()), 0)
+    return next(
+        (path.stat().st_size for path in (destination, partial_path(destination)) if path.exists()), 0
+    )
 
 
 def _check_model(files: Sequence[Fetched]) -> None:

@@ -29,14 +29,14 @@ class QuantOption:
 
 
 @dataclass(frozen=True)
-class QuantChoice:
+class QuantSelection:
     """The selected quantization, and the reason, in a line."""
 
     quant: str
     why: str
 
 
-def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantChoice:
+def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantSelection:
     """The largest up to Q8_0 that fits and reaches `FAST_ENOUGH`, else the fastest that fits and has at least
     four bits, else the largest that fits.
 
@@ -44,7 +44,7 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
         DownloadError: none of them fits; the text names the smallest and how to download it anyway.
     """
     if len(options) == 1:
-        return QuantChoice(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
+        return QuantSelection(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
     usual = [option for option in options if bits_of(option.quant) <= MAX_BITS] or list(options)
     ranked = sorted(usual, key=lambda option: -option.size_bytes)
     fitting: list[tuple[QuantOption, Fit]] = []
@@ -54,7 +54,7 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
             continue
         fitting.append((option, found))
         if _is_fast(found) and bits_of(option.quant) >= MIN_BITS:
-            return QuantChoice(
+            return QuantSelection(
                 option.quant, _why(option, found, machine, ranked, "the best of {} that fits and is fast")
             )
     if not fitting:
@@ -62,7 +62,7 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
     good = [pair for pair in fitting if bits_of(pair[0].quant) >= MIN_BITS]
     option, found = good[-1] if good else fitting[0]
     rank = "the fastest of {} that is still good" if good else "the best of {} that fits"
-    return QuantChoice(option.quant, _why(option, found, machine, ranked, rank))
+    return QuantSelection(option.quant, _why(option, found, machine, ranked, rank))
 
 
 def _fit(option: QuantOption, machine: Machine) -> Fit:

@@ -11,7 +11,7 @@ from edgeinfer.download.header_check import HeaderCheck
 from edgeinfer.download.http_source import (
     BROKEN,
     MAX_PER_REQUEST,
-    Answer,
+    HttpResponse,
     NothingThere,
     RemoteFile,
     TryAgain,
@@ -47,12 +47,12 @@ class RetryPolicy:
     """Seconds between checks whether another program has finished."""
     sleep: Callable[[float], None] = time.sleep
 
-    def seconds(self, failures: int, asked: float | None) -> float:
+    def seconds(self, failures: int, retry_after: float | None) -> float:
         """Seconds to wait after `failures` consecutive failures: doubled each time, or as the server
         requests.
         """
         usual = self.first_wait * 2 ** (failures - 1)
-        return min(usual if asked is None else asked, self.longest_wait)
+        return min(usual if retry_after is None else retry_after, self.longest_wait)
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class _Transfer:
                 self._wait(str(failure), failure.after)
         return self._checked()
 
-    def _wait(self, why: str, asked: float | None) -> None:
+    def _wait(self, why: str, retry_after: float | None) -> None:
         """Wait before the next request; the reason is reported if the last request brought no data."""
-        seconds = self._retry_policy.seconds(max(self._failures, 1), asked)
+        seconds = self._retry_policy.seconds(max(self._failures, 1), retry_after)
         if self._failures:
             self._hearing.say(f"{why}; again in {seconds:.0f} s")
         self._retry_policy.sleep(seconds)
@@ -171,7 +171,7 @@ class _Transfer:
     def _once(self) -> None:
         """Send one request and read its response until it ends or fails."""
         try:
-            answer = request(
+            response = request(
                 self._remote, self._partial.size, self._known.tag, self._retry_policy.stall_seconds
             )
         except NothingThere as nothing:
@@ -186,50 +186,50 @@ class _Transfer:
             self._partial.empty()  # the file has become shorter: start again
             self._known = replace(self._known, tag=None)
             raise TryAgain(str(nothing)) from nothing
-        with answer.body:
-            self._agree(answer)
-            self._read(answer)
+        with response.body:
+            self._agree(response)
+            self._read(response)
 
-    def _agree(self, answer: Answer) -> None:
+    def _agree(self, response: HttpResponse) -> None:
         """Compare the server's values with the known ones, before any data is kept."""
         partial, known = self._partial, self._known
-        sha256, digest_source = answer.digest or (None, "")
+        sha256, digest_source = response.digest or (None, "")
         if known.sha256 and sha256 and known.sha256 != sha256:
             raise DownloadError(
                 f"{self._remote.url}: its {digest_source} says sha256 {sha256}, {self._digest_source} says "
                 f"{known.sha256}: another version lies there now"
             )
-        if answer.total == 0:
+        if response.total == 0:
             raise DownloadError(f"{self._remote.url}: an empty file, wanted a model")
-        if None not in (known.total, answer.total) and known.total != answer.total:
+        if None not in (known.total, response.total) and known.total != response.total:
             if self._remote.size_bytes is not None:
                 raise DownloadError(
-                    f"{self._remote.url}: the server offers {answer.total} bytes, wanted {known.total}"
+                    f"{self._remote.url}: the server offers {response.total} bytes, wanted {known.total}"
                 )
             partial.empty()
             self._known = Version(None, None, known.sha256)
             raise TryAgain("the file has changed meanwhile")
         if (
-            answer.first
+            response.first
             and not known.sha256
-            and None not in (known.tag, answer.tag)
-            and known.tag != answer.tag
+            and None not in (known.tag, response.tag)
+            and known.tag != response.tag
         ):
             partial.empty()
             self._known = Version(None, None, None)
             raise TryAgain("the file has changed meanwhile")
-        if answer.first != partial.size:
+        if response.first != partial.size:
             partial.empty()  # no range support, or another version
         if known.sha256 is None and sha256:
             self._digest_source = digest_source
-        self._known = Version(answer.tag, known.total or answer.total, known.sha256 or sha256)
+        self._known = Version(response.tag, known.total or response.total, known.sha256 or sha256)
         partial.begin(self._known)
         check_room(partial.path.parent, (self._known.total or 0) - partial.size)
 
-    def _read(self, answer: Answer) -> None:
+    def _read(self, response: HttpResponse) -> None:
         partial, total = self._partial, self._known.total
         self._hearing.progress(partial.size, total)
-        while data := self._heard(answer):
+        while data := self._next_bytes(response):
             self._write(data)
             if self._is_too_long():
                 partial.remove()
@@ -242,14 +242,14 @@ class _Transfer:
         if total is None:
             self._known = replace(self._known, total=partial.size)
             self._check_kind()
-        elif partial.size < total and partial.size - answer.first < MAX_PER_REQUEST:
+        elif partial.size < total and partial.size - response.first < MAX_PER_REQUEST:
             raise TryAgain("cut off")
 
     @staticmethod
-    def _heard(answer: Answer) -> bytes:
+    def _next_bytes(response: HttpResponse) -> bytes:
         """The next bytes; empty at the end."""
         try:
-            return answer.body.read1(CHUNK)
+            return response.body.read1(CHUNK)
         except BROKEN as error:
             raise TryAgain(describe(error)) from error
 
@@ -311,16 +311,16 @@ class _Transfer:
         return self._partial.start(min(self._partial.size, MAX_HEADER_BYTES))
 
     def _checked(self) -> Fetched:
-        partial, wanted = self._partial, self._known.sha256
+        partial, expected = self._partial, self._known.sha256
         seen = partial.sha256(self._hearing.checking)
-        if wanted is not None and seen != wanted:
+        if expected is not None and seen != expected:
             partial.remove()
             raise DownloadError(
-                f"{self._remote.name}: what came has sha256 {seen}, {self._digest_source} says {wanted}: "
+                f"{self._remote.name}: what came has sha256 {seen}, {self._digest_source} says {expected}: "
                 "damaged on the way, or not the file that was meant; thrown away, pull it again"
             )
         partial.finish(self._destination)
-        return Fetched(self._destination, seen, self._digest_source if wanted else "")
+        return Fetched(self._destination, seen, self._digest_source if expected else "")
 
     def _given_up(self, why: str) -> str:
         done, total = self._partial.size, self._known.total
@@ -328,16 +328,16 @@ class _Transfer:
         return f"{self._remote.name}: given up after {self._failures} attempts without a byte: {why}; {came}"
 
 
-def check_room(folder: Path, wanted_bytes: int) -> None:
-    """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has `wanted_bytes`
+def check_room(folder: Path, required_bytes: int) -> None:
+    """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has `required_bytes`
     free.
     """
-    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    existing = next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
     free = shutil.disk_usage(existing).free
-    missing = wanted_bytes + SPARE_BYTES - free
-    if wanted_bytes > 0 and missing > 0:
+    missing = required_bytes + SPARE_BYTES - free
+    if required_bytes > 0 and missing > 0:
         raise DownloadError(
-            f"{folder}: {_shown(wanted_bytes)} still to come, {_shown(free)} free on that disk, wanted "
+            f"{folder}: {_shown(required_bytes)} still to come, {_shown(free)} free on that disk, wanted "
             f"{_shown(SPARE_BYTES)} more than what comes; make room for {_shown(missing)}"
         )
 

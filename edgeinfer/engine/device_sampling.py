@@ -25,8 +25,8 @@ class DeviceSampler:
     @classmethod
     def offered(cls, backend: Backend[Any], cache: "KVCache", sampler: Sampler) -> Self | None:
         """The device sampler; None if the backend can't sample, or not with these params."""
-        most_recent = backend.capabilities.sampling_history
-        if most_recent is None or not _is_supported(sampler.settings, most_recent):
+        history_size = backend.capabilities.sampling_history
+        if history_size is None or not _is_supported(sampler.settings, history_size):
             return None
         return cls(backend, cache, sampler)
 
@@ -53,8 +53,10 @@ class DeviceSampler:
         return sampled
 
 
-def _is_supported(params: SamplingParams, most_recent: int) -> bool:
+def _is_supported(params: SamplingParams, history_size: int) -> bool:
     """Whether the device implements all active steps of the sampler chain."""
-    if penalties_are_on(params) and not (params.temperature > 0 and 0 <= params.repeat_last_n <= most_recent):
-        return False  # the device's argmax ignores penalties, its sampler applies them to `most_recent` ids
+    if penalties_are_on(params) and not (
+        params.temperature > 0 and 0 <= params.repeat_last_n <= history_size
+    ):
+        return False  # the device's argmax ignores penalties, its sampler applies them to `history_size` ids
     return all(step.on_device for step in active_steps(params))

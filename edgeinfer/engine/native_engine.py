@@ -73,14 +73,14 @@ class KVCache:
         self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
 
 
-def shared_prefix(held: Sequence[int], wanted: Sequence[int]) -> int:
+def shared_prefix(held: Sequence[int], ids: Sequence[int]) -> int:
     """The length of the common prefix of two sequences."""
-    count, most = 0, min(len(held), len(wanted))
-    if held[:most] == wanted[:most]:
-        return most
+    count, limit = 0, min(len(held), len(ids))
+    if held[:limit] == ids[:limit]:
+        return limit
     # One comparison per slice: this runs in every forward with a draft.
     for size in SLICES:
-        while count + size <= most and held[count : count + size] == wanted[count : count + size]:
+        while count + size <= limit and held[count : count + size] == ids[count : count + size]:
             count += size
     return count
 
@@ -211,11 +211,11 @@ class NativeEngine:
         found = [self._logits(x) for x in self._steps(ids)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
-    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+    def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
-        self._check(ids, len(wanted.least))
+        self._check(ids, len(request.least))
         with DEVICE_FAILURES:
-            found = self.backend.draft(ids, len(self.cache.ids), wanted)
+            found = self.backend.draft(ids, len(self.cache.ids), request)
         self.cache.append([*ids, *found.ids][: found.read])
         return found
 

@@ -106,7 +106,7 @@ class Engine(Protocol):
         """Token-expert assignments in layers with split experts; 0 without."""
         ...
 
-    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+    def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as the backend's draft loop; updates the cache."""
         ...
 
@@ -156,7 +156,7 @@ class BasicEngine:
     def cached_of(self, length: int) -> int:
         return length
 
-    def draft(self, ids: Sequence[int], wanted: DraftRequest) -> DraftedTokens:
+    def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         raise NotImplementedError("this engine has no draft loop")
 
     def evict(self, indices: Sequence[int]) -> None:

@@ -58,14 +58,14 @@ def _score_block(logits: Logits, targets: Sequence[int], base: Logits | None) ->
     for source in (logits, base):
         if source is not None and not np.isfinite(source).all():
             raise EdgeInferError("a model gave logits that aren't finite; there is nothing to compare")
-    rows, wanted = np.arange(len(targets)), np.asarray(targets)
+    rows, target_ids = np.arange(len(targets)), np.asarray(targets)
     ours = log_softmax(logits)
-    loss = -ours[rows, wanted]
+    loss = -ours[rows, target_ids]
     if base is None:
         none = np.empty(0)
         return Scores(loss, none, none, np.empty(0, np.bool_))
     theirs = log_softmax(base)
-    base_loss = -theirs[rows, wanted]
+    base_loss = -theirs[rows, target_ids]
     same_top = logits.argmax(axis=1) == base.argmax(axis=1)
     np.subtract(theirs, ours, out=ours)
     np.exp(theirs, out=theirs)

@@ -37,14 +37,16 @@ class Windows:
     ids: Sequence[int]
     context: int
     bos_id: int | None = None
-    most: int | None = None
+    max_windows: int | None = None
     """Maximum number of windows; None: all."""
 
     def __post_init__(self) -> None:
         if self.context < MIN_CONTEXT:
             raise SettingError(f"context: saw {self.context}, wanted at least {MIN_CONTEXT}")
-        if self.most is not None and self.most < 1:
-            raise SettingError(f"chunks: saw {self.most}, wanted a whole number of at least 1, or None")
+        if self.max_windows is not None and self.max_windows < 1:
+            raise SettingError(
+                f"chunks: saw {self.max_windows}, wanted a whole number of at least 1, or None"
+            )
         if not len(self):
             raise SettingError(
                 f"the text has {len(self.ids)} tokens, wanted at least {self.context} for one window; "
@@ -53,7 +55,7 @@ class Windows:
 
     def __len__(self) -> int:
         count = len(self.ids) // self.context
-        return count if self.most is None else min(count, self.most)
+        return count if self.max_windows is None else min(count, self.max_windows)
 
     def __iter__(self) -> Iterator[Window]:
         for index in range(len(self)):

@@ -60,7 +60,7 @@ class BeamSearch:
         self._forwards = self._tokens = 0
         self._completions: list[_Beam] = []
         self._sequences: set[int] = set()
-        self._max_tokens = request.most_tokens(engine.context)
+        self._max_tokens = request.max_new_tokens(engine.context)
 
     def run(self) -> list[Generation]:
         """The best completions, at most `beams`, most probable first."""

@@ -35,7 +35,7 @@ class ContextShift:
     context: int
 
     @classmethod
-    def wanted(cls, context_overflow: str, keep: int, engine: Engine) -> "ContextShift | None":
+    def requested(cls, context_overflow: str, keep: int, engine: Engine) -> "ContextShift | None":
         """The policy named `context_overflow`; None: generation stops when the context is full.
 
         Raises:
@@ -70,7 +70,7 @@ class ContextShift:
         """Number of tokens that are evicted from a text of this length."""
         return max(0, -(-(length - self.context) // self.step) * self.step)
 
-    def rest(self, ids: Sequence[int], left_out: int) -> list[int]:
+    def remaining_ids(self, ids: Sequence[int], left_out: int) -> list[int]:
         """A text without the `left_out` tokens after the kept first ones."""
         return [*ids[: self.keep], *ids[self.keep + left_out :]]
 
@@ -84,19 +84,19 @@ class ContextShift:
         if engine.first_evicted is not None and len(engine.text) - held > self.left_out(len(ids)):
             held = engine.first_evicted
             engine.rewind(held)
-        rest = ids[len(engine.text) :]
-        excess = self.left_out(held + len(rest))
+        remainder = ids[len(engine.text) :]
+        excess = self.left_out(held + len(remainder))
         if excess > held - self.keep:
             engine.rewind(min(held, self.keep))
-            return self.rest(ids, self.left_out(len(ids)))
+            return self.remaining_ids(ids, self.left_out(len(ids)))
         if excess:
             engine.evict(self.tokens_to_evict(engine, excess))
-        return [*engine.ids, *rest]
+        return [*engine.ids, *remainder]
 
     def shorten(self, engine: Engine, history: Sequence[int]) -> list[int]:
         """A history that has reached the context limit, shortened by one step."""
         if not engine.capabilities.can_evict or engine.ids != history[:-1]:
-            return self.rest(history, self.step)
+            return self.remaining_ids(history, self.step)
         engine.evict(self.tokens_to_evict(engine, self.step))
         return [*engine.ids, history[-1]]
 

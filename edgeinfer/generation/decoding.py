@@ -122,8 +122,8 @@ class ForcedDecode:
         """The forced tokens that fit; the sampler has accepted them."""
         constraint, found = sequence.constraint, list[SampledToken]()
         assert constraint is not None
-        most = min(sequence.remaining, self._engine.context - len(sequence.ids))
-        while len(found) < most and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
+        limit = min(sequence.remaining, self._engine.context - len(sequence.ids))
+        while len(found) < limit and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
             found.append(SampledToken(forced[0], None, True))
         return found
 

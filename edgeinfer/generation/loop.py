@@ -37,7 +37,7 @@ class GenerationSequence:
         """The prompt and the completion, without tokens that a context shift has evicted."""
         self.evicted = 0
         """Number of tokens that context shift has evicted, or left out of the prompt."""
-        self.max_tokens = request.most_tokens(context)
+        self.max_tokens = request.max_new_tokens(context)
         self.sampled: list[Token] = []
         """The sampled tokens, without the end token; their text may still be incomplete."""
         self.reason: FinishReason | None = None

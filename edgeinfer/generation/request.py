@@ -51,14 +51,14 @@ class Request:
             if not isinstance(text, str):
                 raise SettingError(f"stop: saw {shown(text)}, wanted a text, or a list of texts")
 
-    def most_tokens(self, context: int) -> int:
+    def max_new_tokens(self, context: int) -> int:
         """Maximum number of tokens of the completion in a context of `context` tokens."""
         room = sys.maxsize if self.context_shift else context - len(self.prompt_ids)
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
     def full_reason(self, context: int) -> FinishReason:
-        """The finish reason of a completion with `most_tokens` tokens."""
-        return "length" if self.most_tokens(context) == self.max_tokens else "context"
+        """The finish reason of a completion with `max_new_tokens` tokens."""
+        return "length" if self.max_new_tokens(context) == self.max_tokens else "context"
 
 
 def check_count(name: str, value: object) -> None:

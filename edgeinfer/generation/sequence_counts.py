@@ -29,16 +29,16 @@ class SequenceCounts:
             object.__setattr__(self, name, value)
             whole = isinstance(value, int) and not isinstance(value, bool)
             if value is not None and not (whole and 1 <= value <= MAX_COMPLETIONS):
-                wanted = f"a whole number from 1 to {MAX_COMPLETIONS}"
-                raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}")
+                expected = f"a whole number from 1 to {MAX_COMPLETIONS}"
+                raise SettingError(f"{name}: saw {shown(value)}, wanted {expected}")
         if self.best_of is not None and self.beams is not None:
             raise SettingError(
                 "best_of and beams: sampling and beam search exclude each other; leave one out"
             )
         for name in ("best_of", "beams"):
-            most = getattr(self, name)
-            if most is not None and most < (self.n or 1):
-                raise SettingError(f"{name}: saw {most}, wanted at least the {self.n} answers of n")
+            count = getattr(self, name)
+            if count is not None and count < (self.n or 1):
+                raise SettingError(f"{name}: saw {count}, wanted at least the {self.n} answers of n")
 
     def completions(
         self,
@@ -50,16 +50,16 @@ class SequenceCounts:
         """`n` completions; `constraint` returns a new constraint for each. `Raises` as the model's
         `generate`.
         """
-        wanted = self.n or 1
+        requested = self.n or 1
         if self.beams is not None:
             if request.stop:
                 raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
             if constraint() is not None:
                 raise SettingError("schema and grammar: beams keep to none; leave these out, or beams")
-            return BeamSearch(engine, tokenizer, request, self.beams).run()[:wanted]
+            return BeamSearch(engine, tokenizer, request, self.beams).run()[:requested]
         if self.best_of is None:
-            return SequenceGroup(engine, tokenizer, request, wanted, constraint).run()
+            return SequenceGroup(engine, tokenizer, request, requested, constraint).run()
         with_logprobs = replace(request, logprobs=request.logprobs or 0)
         return best_completions(
-            SequenceGroup(engine, tokenizer, with_logprobs, self.best_of, constraint).run(), wanted
+            SequenceGroup(engine, tokenizer, with_logprobs, self.best_of, constraint).run(), requested
         )

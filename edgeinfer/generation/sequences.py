@@ -24,7 +24,7 @@ class BatchDecode:
         self._prompt_tokens = prompt_tokens
         self._held: dict[GenerationSequence, tuple[int, int]] = {}
         """The number of a decoded sequence in the cache, and how many of its ids were processed."""
-        self._most = cached.together
+        self._max_held = cached.together
         self.forwards = self.tokens = 0
 
     def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
@@ -33,14 +33,14 @@ class BatchDecode:
         waiting = deque(sequence for sequence in sequences if sequence not in self._held)
         found: list[npt.NDArray[np.float32]] | None = None
         while found is None:
-            while waiting and len(self._held) < self._most:
+            while waiting and len(self._held) < self._max_held:
                 self._held[waiting.popleft()] = self._cached.fork(), self._prompt_tokens
             try:
                 found = self._forward()
             except CacheFullError:
                 last = list(self._held)[-1]
                 self._drop([last])
-                self._most = max(1, len(self._held))
+                self._max_held = max(1, len(self._held))
                 if not self._held:  # it alone fills the context
                     last.reason = "context"
                     return [[] for _ in sequences]
@@ -52,7 +52,7 @@ class BatchDecode:
     def _drop(self, sequences: Sequence[GenerationSequence]) -> None:
         for sequence in sequences:
             self._cached.drop(self._held.pop(sequence)[0])
-            self._most = self._cached.together  # there is space again
+            self._max_held = self._cached.together  # there is space again
 
     def _forward(self) -> list[npt.NDArray[np.float32]]:
         """Logits after each sequence; usually processes one token of each, more after a wait."""

@@ -142,11 +142,11 @@ class PagedSequences:
         return self._holders[page] - (page == self._partial) > 1
 
     def _copy_partial_page(self, text: _PagedText) -> None:
-        place = text.length // PAGE
-        old, new = text.pages[place], self._take()
+        index = text.length // PAGE
+        old, new = text.pages[index], self._take()
         self._engine.backend.copy_positions(old * PAGE, new * PAGE, text.length % PAGE)
         self._release(old)
-        text.pages[place] = new
+        text.pages[index] = new
 
     def _take(self) -> int:
         page = self._free.pop()

@@ -25,11 +25,11 @@ def as_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
             if message.state == "coming"
             else f" ({message.state})"
         )
-        lines += [f"## {SPEAKERS[message.role]}{ending}", "", _told(message), ""]
+        lines += [f"## {SPEAKERS[message.role]}{ending}", "", _message_text(message), ""]
     return "\n".join(lines)
 
 
-def _told(message: StoredMessage) -> str:
+def _message_text(message: StoredMessage) -> str:
     """A message's text with the reasoning before it quoted."""
     reply = parted(message.text)
     if message.role != "assistant" or not reply.reasoning:

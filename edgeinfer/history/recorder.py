@@ -34,13 +34,13 @@ class Recorder:
         """Record a complete message, and earlier ones that are missing."""
         self._attempt(lambda: self._ensure(message))
 
-    def begin(self, answer: ChatMessage) -> None:
+    def begin(self, response: ChatMessage) -> None:
         """Start a streamed response; its missing predecessors are recorded first."""
 
         def begin() -> None:
-            before = None if answer.parent is None else self._ensure(answer.parent)
+            before = None if response.parent is None else self._ensure(response.parent)
             self._writer = self._store.begin_message(self._chat().id, before)
-            answer.stored = self._writer.message
+            response.stored = self._writer.message
 
         self._writer = None
         self._attempt(begin)
@@ -51,11 +51,11 @@ class Recorder:
             self._writer.add(text)
             self.trouble = self._writer.trouble
 
-    def finish(self, answer: ChatMessage, state: State) -> None:
+    def finish(self, response: ChatMessage, state: State) -> None:
         """End the response, whose complete text is in memory."""
         writer, self._writer = self._writer, None
         if writer is None:
-            self.record(answer)
+            self.record(response)
             return
         self.trouble = writer.finish(state)
         if self.trouble:

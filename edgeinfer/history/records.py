@@ -62,11 +62,11 @@ def stored_chat(row: Sequence[object]) -> StoredChat:
 
     Values of wrong types, possible in a damaged store, are converted to displayable ones.
     """
-    id_, name, said, model, system, created, changed, tip, messages = row
+    id_, name, opening, model, system, created, changed, tip, messages = row
     return StoredChat(
         _whole(id_) or 0,
         None if name is None else _text(name),
-        title_of(_text(said)),
+        title_of(_text(opening)),
         _text(model),
         None if system is None else _text(system),
         _seconds(created),

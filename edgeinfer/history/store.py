@@ -162,9 +162,9 @@ class ChatStore:
         """Whether there is a chat of that name or number."""
         return bool(self._chats("WHERE name = ? OR CAST(chats.id AS TEXT) = ?", (name, name)))
 
-    def chats(self, most: int = -1) -> list[StoredChat]:
+    def chats(self, limit: int = -1) -> list[StoredChat]:
         """Non-empty chats, most recently changed first."""
-        return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (most,))
+        return self._chats("WHERE tip IS NOT NULL ORDER BY changed DESC LIMIT ?", (limit,))
 
     def add_message(
         self, chat: int, parent: int | None, role: Role, text: str, state: State = "whole"
@@ -217,12 +217,12 @@ class ChatStore:
             self.connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, message.chat))
         return self.chat(str(message.chat))
 
-    def search(self, text: str, most: int = 50) -> list[Found]:
+    def search(self, text: str, limit: int = 50) -> list[Found]:
         """Messages that contain a text, ignoring case, newest first."""
         messages = self._messages(
             f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
             "ORDER BY id DESC LIMIT ?",
-            (text, most),
+            (text, limit),
         )
         numbers = {message.chat for message in messages}
         chats = {chat.id: chat for number in numbers for chat in self._chats("WHERE chats.id = ?", (number,))}
@@ -318,9 +318,9 @@ def _folded(text: bytes) -> str:
     return decoded(text).casefold()
 
 
-def _excerpt(text: str, wanted: str) -> str:
+def _excerpt(text: str, query: str) -> str:
     """The line that contains the match."""
-    at = max(text.casefold().find(wanted.casefold()), 0)
+    at = max(text.casefold().find(query.casefold()), 0)
     start = max(0, at - EXCERPT_LENGTH // 2)
-    part = " ".join(text[start : at + len(wanted) + EXCERPT_LENGTH].split())
+    part = " ".join(text[start : at + len(query) + EXCERPT_LENGTH].split())
     return ("..." if start else "") + part

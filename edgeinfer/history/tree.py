@@ -49,8 +49,8 @@ class ChatTree:
     def beside(self, message: ChatMessage, step: int) -> ChatMessage | None:
         """The alternative `step` positions further; None if it doesn't exist."""
         beside = self.alternatives(message)
-        place = beside.index(message) + step
-        return beside[place] if 0 <= place < len(beside) else None
+        index = beside.index(message) + step
+        return beside[index] if 0 <= index < len(beside) else None
 
 
 def line_to(tip: ChatMessage | None) -> list[ChatMessage]:
@@ -71,8 +71,12 @@ def newest_end(message: ChatMessage) -> ChatMessage:
 
 def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
     """The messages that the model reads: user messages with a response, each followed by that response."""
-    pairs = ((message.parent, message) for message in line if message.role == "assistant" and message.text)
-    return [message for asked, answer in pairs if asked is not None for message in (asked, answer)]
+    exchanges = (
+        (message.parent, message) for message in line if message.role == "assistant" and message.text
+    )
+    return [
+        message for request, response in exchanges if request is not None for message in (request, response)
+    ]
 
 
 def read_by_the_model(line: Iterable[ChatMessage]) -> list[dict[str, str]]:

@@ -20,8 +20,8 @@ class LlamaCppContext:
     the file.
     """
 
-    def __init__(self, path: Path, context: int, threads: int, asked_by: str, kv: str = "f16") -> None:
-        self._library = library = llama_cpp_library(asked_by)
+    def __init__(self, path: Path, context: int, threads: int, requested_by: str, kv: str = "f16") -> None:
+        self._library = library = llama_cpp_library(requested_by)
         library.llama_backend_init()
         log = log_catcher()
         log.clear()

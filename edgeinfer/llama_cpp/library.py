@@ -14,8 +14,8 @@ QUANTIZED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
 """Types that llama.cpp supports only with flash attention."""
 
 
-def llama_cpp_library(asked_by: str) -> Any:
-    """The module `llama_cpp`; `asked_by` is the option that needs it.
+def llama_cpp_library(requested_by: str) -> Any:
+    """The module `llama_cpp`; `requested_by` is the option that needs it.
 
     Raises `EdgeInferError` if it isn't installed.
     """
@@ -23,7 +23,7 @@ def llama_cpp_library(asked_by: str) -> Any:
         import llama_cpp
     except ImportError as error:
         raise EdgeInferError(
-            f"{asked_by} needs llama-cpp-python: pip install 'edgeinfer[llama-cpp]'"
+            f"{requested_by} needs llama-cpp-python: pip install 'edgeinfer[llama-cpp]'"
         ) from error
     return llama_cpp
 

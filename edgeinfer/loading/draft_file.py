@@ -54,23 +54,23 @@ class DraftFile:
 
 
 def open_draft(
-    wanted: str | Drafter | None, registered: Path | None, target: GGUFFile
+    requested: str | Drafter | None, registered: Path | None, target: GGUFFile
 ) -> tuple[DraftFile | None, tuple[str, ...]]:
-    """The draft model for `target`: `wanted`, or with "auto" the one `registered` for it. If its vocabulary
-    differs, returns a warning, and prompt lookup is used instead.
+    """The draft model for `target`: `requested`, or with "auto" the one `registered` for it. If its
+    vocabulary differs, returns a warning, and prompt lookup is used instead.
 
     Raises:
         As `DraftFile.open`, for a draft that was requested by name.
     """
-    named = registered if wanted == "auto" else wanted
+    named = registered if requested == "auto" else requested
     if named in NO_MODELS or isinstance(named, Drafter):
         return None, ()
     assert named is not None
     try:
-        return DraftFile.open(named, target, required=wanted != "auto"), ()
+        return DraftFile.open(named, target, required=requested != "auto"), ()
     except OtherVocabularyError as error:
         return None, (f"using prompt lookup instead of the draft model: {error}",)
     except SettingError as error:
-        if wanted != "auto":
+        if requested != "auto":
             raise
         return None, (f"using prompt lookup instead of the draft model: {error}",)

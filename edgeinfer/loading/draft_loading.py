@@ -20,7 +20,7 @@ class LoadedDrafter:
     """The drafter, if any, and warnings for the user."""
 
     drafter: Drafter | None
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def load_drafter(
@@ -39,7 +39,7 @@ def load_drafter(
         return LoadedDrafter(options.draft)
     lookup = PromptLookup([_read_lookup_file(path, target) for path in options.lookup_files])
     model: Drafter
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     if options.draft == "self":
         model = _layer_skipping(loaded_target.engine)
     elif draft is None or loaded_target.placed.draft is None:
@@ -47,8 +47,8 @@ def load_drafter(
     else:
         model = _draft_model(draft, source, target, loaded_target)
         if not draft.required:
-            notes = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
-    return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, notes)
+            warnings = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
+    return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
 
 
 def _cost(nbytes: int) -> str:

@@ -8,7 +8,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan
-from edgeinfer.planning.sparse_choice import SparseChoice
+from edgeinfer.planning.sparse_choice import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -41,7 +41,7 @@ class EngineBuilder:
     source: ModelSource
     planned: DevicePlan
     gpu: Gpu | None = None
-    sparse: SparseChoice = field(default_factory=SparseChoice)
+    sparse: SparseSelection = field(default_factory=SparseSelection)
     thread_pool: ThreadPool | None = None
 
     def build(self) -> LoadedEngine:
@@ -76,7 +76,7 @@ class EngineBuilder:
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
-        loaded = self._loaded(backend, CPU_BATCH, self._cpu_notes(kernels))
+        loaded = self._loaded(backend, CPU_BATCH, self._cpu_warnings(kernels))
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
@@ -96,15 +96,15 @@ class EngineBuilder:
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
         unpinned = gpu_shard.serve_with(cpu_shard, meets_in_graph=meets)
-        notes = [placed_note(plan), *self._cpu_notes(kernels)]
+        warnings = [placed_note(plan), *self._cpu_warnings(kernels)]
         if refusal := self._begin_expert_cache(gpu_shard):
-            notes.append(f"there is no expert cache: {refusal}")
+            warnings.append(f"there is no expert cache: {refusal}")
         if unpinned:
-            notes.append(
+            warnings.append(
                 f"{mebibytes(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "
                 "through pinned buffers, which is slower"
             )
-        return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, notes)
+        return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, warnings)
 
     def _gpu_shard(
         self, splits: tuple[LayerSplit, ...], exchange: "ExchangeBuffer | None", progress: LoadProgress
@@ -154,8 +154,11 @@ class EngineBuilder:
         from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
 
         routed = [layer.routed for layer in self.source.sizes.layers if layer.routed]
-        used, slots = max(block.units_per_token for block in routed), [layer.gpu_experts for layer in cached]
-        return gpu_shard.refill_experts(ExpertCachePolicy(cached[0].experts, used, slots))
+        experts_per_token, slots = (
+            max(block.units_per_token for block in routed),
+            [layer.gpu_experts for layer in cached],
+        )
+        return gpu_shard.refill_experts(ExpertCachePolicy(cached[0].experts, experts_per_token, slots))
 
     def _kernels(self, *, head: bool) -> Kernels:
         """The CPU kernels; without the `head`, those that serve a GPU."""
@@ -171,13 +174,13 @@ class EngineBuilder:
             return list(source.weights.matrices())
         return left_in_file(self.plan, source.specification, source.weights)
 
-    def _cpu_notes(self, kernels: Kernels) -> list[str]:
-        notes = [kernels.note] if kernels.note else []
+    def _cpu_warnings(self, kernels: Kernels) -> list[str]:
+        warnings = [kernels.note] if kernels.note else []
         if self.sparse.note and self.plan.options.sparse == self.sparse.options:
-            notes.append(self.sparse.note)
+            warnings.append(self.sparse.note)
         if self.plan.options.disk:
-            notes.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
-        return notes
+            warnings.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
+        return warnings
 
     def _measured(self, repacking: Repacking) -> Callable[[], MemoryPlan]:
         """Returns the plan with the CPU's speeds, which don't change the placement."""
@@ -190,7 +193,7 @@ class EngineBuilder:
 
         return measured
 
-    def _loaded(self, backend: Backend[Any], batch: int, notes: Sequence[str] = ()) -> LoadedEngine:
+    def _loaded(self, backend: Backend[Any], batch: int, warnings: Sequence[str] = ()) -> LoadedEngine:
         source, plan = self.source, self.plan
         reads_file = any(device.kind == "cpu" for device in plan.devices)
         engine = NativeEngine(
@@ -202,7 +205,7 @@ class EngineBuilder:
             self.planned.fitting,
             source.file.check_size if reads_file else None,
         )
-        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.notes, *notes])
+        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.warnings, *warnings])
 
 
 def placed_note(plan: MemoryPlan) -> str:

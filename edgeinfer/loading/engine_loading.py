@@ -9,7 +9,7 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices
 from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
-from edgeinfer.planning.sparse_choice import SparseChoice, choose_sparse
+from edgeinfer.planning.sparse_choice import SparseSelection, choose_sparse
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -42,7 +42,7 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
         if device != "auto":
             raise
         loaded = loading.on_cpu()
-        loaded.notes.append(f"running on the CPU: {error}")
+        loaded.warnings.append(f"running on the CPU: {error}")
         return loaded
 
 
@@ -51,9 +51,9 @@ class _Loading:
     """Plans and loads one model."""
 
     source: ModelSource
-    sparse: SparseChoice
+    sparse: SparseSelection
     request: PlanRequest
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     def on_cpu(self) -> LoadedEngine:
         """All on the CPU."""
@@ -73,9 +73,9 @@ class _Loading:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise GpuUnavailableError(f"{self.source.name}: {error}") from error
                 request = replace(request, vram=int(SHARE_LEFT * planned.memory.vram_bytes))
-                self.notes.append("other programs took memory of the GPU: less of the model is there")
+                self.warnings.append("other programs took memory of the GPU: less of the model is there")
                 continue
-            loaded.notes[:0] = self.notes
+            loaded.warnings[:0] = self.warnings
             return loaded
         raise AssertionError("unreachable")
 
@@ -96,7 +96,7 @@ class _Loading:
             measure_gpu(gpu, cache, sorted({matrix.format for matrix in sizes.matrices()}))
         except DeviceMemoryError:
             note = "the GPU has no room to be measured: planned without its speeds"
-            self.notes += [note] if note not in self.notes else []
+            self.warnings += [note] if note not in self.warnings else []
         threads = replace(machine.processor, threads=self._threads())
         formats = kernel_formats(self.source.weights)
         with_cpu = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
@@ -111,7 +111,7 @@ def load_draft_engine(draft: ModelSource, target: LoadedEngine) -> LoadedEngine:
     """An engine of a draft model in the memory that the target's plan reserves for it: on the target's GPU
     if planned so, else on the CPU.
     """
-    request = replace(request_for(draft, SparseChoice(), None), vram=None, ram=None)
+    request = replace(request_for(draft, SparseSelection(), None), vram=None, ram=None)
     if target.gpu is not None and target.placed.draft == "gpu":
         try:
             return _draft_on_gpu(draft, request, target, target.gpu)

@@ -89,8 +89,8 @@ def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     source = ModelSource(found.name, file, config, options)
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
-    draft, draft_notes = open_draft(options.draft, found.draft_path, file)
-    notes = [*tokenizer.warnings, *_notes(config, source.context), *draft_notes]
+    draft, draft_warnings = open_draft(options.draft, found.draft_path, file)
+    warnings = [*tokenizer.warnings, *_context_warnings(config, source.context), *draft_warnings]
     loaded = None
     try:
         loaded = load_engine(source, draft.sizes if draft else None)
@@ -110,7 +110,7 @@ def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
         chat_format=chat_format,
         plan=loaded.plan,
         prompt_style=found.prompt_style,
-        warnings=[*notes, *loaded.notes, *drafting.notes],
+        warnings=[*warnings, *loaded.warnings, *drafting.warnings],
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.options.snapshots else None,
@@ -181,7 +181,7 @@ def _chat_format(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> Cha
     return found if found.template_source is not None else None
 
 
-def _notes(config: ModelConfig, context: int) -> list[str]:
+def _context_warnings(config: ModelConfig, context: int) -> list[str]:
     if context <= config.trained_context:
         return []
     return [

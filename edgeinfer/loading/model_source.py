@@ -60,7 +60,7 @@ class LoadedEngine:
     """The GPU that it uses, if any."""
     thread_pool: ThreadPool | None = None
     """The thread pool of an engine that is wholly on the CPU; a draft model shares it."""
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def threads(self) -> int:

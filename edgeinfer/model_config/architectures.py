@@ -15,14 +15,14 @@ from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutio
 class CountReader(Protocol):
     """Reads integers from the metadata of an architecture."""
 
-    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
-        """The integer from `least` to `most` of a key without the architecture's prefix."""
+    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
+        """The integer from `minimum` to `maximum` of a key without the architecture's prefix."""
         ...
 
 
 def short_convolution(metadata: CountReader, hidden_size: int) -> ShortConvolutionSpec:
     """LFM2's short convolution over all elements of the hidden states."""
-    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", least=2, most=MAX_TAPS))
+    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", minimum=2, maximum=MAX_TAPS))
 
 
 @dataclass(frozen=True)

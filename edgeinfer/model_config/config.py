@@ -30,7 +30,7 @@ class ExpertsConfig:
     """The MoE config, the same in all layers after the first `dense_layers`."""
 
     count: int
-    used: int
+    experts_per_token: int
     feed_forward: int
     """Length of an expert's intermediate activations; `shared`: of the shared expert's, 0: there is none."""
     shared: int
@@ -54,7 +54,7 @@ class ModelConfig:
     """A model's sizes and parameters; lengths in elements."""
 
     architecture: str
-    facts: Architecture
+    architecture_spec: Architecture
     width: int
     vocabulary_size: int
     trained_context: int
@@ -90,17 +90,17 @@ class ModelConfig:
         return self.experts if self.experts and layer >= self.experts.dense_layers else None
 
     def _rope(self, layer: int, factors: Factors | None) -> RopeSpec | None:
-        every = self.facts.rope_skipped_every
+        every = self.architecture_spec.rope_skipped_every
         if every and (layer + 1) % every == 0:
             return None
-        if self.facts.rope_in_windows_only and any(self.windowed) and not self.windowed[layer]:
+        if self.architecture_spec.rope_in_windows_only and any(self.windowed) and not self.windowed[layer]:
             return None
         base, scaling = self.rope_base, self.rope_scaling
         if self.windowed[layer]:
             base = self.window_rope_base
-            if self.facts.window_rope_unscaled:
+            if self.architecture_spec.window_rope_unscaled:
                 scaling, factors = RopeScaling(), None
-        return rope_specification(self.rope_dim, base, self.facts.rope_neox, scaling, factors)
+        return rope_specification(self.rope_dim, base, self.architecture_spec.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpec:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
@@ -114,14 +114,14 @@ class ModelConfig:
             embedding_scale=self.embedding_scale,
             logit_scale=self.logit_scale,
             logit_soft_cap=self.logit_soft_cap,
-            norm_name=self.facts.output_norm,
+            norm_name=self.architecture_spec.output_norm,
         )
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
-        facts = self.facts
+        spec = self.architecture_spec
         names = (
-            ("attn_norm" if facts.pre_norm else "", "post_attention_norm" if facts.post_norm else ""),
-            (facts.feed_forward_norm if facts.pre_norm else "", "post_ffw_norm" if facts.post_norm else ""),
+            ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
+            (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
         )
         blocks = self._token_mixer(index, factors), self._feed_forward(index)
         return LayerSpec(
@@ -142,28 +142,28 @@ class ModelConfig:
             scale=self.query_scale,
             norm=self.norm,
             rope=self._rope(index, factors),
-            qk_norm=self.facts.qk_norm,
+            qk_norm=self.architecture_spec.qk_norm,
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
-            sinks=self.facts.sinks,
+            sinks=self.architecture_spec.sinks,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         if experts is None:
             neurons = self.shapes[index].feed_forward
-            return FeedForwardSpec(self.facts.activation, neurons, self.facts.gated)
+            return FeedForwardSpec(self.architecture_spec.activation, neurons, self.architecture_spec.gated)
         return MoeSpec(
-            activation=self.facts.activation,
+            activation=self.architecture_spec.activation,
             experts=experts.count,
-            experts_per_token=experts.used,
+            experts_per_token=experts.experts_per_token,
             neurons=experts.feed_forward,
             gating=experts.gating,
             normalized=experts.normalized,
             scale=experts.scale,
-            pre_attention_router=self.facts.pre_attention_router,
+            pre_attention_router=self.architecture_spec.pre_attention_router,
             shared_neurons=experts.shared,
-            shared_gate=self.facts.shared_expert == "gated",
+            shared_gate=self.architecture_spec.shared_expert == "gated",
         )
 
 
@@ -179,15 +179,15 @@ class _Reader:
                 f"architecture {self.name} isn't one that edgeinfer runs ({known}); "
                 "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
             )
-        self.facts = ARCHITECTURES[self.name]
+        self.architecture_spec = ARCHITECTURES[self.name]
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
 
-    def refused(self, key: str, value: Any, wanted: str) -> UnsupportedModelError:
+    def refused(self, key: str, value: Any, expected: str) -> UnsupportedModelError:
         """The error for a key's value; long or unprintable values are shortened."""
         shown = "missing" if value is None else printable(" ".join(repr(value).split()))
-        return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {wanted}")
+        return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {expected}")
 
     def number(self, key: str, default: float | None = None, above: float = -math.inf) -> float:
         """A finite number greater than `above`."""
@@ -198,29 +198,29 @@ class _Reader:
             raise self.refused(key, value, f"a finite number{bound}")
         return float(value)
 
-    def count(self, key: str, default: int | None = None, least: int = 1, most: int = 1 << 31) -> int:
-        """An integer from `least` to `most`."""
+    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
+        """An integer from `minimum` to `maximum`."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.refused(key, value, f"a whole number from {least} to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.refused(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
-    def per_layer(self, key: str, layers: int, default: int | None = None, least: int = 1) -> list[int]:
+    def per_layer(self, key: str, layers: int, default: int | None = None, minimum: int = 1) -> list[int]:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
-        if len(values) != layers or not all(type(v) is int and least <= v < 1 << 24 for v in values):
-            wanted = "a positive number" if least else "a number"
-            raise self.refused(key, value, f"{wanted}, or one for each of {layers} layers")
+        if len(values) != layers or not all(type(v) is int and minimum <= v < 1 << 24 for v in values):
+            expected = "a positive number" if minimum else "a number"
+            raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
         return values
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         heads = self.per_layer("attention.head_count", layers)
-        least_kv = 0 if self.facts.recurrent else 1
+        min_kv_heads = 0 if self.architecture_spec.recurrent else 1
         dense = experts is None or experts.dense_layers > 0
         rows = zip(
             heads,
-            self.per_layer("attention.head_count_kv", layers, heads[0], least_kv),
+            self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
             self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
             strict=True,
         )
@@ -234,8 +234,8 @@ class _Reader:
         return shapes
 
     def norm(self) -> NormSpec:
-        key = "layer_norm_rms_epsilon" if self.facts.norm == "rms" else "layer_norm_epsilon"
-        return NormSpec(self.facts.norm, self.number(f"attention.{key}", 1e-5, above=0))
+        key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
+        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", 1e-5, above=0))
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
@@ -261,9 +261,9 @@ class _Reader:
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers have a sliding window."""
-        if not window or not self.facts.window_pattern:
+        if not window or not self.architecture_spec.window_pattern:
             return (False,) * layers
-        pattern = self.get("attention.sliding_window_pattern", self.facts.window_pattern)
+        pattern = self.get("attention.sliding_window_pattern", self.architecture_spec.window_pattern)
         if isinstance(pattern, np.ndarray):
             if pattern.dtype.kind not in "biu" or len(pattern) != layers:
                 seen = f"{len(pattern)} values of {pattern.dtype}"
@@ -272,101 +272,105 @@ class _Reader:
                     f"for each of {layers} layers"
                 )
             return tuple(bool(value) for value in pattern)
-        every = self.count("attention.sliding_window_pattern", self.facts.window_pattern, least=0)
-        whole = 0 if self.facts.global_layer_first else every - 1
+        every = self.count(
+            "attention.sliding_window_pattern", self.architecture_spec.window_pattern, minimum=0
+        )
+        whole = 0 if self.architecture_spec.global_layer_first else every - 1
         return tuple(every == 0 or i % every != whole for i in range(layers))
 
     def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
         given = self.factor("attention.scale")
         if given:
             return given
-        by_heads = layers == self.facts.query_scale_by_heads_at
+        by_heads = layers == self.architecture_spec.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
     def experts(self, layers: int) -> ExpertsConfig | None:
         """The MoE config; None: the model is dense."""
-        kind = self.facts.experts
-        most = 0 if kind == "never" else MAX_EXPERTS
-        count = self.count("expert_count", 0, least=int(kind == "always"), most=most)
+        kind = self.architecture_spec.experts
+        maximum = 0 if kind == "never" else MAX_EXPERTS
+        count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
         if count == 0:
             return None
-        groups = self.count("expert_group_count", 1, least=0)
+        groups = self.count("expert_group_count", 1, minimum=0)
         if groups > 1:
             raise self.refused("expert_group_count", groups, "no groups of experts")
-        used = self.count("expert_used_count", most=count)
+        experts_per_token = self.count("expert_used_count", maximum=count)
         return ExpertsConfig(
             count=count,
-            used=used,
-            feed_forward=self.expert_length(used),
+            experts_per_token=experts_per_token,
+            feed_forward=self.expert_length(experts_per_token),
             shared=self.shared_length(),
             gating=self.gating(),
-            normalized=self.facts.expert_weights_normalized,
+            normalized=self.architecture_spec.expert_weights_normalized,
             scale=self.factor("expert_weights_scale") or 1.0,
-            dense_layers=self.count("leading_dense_block_count", 0, least=0, most=layers),
+            dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
         )
 
-    def expert_length(self, used: int) -> int:
+    def expert_length(self, experts_per_token: int) -> int:
         if self.get("expert_feed_forward_length") is not None:
-            return self.count("expert_feed_forward_length", most=1 << 24)
-        length = self.count("feed_forward_length", most=1 << 24)
-        return max(1, length // used) if self.facts.expert_length_by_share else length
+            return self.count("expert_feed_forward_length", maximum=1 << 24)
+        length = self.count("feed_forward_length", maximum=1 << 24)
+        return (
+            max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
+        )
 
     def shared_length(self) -> int:
-        if self.facts.shared_expert == "none":
+        if self.architecture_spec.shared_expert == "none":
             return 0
-        length = self.count("expert_shared_feed_forward_length", 0, least=0, most=1 << 24)
-        if not length and self.facts.shared_expert == "gated":
-            return self.count("feed_forward_length", most=1 << 24)
+        length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
+        if not length and self.architecture_spec.shared_expert == "gated":
+            return self.count("feed_forward_length", maximum=1 << 24)
         return length
 
     def gating(self) -> Gating:
-        if self.facts.gating is not None:
-            return self.facts.gating
-        return GATINGS[self.count("expert_gating_func", most=len(GATINGS))]
+        if self.architecture_spec.gating is not None:
+            return self.architecture_spec.gating
+        return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
 
     def head_dim(self, width: int, heads: int) -> int:
-        head_dim = self.count("attention.key_length", max(1, width // heads), most=4096)
+        head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
         value_dim = self.count("attention.value_length", head_dim)
         if value_dim != head_dim:
             raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
         return head_dim
 
     def embedding_scale(self, width: int) -> float:
-        if self.facts.embedding_scale_by_width:
+        if self.architecture_spec.embedding_scale_by_width:
             return math.sqrt(width)
         return self.factor("embedding_scale") or 1.0
 
     def config(self, vocabulary_size: int) -> ModelConfig:
-        facts = self.facts
-        layers = self.count("block_count", most=MAX_LAYERS)
-        width = self.count("embedding_length", most=1 << 20)
+        spec = self.architecture_spec
+        layers = self.count("block_count", maximum=MAX_LAYERS)
+        width = self.count("embedding_length", maximum=1 << 20)
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
         head_dim = self.head_dim(width, shapes[0].heads)
         trained_context = self.count("context_length", 4096)
-        window = self.count("attention.sliding_window", facts.default_window, least=0)
+        window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
         return ModelConfig(
             architecture=self.name,
-            facts=facts,
+            architecture_spec=spec,
             width=width,
             vocabulary_size=vocabulary_size,
             trained_context=trained_context,
             head_dim=head_dim,
-            rope_dim=self.count("rope.dimension_count", head_dim, least=2, most=head_dim) // 2 * 2,
+            rope_dim=self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2,
             shapes=shapes,
             norm=self.norm(),
             rope_base=rope_base,
-            window_rope_base=self.number("rope.freq_base_swa", facts.window_rope_base or rope_base, above=1),
+            window_rope_base=self.number("rope.freq_base_swa", spec.window_rope_base or rope_base, above=1),
             rope_scaling=self.scaling(trained_context),
             window=window,
             windowed=self.windowed(layers, window),
             query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
-            attention_soft_cap=self.factor("attn_logit_softcapping", facts.default_attention_soft_cap),
-            logit_soft_cap=self.factor("final_logit_softcapping", facts.default_logit_soft_cap),
+            attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
+            logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
             residual_scale=self.factor("residual_scale") or 1.0,
             logit_scale=1 / (self.factor("logit_scale") or 1.0),
             experts=experts,
-            recurrent=facts.recurrent(self, width) if facts.recurrent else None,
+            recurrent=spec.recurrent(self, width) if spec.recurrent else None,
         )

@@ -70,8 +70,8 @@ class _GenericReader(FileTensors):
         layers = tuple(self._layer(index, width) for index in range(count))
         return DecoderSpec(width, vocabulary, layers, _NORM)
 
-    def _wrong(self, key: str, seen: object, wanted: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self._architecture}.{key}: {printable(str(seen))}, wanted {wanted}")
+    def _wrong(self, key: str, seen: object, expected: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self._architecture}.{key}: {printable(str(seen))}, wanted {expected}")
 
     def _count(self, key: str, layer: int = 0, default: int | None = None) -> int:
         """An integer, or the layer's entry of an array."""
@@ -133,14 +133,14 @@ class _GenericReader(FileTensors):
             raise self.missing(name)
         if len(down) != 3:
             raise UnsupportedModelError(f"{name}: shape {down}, wanted experts, rows and columns")
-        count, used = self._count("expert_count"), self._count("expert_used_count")
-        if not 1 <= used <= count or down[0] != count:
-            raise self._wrong("expert_count", count, f"that of {name}, of which {used} are used")
+        count, experts_per_token = self._count("expert_count"), self._count("expert_used_count")
+        if not 1 <= experts_per_token <= count or down[0] != count:
+            raise self._wrong("expert_count", count, f"that of {name}, of which {experts_per_token} are used")
         shared = self._shape(layer, "ffn_up_shexp.weight")
         return MoeSpec(
             activation="silu",
             experts=count,
-            experts_per_token=used,
+            experts_per_token=experts_per_token,
             neurons=down[2],
             gating="softmax",
             normalized=True,

@@ -35,8 +35,8 @@ def yarn_ramp(dimensions: int, base: float, scaling: RopeScaling) -> npt.NDArray
     """1 for pairs that keep their frequency (high frequencies), 0 for interpolated ones, linear between."""
 
     def pair_of(rotations: float) -> float:
-        turns = scaling.original_context / (rotations * 2 * math.pi)
-        return dimensions * math.log(turns) / (2 * math.log(base))
+        ratio = scaling.original_context / (rotations * 2 * math.pi)
+        return dimensions * math.log(ratio) / (2 * math.log(base))
 
     low = max(0.0, math.floor(pair_of(scaling.beta_fast)))
     high = min(dimensions - 1.0, math.ceil(pair_of(scaling.beta_slow)))
@@ -56,7 +56,7 @@ def yarn_magnitude(scaling: RopeScaling) -> float:
 
 
 def rope_specification(
-    dimensions: int, base: float, halves: bool, scaling: RopeScaling, factors: Factors | None
+    dimensions: int, base: float, neox: bool, scaling: RopeScaling, factors: Factors | None
 ) -> RopeSpec:
     """The pairs' frequencies, base^(-2i/dimensions), divided by `factors`, then scaled.
 
@@ -70,7 +70,7 @@ def rope_specification(
     is_usable = np.isfinite(frequencies).all() and (np.abs(frequencies) <= MAX_FREQUENCY).all()
     if not is_usable or not 0 < magnitude <= MAX_MAGNITUDE:
         raise _out_of_range(base, scaling)
-    return RopeSpec(tuple(frequencies.tolist()), halves, magnitude)
+    return RopeSpec(tuple(frequencies.tolist()), neox, magnitude)
 
 
 def _out_of_range(base: float, scaling: RopeScaling) -> UnsupportedModelError:

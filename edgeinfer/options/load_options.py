@@ -61,8 +61,8 @@ def _draft(name: str, draft: Any) -> Any:
     if draft is None or isinstance(draft, Drafter):
         return draft
     if not isinstance(draft, str) or draft.lower() in ("", "none"):
-        wanted = "'auto', 'lookup', 'self', a model, a Drafter, or None"
-        raise SettingError(f"{name}: saw {shown(draft)}, wanted {wanted}")
+        expected = "'auto', 'lookup', 'self', a model, a Drafter, or None"
+        raise SettingError(f"{name}: saw {shown(draft)}, wanted {expected}")
     return draft
 
 

@@ -129,20 +129,20 @@ def check_options(options: Any) -> None:
         hint, optional = without_none(types_of(kind)[name])
         if value is None and optional:
             continue
-        wanted = _wanted(hint, info.allowed, value)
-        if wanted is not None:
+        expected = _expected(hint, info.allowed, value)
+        if expected is not None:
             or_none = ", or None" if optional else ""
-            raise SettingError(f"{name}: saw {shown(value)}, wanted {wanted}{or_none}")
+            raise SettingError(f"{name}: saw {shown(value)}, wanted {expected}{or_none}")
 
 
-def _wanted(hint: Any, allowed: Range | None, value: object) -> str | None:
+def _expected(hint: Any, allowed: Range | None, value: object) -> str | None:
     """What an option expects; None: the value is valid."""
     if allowed is not None:
         return None if allowed.holds(value) else str(allowed)
     if typing.get_origin(hint) is Literal:
-        choices = typing.get_args(hint)
-        is_choice = any(type(value) is type(one) and value == one for one in choices)
-        return None if is_choice else f"one of {', '.join(map(repr, choices))}"
+        allowed_values = typing.get_args(hint)
+        is_allowed = any(type(value) is type(one) and value == one for one in allowed_values)
+        return None if is_allowed else f"one of {', '.join(map(repr, allowed_values))}"
     if hint is bool:
         return None if isinstance(value, bool) else "True or False"
     if hint is str:
@@ -159,7 +159,7 @@ def check_names(given: Mapping[str, Any], *kinds: type, without: tuple[str, ...]
         if name not in known:
             from edgeinfer.registry.near_names import nearest  # imports difflib, so only on an error
 
-            near = nearest(name, known, most=1)
+            near = nearest(name, known, limit=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise SettingError(f"{name}: no such option; {hint}")
 

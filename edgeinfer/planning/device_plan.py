@@ -42,7 +42,7 @@ class PlanRequest:
     routing: tuple[tuple[float, ...], ...] | None = None
     draft: ModelSizes | None = None
     draft_required: bool = False
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """Warnings for the user of a model that is split."""
 
     @property
@@ -55,12 +55,12 @@ class PlanRequest:
 class DevicePlan:
     """The result; its `memory.stages` name the devices.
 
-    `fitting`: the largest context with which the model fits. `notes`: warnings for the user, one line each.
+    `fitting`: the largest context with which the model fits. `warnings`: for the user, one line each.
     """
 
     memory: MemoryPlan
     fitting: int
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def on(self, sizes: ModelSizes, machine: Machine) -> MemoryPlan:
         """The same placement on a machine with other speeds."""
@@ -144,7 +144,7 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    return DevicePlan(plan, request.context, request.notes)
+    return DevicePlan(plan, request.context, request.warnings)
 
 
 def _split_with_disk(

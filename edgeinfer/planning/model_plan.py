@@ -60,29 +60,29 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
     load_options = LoadOptions.from_keywords(options)
     found = find_model(model)
     with open_model(found.path, found.name) as file:
-        request, notes = _request(found, file, load_options)
+        request, warnings = _request(found, file, load_options)
     machine, more = _machine(device, load_options, request.sizes)
     try:
         planned = plan_devices(request, machine)
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
-    return ModelPlan(found.name, plan, (*notes, *more, *planned.notes))
+    return ModelPlan(found.name, plan, (*warnings, *more, *planned.warnings))
 
 
 def _request(found: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
     """The planner request that `load` would make, as far as the file's model is supported; and warnings."""
-    draft, notes = open_draft(options.draft, found.draft_path, file)
+    draft, warnings = open_draft(options.draft, found.draft_path, file)
     sizes = draft.sizes if draft else None
     if draft is not None:
         draft.file.close()
     try:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
     except UnsupportedModelError:
-        return _unsupported_request(found, file, options, sizes), [str(model_support(file)), *notes]
+        return _unsupported_request(found, file, options, sizes), [str(model_support(file)), *warnings]
     source = ModelSource(found.name, file, config, options)
     sparse = choose_sparse(source)
-    return request_for(source, sparse, sizes), [*notes, *([sparse.note] if sparse.note else [])]
+    return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
 
 
 def _unsupported_request(

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest
-from edgeinfer.planning.sparse_choice import SparseChoice
+from edgeinfer.planning.sparse_choice import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
 
 
-def request_for(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | None) -> PlanRequest:
+def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes | None) -> PlanRequest:
     """The request for a model with its sparse layers and the sizes of its draft model."""
     options = source.options
-    routing, notes = known_routing(source.file.path, source.sizes)
+    routing, warnings = known_routing(source.file.path, source.sizes)
     return PlanRequest(
         name=source.name,
         sizes=source.sizes,
@@ -30,7 +30,7 @@ def request_for(source: ModelSource, sparse: SparseChoice, draft: ModelSizes | N
         routing=routing,
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",
-        notes=notes,
+        warnings=warnings,
     )
 
 

@@ -30,7 +30,7 @@ PAYS_BELOW = 0.9
 
 
 @dataclass(frozen=True)
-class SparseChoice:
+class SparseSelection:
     """The sparse layers, their bytes in memory and read per token, and a message with the reason."""
 
     layers: SparseLayers = field(default_factory=dict)
@@ -38,41 +38,41 @@ class SparseChoice:
     note: str | None = None
 
 
-def choose_sparse(source: ModelSource) -> SparseChoice:
+def choose_sparse(source: ModelSource) -> SparseSelection:
     """Select by the option `sparse`: "off"; "exact" and "predicted", in all supported layers; "auto", exact,
     if the model's profile predicts a gain.
 
     Raises:
         SettingError: "exact" or "predicted" if no layer can be sparse, or if there is no predictor.
     """
-    wanted = source.options.sparse
-    if wanted == "off" or (wanted == "auto" and not source.options.repack):
-        return SparseChoice()
+    requested = source.options.sparse
+    if requested == "off" or (requested == "auto" and not source.options.repack):
+        return SparseSelection()
     if not source.options.repack:
-        raise SettingError(f"sparse: {wanted!r} needs repacked weights; leave it out, or --no-repack")
+        raise SettingError(f"sparse: {requested!r} needs repacked weights; leave it out, or --no-repack")
     reasons = {
         layer: why_dense(source.specification, source.weights, layer)
         for layer in range(len(source.specification.layers))
     }
     able = [index for index, reason in reasons.items() if reason is None]
     if not able:
-        if wanted == "auto":
-            return SparseChoice()
-        raise SettingError(f"sparse: saw {wanted!r}, but no layer of {source.name} can be: {reasons[0]}")
+        if requested == "auto":
+            return SparseSelection()
+        raise SettingError(f"sparse: saw {requested!r}, but no layer of {source.name} can be: {reasons[0]}")
     try:
         profile = find_profile(source.file.path, user_folder("data"))
     except ProfileError as error:
-        if wanted == "predicted":
+        if requested == "predicted":
             raise SettingError(f"sparse: {error}") from error
-        if wanted == "auto":
-            return SparseChoice(note=f"the feed-forward is dense: {error}")
+        if requested == "auto":
+            return SparseSelection(note=f"the feed-forward is dense: {error}")
         return _exact(source, able, None)
-    if wanted == "predicted":
+    if requested == "predicted":
         return _predicted(source, able, profile)
-    if wanted == "exact":
+    if requested == "exact":
         return _exact(source, able, profile)
     if profile is None:
-        return SparseChoice()
+        return SparseSelection()
     return _where_it_pays(source, able, profile)
 
 
@@ -90,12 +90,12 @@ def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
     return (0.0, *(np.cumsum(groups) / groups.sum()).tolist())
 
 
-def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
+def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
     found: dict[int, Trained | None] = dict.fromkeys(able)
-    return _choice(source, found, profile)
+    return _selection(source, found, profile)
 
 
-def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseChoice:
+def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
     found: dict[int, Trained | None] = {}
     for layer in able:
         weights = dense_layer(source.weights, layer)
@@ -112,10 +112,10 @@ def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | 
             f"sparse: saw 'predicted', but {source.name} has no predictors; "
             "train them with edgeinfer profile --predictor"
         )
-    return _choice(source, found, profile)
+    return _selection(source, found, profile)
 
 
-def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseChoice:
+def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseSelection:
     paying: dict[int, Trained | None] = {}
     ratios = []
     for layer in able:
@@ -123,8 +123,8 @@ def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfil
         if ratios[-1] < PAYS_BELOW:
             paying[layer] = None
     if paying:
-        return _choice(source, paying, profile)
-    return SparseChoice(
+        return _selection(source, paying, profile)
+    return SparseSelection(
         note="the feed-forward is dense: reading active neurons only would take "
         f"{min(ratios):.2f} times as long or more, wanted below {PAYS_BELOW}"
     )
@@ -143,9 +143,9 @@ def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
     return 0 if predicted else interleaved_bytes(weights.ffn_gate or weights.ffn_up)
 
 
-def _choice(
+def _selection(
     source: ModelSource, found: Mapping[int, Trained | None], profile: ActivityProfile | None
-) -> SparseChoice:
+) -> SparseSelection:
     sizes, shares = {}, []
     for layer, trained in found.items():
         shares.append(_share(profile, layer))
@@ -154,7 +154,7 @@ def _choice(
     predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
     shared, a_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
     options = SparseOptions(sizes, shared, a_thread)
-    return SparseChoice(predictors, options, _note(source, found, shares, profile is not None))
+    return SparseSelection(predictors, options, _note(source, found, shares, profile is not None))
 
 
 def _sizes(

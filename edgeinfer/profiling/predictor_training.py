@@ -67,35 +67,35 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
         bias = weights.ffn_gate_bias
     tokens, neurons = len(samples.x), matrix.rows
     x, _ = samples.of(slice(0, tokens // 2), neurons)
-    chosen_on = samples.of(slice(tokens // 2, tokens * 3 // 4), neurons)
+    calibration = samples.of(slice(tokens // 2, tokens * 3 // 4), neurons)
     judged_on = samples.of(slice(tokens * 3 // 4, tokens), neurons)
     w = matrix.decoded()
-    wanted, (a, b) = x @ w.T, _factors(w, x)
+    target, (a, b) = x @ w.T, _factors(w, x)
     offset = np.zeros(neurons, np.float32) if bias is None else bias
     found = []
     for rank in ranks:
         first, second = _stored(a[:rank], "first"), _stored(b[:, :rank], "second")
         predictor = NeuronPredictor(first, second, offset)
-        spread = np.std(wanted - _guess(predictor, x), axis=0) + np.float32(1e-6)
-        threshold = _threshold(predictor, spread, *chosen_on)
+        spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
+        threshold = _threshold(predictor, spread, *calibration)
         found.append(judged(replace(predictor, bias=offset + threshold * spread), *judged_on))
     return found
 
 
-def _guess(predictor: NeuronPredictor, x: Floats) -> Floats:
+def _predicted(predictor: NeuronPredictor, x: Floats) -> Floats:
     """B·A·x, (tokens, neurons)."""
     return np.asarray((x @ predictor.first.decoded().T) @ predictor.second.decoded().T, np.float32)
 
 
 def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bools) -> np.float32:
     """The threshold in standard deviations for which RECALL of the active neurons are predicted."""
-    needed = (-(_guess(predictor, x) + predictor.bias) / spread)[active]
+    needed = (-(_predicted(predictor, x) + predictor.bias) / spread)[active]
     return np.float32(np.quantile(needed, RECALL) if len(needed) else 0)
 
 
 def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> Trained:
     """The quality of a predictor on these tokens."""
-    named = _guess(predictor, x) + predictor.bias > 0
+    named = _predicted(predictor, x) + predictor.bias > 0
     hits, all_active = int((named & active).sum()), int(active.sum())
     return Trained(predictor, hits / max(all_active, 1), float(named.mean()), float(active.mean()))
 

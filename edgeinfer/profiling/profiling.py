@@ -18,9 +18,9 @@ from edgeinfer.profiling.recording import (
     WINDOW,
     Half,
     cpu_engine,
+    generated_texts,
     record,
     rule_of,
-    told_by,
     windows_of,
 )
 from edgeinfer.registry.registry import find_model
@@ -111,7 +111,7 @@ def _check(tokens: int, rank: int | None) -> None:
 def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]:
     """The text in windows that fit the context; at least two, one for each half."""
     if not texts:
-        return told_by(model, tokens)
+        return generated_texts(model, tokens)
     ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
     if len(ids) < MIN_TOKENS:
         raise SettingError(f"the text has {len(ids)} tokens, wanted at least {MIN_TOKENS}; give a longer one")
@@ -123,10 +123,10 @@ def _counted(
 ) -> tuple[ActivityProfile, list[Samples]]:
     """The counts of both halves; and x and activity of all layers, if `keep`."""
     specification = cpu_engine(model)[0].specification
-    facts = [*specification.specs(FeedForwardSpec), *specification.specs(MoeSpec)]
-    rules = sorted(set(map(rule_of, facts)))
+    specs = [*specification.specs(FeedForwardSpec), *specification.specs(MoeSpec)]
+    rules = sorted(set(map(rule_of, specs)))
     if keep and rules != [EXACT_RULE]:
-        kinds = {"a mixture" if isinstance(fact, MoeSpec) else fact.activation for fact in facts}
+        kinds = {"a mixture" if isinstance(spec, MoeSpec) else spec.activation for spec in specs}
         raise SettingError(
             f"{model.name}: predictors name neurons that a ReLU lets through; its activation is "
             f"{', '.join(sorted(kinds))}"
@@ -146,8 +146,8 @@ def _counted(
 
         record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
     names = {}
-    for layer, fact in enumerate(facts):
-        kind = "experts" if isinstance(fact, MoeSpec) else "neurons"
+    for layer, spec in enumerate(specs):
+        kind = "experts" if isinstance(spec, MoeSpec) else "neurons"
         names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
     made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
     return made, [each.samples() for each in kept] if keep else []

@@ -16,7 +16,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
 
 WINDOW = 512
-TOLD_TOKENS = 256
+GENERATED_TOKENS = 256
 RELU_FAMILIES = ("relu", "relu_squared")
 EXACT_RULE = "not exactly zero"
 ROUTED_RULE = "an expert that the router chose"
@@ -47,7 +47,7 @@ def windows_of(ids: Sequence[int], window: int) -> list[list[int]]:
     return [list(ids[first : first + window]) for first in range(0, len(ids), window)]
 
 
-def told_by(model: Model, tokens: int) -> list[list[int]]:
+def generated_texts(model: Model, tokens: int) -> list[list[int]]:
     """Generated texts of the model, of `tokens` tokens in total; with fixed seeds.
 
     Raises:
@@ -56,14 +56,14 @@ def told_by(model: Model, tokens: int) -> list[list[int]]:
     tokenizer, seed = model.tokenizer, 0
     found: list[list[int]] = []
     start = [tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id or 0]
-    most = min(TOLD_TOKENS, model.context - 1)
-    while sum(len(told) for told in found) < tokens:
-        answer = model.generate(
-            start, max_tokens=most, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed
+    limit = min(GENERATED_TOKENS, model.context - 1)
+    while sum(len(text) for text in found) < tokens:
+        completion = model.generate(
+            start, max_tokens=limit, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed
         )
         seed += 1
-        if len(answer.ids) > 1:
-            found.append([*start, *answer.ids])
+        if len(completion.ids) > 1:
+            found.append([*start, *completion.ids])
         elif seed > 16 and not found:
             raise SettingError(f"{model.name} tells nothing by itself; give a text (--text FILE)")
     return found
@@ -88,7 +88,7 @@ def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: R
                 backend.run_block(index, x, start)
                 spec, layer = engine.specification.residual(index).block, index.layer
                 if isinstance(spec, MoeSpec):
-                    seen(layer, None, used_experts(backend, layer, len(ids), spec.experts))
+                    seen(layer, None, routed_experts(backend, layer, len(ids), spec.experts))
                 elif isinstance(spec, FeedForwardSpec):
                     normed, hidden = backend.feed_forward_rows(layer, len(ids))
                     seen(layer, normed, active_neurons(hidden, spec.activation))
@@ -102,13 +102,13 @@ def _steps(ids: Sequence[int], batch: int) -> Iterator[list[int]]:
         yield list(ids[first : first + batch])
 
 
-def used_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> npt.NDArray[np.bool_]:
+def routed_experts(backend: CpuBackend, layer: int, tokens: int, experts: int) -> npt.NDArray[np.bool_]:
     """The experts used by the tokens of the last step."""
     assert backend.routing is not None
     ids = backend.routing.ids[layer, :tokens]
-    used = np.zeros((tokens, experts + 1), np.bool_)
-    used[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last one, which is no expert
-    return used[:, :experts]
+    routed = np.zeros((tokens, experts + 1), np.bool_)
+    routed[np.arange(tokens)[:, None], ids] = True  # NO_EXPERTS marks the last one, which is no expert
+    return routed[:, :experts]
 
 
 def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDArray[np.bool_]:
@@ -120,8 +120,8 @@ def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDAr
     return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))
 
 
-def rule_of(facts: FeedForwardSpec | MoeSpec) -> str:
+def rule_of(spec: FeedForwardSpec | MoeSpec) -> str:
     """A description of the activity rule."""
-    if isinstance(facts, MoeSpec):
+    if isinstance(spec, MoeSpec):
         return ROUTED_RULE
-    return EXACT_RULE if facts.activation in RELU_FAMILIES else MAGNITUDE_RULE
+    return EXACT_RULE if spec.activation in RELU_FAMILIES else MAGNITUDE_RULE

@@ -58,9 +58,9 @@ class RegistryEntry:
         """The download address of a quantization, if the entry has a `url`."""
         return None if self.url is None else _filled(self.url, quant)
 
-    def quant_named(self, wanted: str) -> str | None:
+    def quant_named(self, requested: str) -> str | None:
         """A quantization of the entry, ignoring case; None: not listed."""
-        return next((quant for quant in self.quants if quant.lower() == wanted.lower()), None)
+        return next((quant for quant in self.quants if quant.lower() == requested.lower()), None)
 
     def quant_of_file(self, path: str) -> str | None:
         """The quantization of a repository file of this model, listed here or not; None: not a file of this
@@ -166,17 +166,17 @@ def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _by_quant(
-    table: Mapping[str, Any], key: str, quants: tuple[str, ...], is_right: Any, wanted: str
+    table: Mapping[str, Any], key: str, quants: tuple[str, ...], is_right: Any, expected: str
 ) -> dict[str, Any]:
     """A value per quantization, or of the model's only file."""
     given = table.get(key, {})
-    facts = given if isinstance(given, dict) else {quants[0]: given}
-    for quant, value in facts.items():
+    values = given if isinstance(given, dict) else {quants[0]: given}
+    for quant, value in values.items():
         if quant not in quants:
             raise RegistryError(f"{key}.{printable(quant)}: not among the quants {', '.join(quants)}")
         if not is_right(value):
-            raise RegistryError(f"{key}: saw {printable(repr(value))}, wanted {wanted}")
-    return facts
+            raise RegistryError(f"{key}: saw {printable(repr(value))}, wanted {expected}")
+    return values
 
 
 def _is_count(value: object) -> bool:

@@ -11,20 +11,20 @@ MARGIN = 0.1
 """Maximum difference between the ratio of a further suggestion and the best one."""
 
 
-def nearest(wrong: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """At most `most` names: those that start with the typed text, comparing only letters and digits; if there
-    are none, names with similar spelling, best first.
+def nearest(wrong: str, names: Iterable[str], limit: int = 3) -> list[str]:
+    """At most `limit` names: those that start with the typed text, comparing only letters and digits; if
+    there are none, names with similar spelling, best first.
     """
     known = list(dict.fromkeys(names))
     wrong = wrong[:MAX_LENGTH]
     plain = _plain(wrong)
     beginning = [name for name in known if plain and _plain(name).startswith(plain)]
     if beginning:
-        return sorted(beginning, key=len)[:most]
+        return sorted(beginning, key=len)[:limit]
     ratios = {name: difflib.SequenceMatcher(None, plain, _plain(name)).ratio() for name in known}
     best = max(ratios.values(), default=0.0)
     alike = [name for name in known if ratios[name] >= max(LIKENESS, best - MARGIN)]
-    return sorted(alike, key=lambda name: -ratios[name])[:most]
+    return sorted(alike, key=lambda name: -ratios[name])[:limit]
 
 
 def _plain(name: str) -> str:

@@ -36,23 +36,23 @@ def find_model(
         NotPulledError: in the model registry, and not on this disk yet.
         RegistryError: an entry of the user's own that can't be read.
     """
-    wanted = str(name_or_path or BUILTIN_NAME)
+    requested = str(name_or_path or BUILTIN_NAME)
     folder = models_folder or default_models_folder()
     others = others or OtherFolders.usual()
     entries = read_registry()
-    name, quant = split_quant(wanted, entries)
+    name, quant = split_quant(requested, entries)
     if name is not None:
         return _from_registry(entries[name], quant, entries, folder, others)
     # os.path returns False for a text that is no valid path; pathlib raises.
-    path = Path(os.path.expanduser(wanted))
+    path = Path(os.path.expanduser(requested))
     if os.path.isdir(path):
         return _from_path(_only_model_in(path))
     if os.path.exists(path):
         return _from_path(path)
     for model in [*_in_folder(folder), *found_models(others)]:
-        if wanted in (model.name, model.path.name):
+        if requested in (model.name, model.path.name):
             return model
-    raise _unknown(wanted, path, entries, folder)
+    raise _unknown(requested, path, entries, folder)
 
 
 def find_draft(name_or_path: str | Path) -> ModelFile:
@@ -77,8 +77,8 @@ def list_models(*, models_folder: Path | None = None, others: OtherFolders | Non
         for quant, model in _located(entry, folder, others)
     ]
     taken = {path.resolve() for model in known for path in (model.path, model.draft_path) if path}
-    rest = [*_in_folder(folder), *found_models(others)]
-    return known + [model for model in rest if model.path.resolve() not in taken]
+    remaining = [*_in_folder(folder), *found_models(others)]
+    return known + [model for model in remaining if model.path.resolve() not in taken]
 
 
 def default_models_folder() -> Path:
@@ -86,11 +86,11 @@ def default_models_folder() -> Path:
     return user_folder("data") / "models"
 
 
-def split_quant(wanted: str, entries: Mapping[str, RegistryEntry]) -> tuple[str | None, str]:
+def split_quant(requested: str, entries: Mapping[str, RegistryEntry]) -> tuple[str | None, str]:
     """Registry name and quantization ("": none is given) of `NAME[:QUANT]`; None: unknown name."""
-    if wanted in entries:
-        return wanted, ""
-    name, colon, quant = wanted.rpartition(":")
+    if requested in entries:
+        return requested, ""
+    name, colon, quant = requested.rpartition(":")
     return (name, quant) if colon and name in entries else (None, "")
 
 
@@ -143,7 +143,9 @@ def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterat
             candidates = (("models.toml", root),)
         for quant in entry.quants:
             file = os.path.expanduser(entry.file_of(quant))
-            here = [(source, place / file) for source, place in candidates if (place / file).exists()]
+            here = [
+                (source, directory / file) for source, directory in candidates if (directory / file).exists()
+            ]
             if here:
                 source, path = here[0]
                 yield quant, ModelFile(entry.name, path, source)
@@ -229,34 +231,34 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def _unknown(
-    wanted: str, path: Path, entries: Mapping[str, RegistryEntry], folder: Path
+    requested: str, path: Path, entries: Mapping[str, RegistryEntry], folder: Path
 ) -> UnknownModelError:
     """The error for an unknown name, with the nearest known names."""
-    if wanted.startswith(("hf:", "http://", "https://")):
-        short = _shortened(wanted)
+    if requested.startswith(("hf:", "http://", "https://")):
+        short = _shortened(requested)
         return UnknownModelError(
             f"{short}: wanted a model that is here; fetch this one with: edgeinfer pull {short}"
         )
-    is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in wanted
+    is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in requested
     if is_path and os.path.isdir(path.parent):
         beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
         near = nearest(path.name.removesuffix(".gguf"), sorted(beside))
         hint = (
-            f"did you mean {' or '.join(os.path.join(os.path.dirname(wanted), name) for name in near)}?"
+            f"did you mean {' or '.join(os.path.join(os.path.dirname(requested), name) for name in near)}?"
             if near
             else f"{path.parent.absolute()} has no .gguf file like it"
         )
-        return UnknownModelError(f"{_shortened(wanted)}: no such file; {hint}")
+        return UnknownModelError(f"{_shortened(requested)}: no such file; {hint}")
     if is_path:
-        return UnknownModelError(f"{_shortened(wanted)}: no such file, nor is there such a folder")
+        return UnknownModelError(f"{_shortened(requested)}: no such file, nor is there such a folder")
     names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
-    near = nearest(wanted.partition(":")[0], names)
+    near = nearest(requested.partition(":")[0], names)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
     way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
-    return UnknownModelError(f"{_shortened(wanted)}: no such model; {hint} {way_out}")
+    return UnknownModelError(f"{_shortened(requested)}: no such model; {hint} {way_out}")
 
 
-def _shortened(wanted: str) -> str:
+def _shortened(requested: str) -> str:
     """The typed name on one line, shortened."""
-    line = " ".join(wanted.split())
+    line = " ".join(requested.split())
     return line if len(line) <= 60 else line[:57] + "..."

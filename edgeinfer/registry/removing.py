@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeinfer.download.partial_file import ENDING, facts_path, partial_path
+from edgeinfer.download.partial_file import ENDING, partial_path, version_path
 from edgeinfer.errors import EdgeInferError, NotPulledError, UnknownModelError
 from edgeinfer.registry.entries import read_registry
 from edgeinfer.registry.found_models import OtherFolders, ollama_models
@@ -39,7 +39,7 @@ class Removal:
 
 
 def plan_removal(
-    wanted: str, *, models_folder: Path | None = None, others: OtherFolders | None = None
+    requested: str, *, models_folder: Path | None = None, others: OtherFolders | None = None
 ) -> Removal:
     """Plan the removal of a model; no file is changed.
 
@@ -49,12 +49,12 @@ def plan_removal(
     """
     folder = models_folder or default_models_folder()
     try:
-        model = find_model(wanted, models_folder=folder, others=others)
+        model = find_model(requested, models_folder=folder, others=others)
     except NotPulledError:
-        files = _came_in_part(wanted, folder)
+        files = _came_in_part(requested, folder)
         if not files:
-            raise UnknownModelError(f"{wanted}: not on this disk, so there is nothing to remove") from None
-        return Removal(wanted, files, _bytes_of(files), (), 0)
+            raise UnknownModelError(f"{requested}: not on this disk, so there is nothing to remove") from None
+        return Removal(requested, files, _bytes_of(files), (), 0)
     if model.source == "built in":
         raise RemovalError(f"{model.name}: built in; it goes with edgeinfer itself")
     if model.source in OWNERS:
@@ -65,7 +65,7 @@ def plan_removal(
     partials = [
         path
         for part in parts
-        for path in (partial_path(part), facts_path(partial_path(part)))
+        for path in (partial_path(part), version_path(partial_path(part)))
         if path.exists()
     ]
     links = sum(part.stat().st_nlink - 1 for part in parts)
@@ -111,10 +111,10 @@ def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tup
     return tuple(same)
 
 
-def _came_in_part(wanted: str, folder: Path) -> tuple[Path, ...]:
+def _came_in_part(requested: str, folder: Path) -> tuple[Path, ...]:
     """Partial files of interrupted pulls of a registry model."""
     entries = read_registry()
-    name, quant = split_quant(wanted, entries)
+    name, quant = split_quant(requested, entries)
     if name is None:
         return ()
     entry = entries[name]
@@ -123,7 +123,7 @@ def _came_in_part(wanted: str, folder: Path) -> tuple[Path, ...]:
     for path in sorted(root.rglob(f"*{ENDING}")):
         label = entry.quant_of_file(path.relative_to(root).as_posix().removesuffix(ENDING))
         if label is not None and (not quant or label.lower() == quant.lower()):
-            found += [file for file in (path, facts_path(path)) if file.exists()]
+            found += [file for file in (path, version_path(path)) if file.exists()]
     return tuple(found)
 
 

@@ -25,9 +25,9 @@ def highest(keys: Floats, count: int) -> Positions:
     positions = np.flatnonzero(keys >= _lower_bound(keys, count))
     values = keys[positions]
     if positions.size > count:
-        cut = np.partition(values, values.size - count)[values.size - count]
-        above = values > cut
-        equal = np.flatnonzero(values == cut)[: count - np.count_nonzero(above)]
+        threshold = np.partition(values, values.size - count)[values.size - count]
+        above = values > threshold
+        equal = np.flatnonzero(values == threshold)[: count - np.count_nonzero(above)]
         above[equal] = True
         positions, values = positions[above], values[above]
     return positions[np.argsort(-values, kind="stable")]

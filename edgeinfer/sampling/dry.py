@@ -26,16 +26,16 @@ class SequenceBreakers:
         """Whether the token's text contains a breaker."""
         return any(breaker in self._bytes(token_id) for breaker in self._breakers)
 
-    def tokens_behind(self, history: Sequence[int], most: int) -> int:
-        """Number of tokens after the last breaker; `most` or the whole history if none is found.
+    def tokens_behind(self, history: Sequence[int], limit: int) -> int:
+        """Number of tokens after the last breaker; `limit` or the whole history if none is found.
 
         A breaker may begin in one token and end in a later one.
         """
-        most = min(most, len(history))
+        limit = min(limit, len(history))
         if not self._breakers:
-            return most
+            return limit
         following = b""
-        for distance in range(1, most + 1):
+        for distance in range(1, limit + 1):
             own = self._bytes(history[-distance])
             text = own + following
             end = max(
@@ -44,7 +44,7 @@ class SequenceBreakers:
             if end:
                 return self._tokens_from(history, distance, end)
             following = text[: self._longest - 1]
-        return most
+        return limit
 
     def _tokens_from(self, history: Sequence[int], distance: int, size: int) -> int:
         """Number of tokens after the first `size` bytes that start `distance` tokens before the end."""

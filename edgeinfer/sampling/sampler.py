@@ -152,8 +152,8 @@ class Sampler:
         self._all_needed = self.constraint is not None and not (usable and self.constraint.allows(best))
         if self.constraint and self._all_needed:
             ids, allowed = allowed_of(adjusted, self.constraint)
-            place = int(allowed.argmax())
-            best, usable = place if ids is None else int(ids[place]), math.isfinite(allowed[place])
+            index = int(allowed.argmax())
+            best, usable = index if ids is None else int(ids[index]), math.isfinite(allowed[index])
         if not usable:
             raise _unusable(adjusted, self.constraint)
         return best

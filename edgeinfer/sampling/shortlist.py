@@ -15,19 +15,19 @@ FIRST_CHECKED = 3
 
 def allowed_shortlist(
     logits: npt.NDArray[np.float32],
-    most: int,
+    limit: int,
     truncate: Callable[[Floats], Positions],
     allows: Callable[[int], bool],
 ) -> npt.NDArray[np.int64] | None:
     """The allowed tokens that remain after `truncate`, rising; None: the check limit was reached.
 
-    `truncate` keeps a prefix of at most `most` tokens in falling order. The length of the prefix doesn't fall
-    if lower tokens are added. It is therefore between the lengths for two lists: the allowed tokens found so
-    far, and these with all unchecked tokens. If both are equal, no further token is checked.
+    `truncate` keeps a prefix of at most `limit` tokens in falling order. The length of the prefix doesn't
+    fall if lower tokens are added. It is therefore between the lengths for two lists: the allowed tokens
+    found so far, and these with all unchecked tokens. If both are equal, no further token is checked.
 
     `logits` (V,) float32, the best of them finite. `allows`: whether a token is allowed.
     """
-    order = highest(logits, most)
+    order = highest(logits, limit)
     falling, ids = logits[order], order.tolist()
     allowed: list[int] = []
     checked = next_try = 0
@@ -39,17 +39,17 @@ def allowed_shortlist(
         checked += 1
         if not allowed or checked < min(next_try, len(ids)):
             continue
-        longest = truncate(_at_most(falling, allowed, checked, logits.size)).size
+        longest = truncate(_upper_bound(falling, allowed, checked, logits.size)).size
         if longest > len(allowed):
             next_try = checked + longest - len(allowed)
         elif truncate(falling[allowed]).size == longest:
-            return np.array(sorted(ids[place] for place in allowed[:longest]))
+            return np.array(sorted(ids[position] for position in allowed[:longest]))
         else:
             next_try = 2 * checked
     return None
 
 
-def _at_most(falling: Floats, allowed: list[int], checked: int, vocabulary: int) -> Floats:
+def _upper_bound(falling: Floats, allowed: list[int], checked: int, vocabulary: int) -> Floats:
     """The logits if all unchecked tokens are allowed. A disallowed token frees a place for the next-best
     token, which isn't in the list; its logit is at most the last one.
     """

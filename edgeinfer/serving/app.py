@@ -93,14 +93,14 @@ class _Server:
         self._workers.close()
 
     def _guarded(
-        self, answer: Callable[[Request], Awaitable[Response]]
+        self, completion: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         """Check the key, and turn exceptions into error objects."""
 
         async def guarded(request: Request) -> Response:
             try:
                 self._check_key(request)
-                return await answer(request)
+                return await completion(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
             except RequestError as error:
@@ -188,20 +188,22 @@ class _Server:
         """All completions in one object."""
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
-        answers = []
+        completions = []
         async with self._queue.slot():
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
                     async for _ in stream:
                         pass
-                answers.append(stream.result)
+                completions.append(stream.result)
         return JSONResponse(
             {
                 **responses.head(streamed=False),
-                "choices": [responses.choice(index, answer) for index, answer in enumerate(answers)],
-                "usage": replies.usage(answers),
-                "timings": replies.timings(answers[-1]),
+                "choices": [
+                    responses.choice(index, completion) for index, completion in enumerate(completions)
+                ],
+                "usage": replies.usage(completions),
+                "timings": replies.timings(completions[-1]),
                 **_warnings(responses.parsed.warnings),
             }
         )
@@ -221,7 +223,7 @@ class _Server:
 
     async def _events(self, responses: ResponseFormat) -> AsyncGenerator[bytes, None]:
         """Server-sent events of every completion; a client that disconnects ends generation."""
-        head, answers = responses.head(streamed=True), []
+        head, completions = responses.head(streamed=True), []
         extra = _warnings(responses.parsed.warnings)
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])
@@ -236,12 +238,12 @@ class _Server:
                         for chunk in [*first, *responses.chunks(index, token)]:
                             yield replies.event({**head, "choices": [chunk], **extra})
                             extra = {}
-                answers.append(stream.result)
+                completions.append(stream.result)
                 for chunk in responses.last_chunks(index, stream.result):
                     yield replies.event({**head, "choices": [chunk], **extra})
                     extra = {}
         if responses.parsed.usage_at_end:
-            yield replies.event({**head, "choices": [], "usage": replies.usage(answers)})
+            yield replies.event({**head, "choices": [], "usage": replies.usage(completions)})
         yield replies.event("[DONE]")
 
     async def _embed(self, request: Request) -> Response:
@@ -303,8 +305,8 @@ def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
 async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
-    place = f"{request.method} {shortened(request.url.path)}"
-    return failure(f"{place}: {error.detail}", error.status_code)
+    route = f"{request.method} {shortened(request.url.path)}"
+    return failure(f"{route}: {error.detail}", error.status_code)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

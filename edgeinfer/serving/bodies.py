@@ -25,18 +25,20 @@ def largest_body(context: int) -> int:
     return min(max(MIN_BODY_BYTES, context * BODY_BYTES_PER_TOKEN), MAX_BODY_BYTES)
 
 
-async def read_body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
     """The body. Raises `RequestError`: too large, or too slow."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > most:
-        raise RequestError(f"the body: saw {declared[:20]} bytes, wanted {most} at most", status=413)
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise RequestError(f"the body: saw {declared[:20]} bytes, wanted {max_bytes} at most", status=413)
     raw = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 raw += part
-                if len(raw) > most:
-                    raise RequestError(f"the body: saw more than {most} bytes, the most here", status=413)
+                if len(raw) > max_bytes:
+                    raise RequestError(
+                        f"the body: saw more than {max_bytes} bytes, the most here", status=413
+                    )
     except TimeoutError:
         raise RequestError(f"the body: not complete after {BODY_SECONDS:g} seconds", status=408) from None
     return bytes(raw)
@@ -57,9 +59,9 @@ class Workers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def unless_disconnected(request: Request, answer: Awaitable[Found]) -> Found | None:
+async def unless_disconnected(request: Request, response: Awaitable[Found]) -> Found | None:
     """Await the response; None if the client disconnects, which cancels it."""
-    working = asyncio.ensure_future(answer)
+    working = asyncio.ensure_future(response)
     leaving = asyncio.ensure_future(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -140,12 +140,12 @@ def checked_text(body: Mapping[str, Any], name: str) -> str:
     return value or ""
 
 
-def checked_list(value: Any, name: str, most: int, wanted: str) -> list[Any]:
-    """A list of at most `most` values; empty if it is missing."""
+def checked_list(value: Any, name: str, max_items: int, expected: str) -> list[Any]:
+    """A list of at most `max_items` values; empty if it is missing."""
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RequestError(f"{name}: saw {shown(value)}, wanted {wanted}", param=name)
-    if len(value) > most:
-        raise RequestError(f"{name}: saw {len(value)}, wanted {most} at most", param=name)
+        raise RequestError(f"{name}: saw {shown(value)}, wanted {expected}", param=name)
+    if len(value) > max_items:
+        raise RequestError(f"{name}: saw {len(value)}, wanted {max_items} at most", param=name)
     return value

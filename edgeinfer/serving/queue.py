@@ -11,7 +11,7 @@ class RequestQueue:
     """The queue of the model; at most `max_waiting` requests wait in it."""
 
     def __init__(self, max_waiting: int) -> None:
-        self._most_waiting = max_waiting
+        self._max_waiting = max_waiting
         self._free = asyncio.Lock()
         self._admitted = 0
         self._replied = 0
@@ -23,7 +23,7 @@ class RequestQueue:
 
     def admit(self) -> None:
         """Count a request until `leave`. Raises `RequestError` (429) if too many are waiting."""
-        if self._admitted > self._most_waiting:
+        if self._admitted > self._max_waiting:
             raise RequestError(
                 f"{self.waiting} requests are waiting already; try again later", status=429, code="queue_full"
             )

@@ -40,9 +40,9 @@ def template_settings(
         raise RequestError(f"{EFFORT}: saw {shown(effort)}, wanted one of {', '.join(_LEVELS)}", param=EFFORT)
     if not levels:
         return settings, [f"{EFFORT}: has no effect, the model's chat template has no setting for it"]
-    wanted = _LEVELS[effort]
-    nearest: Thinking = "low" if wanted == "off" else "on"
-    settings["thinking"] = wanted if wanted in levels else nearest
-    if settings["thinking"] == effort or (effort, wanted) == ("none", settings["thinking"]):
+    requested = _LEVELS[effort]
+    nearest: Thinking = "low" if requested == "off" else "on"
+    settings["thinking"] = requested if requested in levels else nearest
+    if settings["thinking"] == effort or (effort, requested) == ("none", settings["thinking"]):
         return settings, []
     return settings, [f"{EFFORT}: {effort!r} is {settings['thinking']!r} in the model's chat template"]

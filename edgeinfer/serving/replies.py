@@ -22,11 +22,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
-def usage(answers: Sequence[Generation]) -> dict[str, Any]:
+def usage(completions: Sequence[Generation]) -> dict[str, Any]:
     """Prompt, cached and completion tokens."""
-    read = sum(len(answer.prompt_ids) for answer in answers)
-    generated = sum(len(answer.ids) for answer in answers)
-    cached = sum(answer.speed.cached_tokens for answer in answers)
+    read = sum(len(completion.prompt_ids) for completion in completions)
+    generated = sum(len(completion.ids) for completion in completions)
+    cached = sum(completion.speed.cached_tokens for completion in completions)
     return {
         "prompt_tokens": read,
         "completion_tokens": generated,
@@ -35,9 +35,9 @@ def usage(answers: Sequence[Generation]) -> dict[str, Any]:
     }
 
 
-def timings(answer: Generation) -> dict[str, Any]:
+def timings(completion: Generation) -> dict[str, Any]:
     """Timings of the completion."""
-    speed = answer.speed
+    speed = completion.speed
     return {
         "seconds_to_first_token": speed.seconds_to_first_token,
         "prompt_tokens_per_second": speed.prompt_tokens_per_second,
@@ -70,9 +70,9 @@ def tool_calls(parsed: ParsedReply) -> list[dict[str, Any]]:
     ]
 
 
-def finish(answer: Generation, parsed: ParsedReply | None = None) -> str:
+def finish(completion: Generation, parsed: ParsedReply | None = None) -> str:
     """The finish reason."""
-    return "tool_calls" if parsed and parsed.calls else FINISHES[answer.finish_reason]
+    return "tool_calls" if parsed and parsed.calls else FINISHES[completion.finish_reason]
 
 
 def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def chat_request(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Co
     """POST /v1/chat/completions. `levels`: reasoning levels of the model's chat template."""
     warnings = check_fields(body, fields.CHAT)
     messages, more = checked_messages(body.get("messages"))
-    settings, form_warnings = _settings(body)
+    settings, settings_warnings = _settings(body)
     of_template, template_warnings = template_settings(body, levels)
     settings |= of_template
     top = checked_count(body, "top_logprobs", 0, 0, MAX_LOGPROBS)
@@ -96,7 +96,7 @@ def chat_request(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Co
         prompts=(messages,),
         settings=settings,
         tools=_tools(body),
-        warnings=(*warnings, *more, *form_warnings, *template_warnings),
+        warnings=(*warnings, *more, *settings_warnings, *template_warnings),
         **_common(body),
     )
 
@@ -105,7 +105,7 @@ def text_request(body: Mapping[str, Any]) -> CompletionRequest:
     """POST /v1/completions."""
     warnings = check_fields(body, fields.TEXT)
     prompts = _prompts(body.get("prompt", ""))
-    settings, form_warnings = _settings(body)
+    settings, settings_warnings = _settings(body)
     settings.setdefault("max_tokens", 16)
     echo = checked_bool(body, "echo")
     if body.get("logprobs") is not None:
@@ -117,7 +117,7 @@ def text_request(body: Mapping[str, Any]) -> CompletionRequest:
         saw = f"{len(prompts)} prompts with n {common['count']}"
         raise RequestError(f"prompt: saw {saw}, wanted {MAX_COMPLETIONS} answers at most", param="prompt")
     return CompletionRequest(
-        prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *form_warnings), **common
+        prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *settings_warnings), **common
     )
 
 
@@ -137,12 +137,12 @@ def embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     texts = [given] if isinstance(given, str) else checked_list(given, "input", MAX_TEXTS, "texts")
     if not texts or not all(isinstance(text, str) for text in texts):
         raise RequestError("input: wanted a text, or a list of texts", param="input")
-    form = body.get("encoding_format", "float")
-    if form not in ("float", "base64", None):
+    encoding = body.get("encoding_format", "float")
+    if encoding not in ("float", "base64", None):
         raise RequestError(
-            f"encoding_format: saw {shown(form)}, wanted float or base64", param="encoding_format"
+            f"encoding_format: saw {shown(encoding)}, wanted float or base64", param="encoding_format"
         )
-    return EmbeddingRequest(checked_text(body, "model"), tuple(texts), form == "base64", tuple(warnings))
+    return EmbeddingRequest(checked_text(body, "model"), tuple(texts), encoding == "base64", tuple(warnings))
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,9 +167,9 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 def _settings(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Sampling parameters and limits, with warnings; the model itself refuses values out of range."""
     found = {name: body[name] for name in fields.SAMPLING if body.get(name) is not None}
-    most = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
-    if any(value is not None for value in most):
-        found["max_tokens"] = most[1] if most[0] is None else most[0]
+    limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    if any(value is not None for value in limits):
+        found["max_tokens"] = limits[1] if limits[0] is None else limits[0]
     if isinstance(found.get("stop"), list):
         for text in checked_list(found["stop"], "stop", MAX_STOPS, "texts"):
             if isinstance(text, str) and len(text) > MAX_STOP_LENGTH:
@@ -225,10 +225,10 @@ def _schema(response_format: Any) -> tuple[dict[str, Any], list[str]]:
 def _tools(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     tools = checked_list(body.get("tools"), "tools", MAX_TOOLS, "a list of functions")
     check_tools(tools)
-    choice = body.get("tool_choice")
-    if choice is not None and choice not in ("auto", "none"):
+    tool_choice = body.get("tool_choice")
+    if tool_choice is not None and tool_choice not in ("auto", "none"):
         raise RequestError("tool_choice: auto and none are supported here", param="tool_choice")
-    return () if choice == "none" else tuple(tools)
+    return () if tool_choice == "none" else tuple(tools)
 
 
 def prompts_of(parsed: CompletionRequest) -> Sequence[tuple[int, Any]]:

@@ -29,11 +29,11 @@ class ResponseFormat(Protocol):
         """Fields at the start of every object of one response."""
         ...
 
-    def choice(self, index: int, answer: Generation) -> Chunk:
+    def choice(self, index: int, completion: Generation) -> Chunk:
         """A complete choice."""
         ...
 
-    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+    def first_chunks(self, index: int, completion: Generation) -> list[Chunk]:
         """Chunks before the first token."""
         ...
 
@@ -41,7 +41,7 @@ class ResponseFormat(Protocol):
         """Chunks for a token."""
         ...
 
-    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+    def last_chunks(self, index: int, completion: Generation) -> list[Chunk]:
         """Chunks at the end."""
         ...
 
@@ -65,26 +65,26 @@ class ChatResponses:
         kind = "chat.completion.chunk" if streamed else "chat.completion"
         return {"id": self._id, "object": kind, "created": int(time.time()), "model": self.model.name}
 
-    def choice(self, index: int, answer: Generation) -> Chunk:
-        reply = self._reply(answer)
+    def choice(self, index: int, completion: Generation) -> Chunk:
+        reply = self._reply(completion)
         found = {
             "index": index,
             "message": replies.chat_message(reply),
-            "finish_reason": replies.finish(answer, reply),
+            "finish_reason": replies.finish(completion, reply),
         }
         if "logprobs" in self.parsed.settings:
-            found["logprobs"] = replies.chat_logprobs(answer.tokens, self.model.tokenizer)
+            found["logprobs"] = replies.chat_logprobs(completion.tokens, self.model.tokenizer)
         return found
 
-    def _reply(self, answer: Generation) -> ParsedReply:
+    def _reply(self, completion: Generation) -> ParsedReply:
         """The response text and its tool calls."""
         if not self.parsed.tools:
-            return ParsedReply(answer.text, ())
-        whole = self.model.tokenizer.decode(answer.ids, special=True)
+            return ParsedReply(completion.text, ())
+        whole = self.model.tokenizer.decode(completion.ids, special=True)
         reply = parse_tool_calls(whole, self.parsed.tools)
-        return reply if reply.calls else ParsedReply(answer.text, ())
+        return reply if reply.calls else ParsedReply(completion.text, ())
 
-    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
+    def first_chunks(self, index: int, completion: Generation) -> list[Chunk]:
         return []
 
     def chunks(self, index: int, token: Token) -> list[Chunk]:
@@ -95,14 +95,14 @@ class ChatResponses:
             chunk["logprobs"] = replies.chat_logprobs([token], self.model.tokenizer)
         return [chunk] if token.text or "logprobs" in chunk else []
 
-    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
-        reply = self._reply(answer)
+    def last_chunks(self, index: int, completion: Generation) -> list[Chunk]:
+        reply = self._reply(completion)
         found = []
         if self.parsed.tools and reply.content:
             found.append(_delta(index, {"content": reply.content}))
         if reply.calls:
             found.append(_delta(index, {"tool_calls": replies.tool_calls(reply)}))
-        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(answer, reply)}]
+        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(completion, reply)}]
 
 
 def _delta(index: int, delta: Chunk) -> Chunk:
@@ -132,22 +132,22 @@ class TextResponses:
             "model": self.model.name,
         }
 
-    def choice(self, index: int, answer: Generation) -> Chunk:
+    def choice(self, index: int, completion: Generation) -> Chunk:
         found = {
             "index": index,
-            "text": self._echoed(answer.prompt_ids) + answer.text,
-            "finish_reason": replies.finish(answer),
+            "text": self._echoed(completion.prompt_ids) + completion.text,
+            "finish_reason": replies.finish(completion),
             "logprobs": None,
         }
         if "logprobs" in self.parsed.settings:
-            found["logprobs"] = replies.text_logprobs(answer.tokens, self.model.tokenizer)
+            found["logprobs"] = replies.text_logprobs(completion.tokens, self.model.tokenizer)
         return found
 
     def _echoed(self, prompt_ids: list[int]) -> str:
         return self.model.tokenizer.decode(prompt_ids) if self.parsed.echo else ""
 
-    def first_chunks(self, index: int, answer: Generation) -> list[Chunk]:
-        text = self._echoed(answer.prompt_ids)
+    def first_chunks(self, index: int, completion: Generation) -> list[Chunk]:
+        text = self._echoed(completion.prompt_ids)
         return [{"index": index, "text": text, "finish_reason": None, "logprobs": None}] if text else []
 
     def chunks(self, index: int, token: Token) -> list[Chunk]:
@@ -156,5 +156,5 @@ class TextResponses:
             chunk["logprobs"] = replies.text_logprobs([token], self.model.tokenizer)
         return [chunk]
 
-    def last_chunks(self, index: int, answer: Generation) -> list[Chunk]:
-        return [{"index": index, "text": "", "finish_reason": replies.finish(answer), "logprobs": None}]
+    def last_chunks(self, index: int, completion: Generation) -> list[Chunk]:
+        return [{"index": index, "text": "", "finish_reason": replies.finish(completion), "logprobs": None}]

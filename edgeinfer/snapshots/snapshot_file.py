@@ -104,9 +104,9 @@ def read_snapshot(path: Path) -> Snapshot:
         shapes = [(_array_type(kind), tuple(map(int, shape))) for kind, shape in head["arrays"]]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise DamagedSnapshotError(f"{path}: its first line is damaged ({type(error).__name__})") from None
-    wanted = len(line) + sum(_nbytes(*each) for each in shapes) + DIGEST_BYTES
-    if size != wanted or any(min(shape, default=0) < 0 for _, shape in shapes):
-        raise DamagedSnapshotError(f"{path}: {size} bytes, wanted {wanted}")
+    expected = len(line) + sum(_nbytes(*each) for each in shapes) + DIGEST_BYTES
+    if size != expected or any(min(shape, default=0) < 0 for _, shape in shapes):
+        raise DamagedSnapshotError(f"{path}: {size} bytes, wanted {expected}")
     return Snapshot(ids, list(_arrays(path, len(line), shapes)))
 
 

@@ -161,13 +161,13 @@ def _digest(ids: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(ids, np.int64).tobytes()).hexdigest()[:16]
 
 
-def file_fingerprint(path: Path, *facts: object) -> str:
-    """32 hexadecimal digits: equal for equal files and equal `facts` (other inputs of keys and values).
+def file_fingerprint(path: Path, *properties: object) -> str:
+    """32 hexadecimal digits: equal for equal files and equal `properties` (other inputs of keys and values).
 
     The first megabyte and 64 pages spread over the file are read: another quantization or training of the
     same model differs in nearly all of them. Raises `OSError`.
     """
-    digest = hashlib.sha256(repr(facts).encode())
+    digest = hashlib.sha256(repr(properties).encode())
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest.update(size.to_bytes(8, "little"))

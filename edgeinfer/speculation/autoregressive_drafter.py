@@ -92,9 +92,9 @@ class AutoregressiveDrafter(ABC):
     def _sampler_for(self, params: SamplingParams) -> Sampler:
         """A sampler with the completion's settings but separate uniforms; without the Mirostat state."""
         if self._sampler is None or self._params is not params:
-            wanted = replace(params, mirostat=0, seed=None, logit_bias=self._known(params.logit_bias))
-            if self._sampler is None or self._sampler.settings != wanted:
-                self._sampler = Sampler(wanted, self._own_size)
+            draft_params = replace(params, mirostat=0, seed=None, logit_bias=self._known(params.logit_bias))
+            if self._sampler is None or self._sampler.settings != draft_params:
+                self._sampler = Sampler(draft_params, self._own_size)
             self._params = params
         return self._sampler
 

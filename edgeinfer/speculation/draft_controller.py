@@ -105,22 +105,22 @@ class DraftController:
             surprise = prob**self._trust - (index < accepted)
             self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
 
-    def length(self, most: int) -> int:
-        """Number of tokens to draft now, at most `most`; 0: none."""
-        most = min(most, MAX_DRAFTED)
-        if most < 1 or self.costs.baseline_is_due:
+    def length(self, limit: int) -> int:
+        """Number of tokens to draft now, at most `limit`; 0: none."""
+        limit = min(limit, MAX_DRAFTED)
+        if limit < 1 or self.costs.baseline_is_due:
             return 0
         rates, tokens, reached = list[float](), 0.0, 1.0
-        for length in range(most + 1):
+        for length in range(limit + 1):
             tokens, reached = tokens + reached, reached * self.acceptance
             rates.append(tokens / (self.costs.forward(1 + length) + self.costs.draft(length)))
-        best = max(range(most + 1), key=rates.__getitem__)
+        best = max(range(limit + 1), key=rates.__getitem__)
         is_predicted = rates[best] > GAIN * rates[0]
         if not (is_predicted and self.is_profitable):
             if self.probe_budget <= (-MAX_DEFICIT if is_predicted and not self._is_cold else 0.0):
                 self._pause()
                 return 0
-            return best if is_predicted and not self._is_cold else min(most, PROBE_TOKENS)
+            return best if is_predicted and not self._is_cold else min(limit, PROBE_TOKENS)
         return best
 
     def _pause(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-MAX_PLACES = 8
+MAX_OCCURRENCES = 8
 """Maximum number of occurrences of an n-gram that are compared; the last ones."""
 MAX_BEHIND = 32
 """Maximum number of tokens before an occurrence that are compared with the end of the text."""
@@ -26,23 +26,23 @@ class LookupIndex:
         held = sum(keys.nbytes + ends.nbytes for keys, ends in self._sorted.values())
         return self._tokens.nbytes + held
 
-    def following(self, text: Sequence[int], length: int, most: int) -> tuple[int, ...]:
-        """The tokens after an occurrence of the last `length` tokens of `text`, at most `most`.
+    def following(self, text: Sequence[int], length: int, max_tokens: int) -> tuple[int, ...]:
+        """The tokens after an occurrence of the last `length` tokens of `text`, at most `max_tokens`.
 
         Of several occurrences the one with the longest match before it is used, and of these the last.
         """
         keys, ends = self._sorted[length]
-        wanted = _key(text[-length:])
-        stop = int(np.searchsorted(keys, wanted, side="right"))
+        key = _key(text[-length:])
+        stop = int(np.searchsorted(keys, key, side="right"))
         best, longest = -1, 0
-        for end in ends[max(0, stop - MAX_PLACES) : stop][::-1]:
+        for end in ends[max(0, stop - MAX_OCCURRENCES) : stop][::-1]:
             agreeing = self._agreeing(text, int(end))
             if agreeing > longest:
                 best, longest = int(end), agreeing
         if longest < length:  # no occurrence, or another n-gram with the same key
             return ()
         limit = int(self._limits[np.searchsorted(self._limits, best)])
-        return tuple(map(int, self._tokens[best : min(best + most, limit)]))
+        return tuple(map(int, self._tokens[best : min(best + max_tokens, limit)]))
 
     def _sorted_runs(self, length: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32]]:
         """Keys of all n-grams, rising, and the end index of each; n-grams across two texts are excluded."""
@@ -50,8 +50,10 @@ class LookupIndex:
         if count < 1:
             return np.empty(0, np.uint64), np.empty(0, np.int32)
         keys = np.zeros(count, np.uint64)
-        for place in range(length):
-            keys = (keys + self._tokens[place : place + count].astype(np.uint64)) * np.uint64(MULTIPLIER)
+        for position in range(length):
+            keys = (keys + self._tokens[position : position + count].astype(np.uint64)) * np.uint64(
+                MULTIPLIER
+            )
         ends = np.arange(length, len(self._tokens) + 1, dtype=np.int32)
         texts = np.searchsorted(self._limits, [ends - length, ends - 1], side="right")
         within = texts[0] == texts[1]
@@ -61,11 +63,11 @@ class LookupIndex:
 
     def _agreeing(self, text: Sequence[int], end: int) -> int:
         """Number of tokens before `end` that match the last ones of `text`, at most MAX_BEHIND."""
-        most = min(MAX_BEHIND, len(text), end)
-        for count in range(most):
+        max_tokens = min(MAX_BEHIND, len(text), end)
+        for count in range(max_tokens):
             if int(self._tokens[end - 1 - count]) != text[-1 - count]:
                 return count
-        return most
+        return max_tokens
 
 
 def _key(run: Sequence[int]) -> np.uint64:

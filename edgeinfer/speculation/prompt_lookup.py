@@ -49,14 +49,14 @@ class PromptLookup:
                 return Draft(found[: self._worthwhile(length, request)])
         return Draft()
 
-    def _following(self, history: Sequence[int], length: int, most: int) -> tuple[int, ...]:
-        """The tokens that followed the last `length` tokens, at most `most`; empty if there is no
+    def _following(self, history: Sequence[int], length: int, max_tokens: int) -> tuple[int, ...]:
+        """The tokens that followed the last `length` tokens, at most `max_tokens`; empty if there is no
         occurrence.
         """
         end = self._ends.before(tuple(history[-length:]), len(history))
         if end is not None:
-            return tuple(history[end : end + most])
-        return self._lookup_index.following(history, length, most) if self._lookup_index else ()
+            return tuple(history[end : end + max_tokens])
+        return self._lookup_index.following(history, length, max_tokens) if self._lookup_index else ()
 
     def _worthwhile(self, length: int, request: DraftRequest) -> int:
         """Number of tokens after an n-gram of this length that are likely enough to be reached."""
@@ -108,9 +108,9 @@ class _Ends:
                 before = self._last.get(run)
                 self._last[run] = end, before[0] if before else None
 
-    def before(self, run: tuple[int, ...], place: int) -> int | None:
-        """The end index of the n-gram's last occurrence before `place`."""
+    def before(self, run: tuple[int, ...], position: int) -> int | None:
+        """The end index of the n-gram's last occurrence before `position`."""
         found = self._last.get(run)
         if found is None:
             return None
-        return found[0] if found[0] < place else found[1]
+        return found[0] if found[0] < position else found[1]

@@ -116,15 +116,15 @@ class Speculator:
             found.append(time.perf_counter() - start)
         return found
 
-    def draft(self, history: Sequence[int], sampler: Sampler, most: int) -> Draft:
-        """Draft tokens after `history` that are predicted to pay, at most `most`.
+    def draft(self, history: Sequence[int], sampler: Sampler, max_tokens: int) -> Draft:
+        """Draft tokens after `history` that are predicted to pay, at most `max_tokens`.
 
         Raises:
             SettingError: the drafter proposed a token that isn't in the vocabulary.
         """
         begin, controller = time.perf_counter(), self.controller_of(sampler.settings)
         self._drafting = None
-        length = controller.length(min(most, self._engine.context - len(history) - 1))
+        length = controller.length(min(max_tokens, self._engine.context - len(history) - 1))
         if not length:
             return Draft()
         request = DraftRequest(length, sampler.settings, *controller.min_probs(length))

@@ -106,8 +106,8 @@ def _prob_of(token_id: int, distribution: Distribution) -> float:
     return float(probs[index]) if index < len(ids) and ids[index] == token_id else 0.0
 
 
-def _probs_of(wanted: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
+def _probs_of(token_ids: npt.NDArray[np.int64], distribution: Distribution) -> npt.NDArray[np.float64]:
     """The probabilities of some ids; 0 for impossible ones. A distribution's ids are rising."""
     ids, probs = distribution
-    indices = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-    return np.where(ids[indices] == wanted, probs[indices], 0.0)
+    indices = np.minimum(np.searchsorted(ids, token_ids), len(ids) - 1)
+    return np.where(ids[indices] == token_ids, probs[indices], 0.0)

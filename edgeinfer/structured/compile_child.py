@@ -25,7 +25,7 @@ def main() -> None:
     tokens = byte_tokens()
     for line in sys.stdin:
         reply: list[dict[str, str]] = []
-        worker = threading.Thread(target=lambda line=line, reply=reply: reply.append(_answer(line, tokens)))
+        worker = threading.Thread(target=lambda line=line, reply=reply: reply.append(_compiled(line, tokens)))
         _limit_cpu(MAX_CPU_SECONDS)
         worker.start()
         worker.join()
@@ -33,7 +33,7 @@ def main() -> None:
         print(json.dumps(reply[0]), flush=True)
 
 
-def _answer(line: str, tokens: Any) -> dict[str, str]:
+def _compiled(line: str, tokens: Any) -> dict[str, str]:
     import llguidance
 
     request = json.loads(line)

@@ -41,7 +41,7 @@ class Constraint:
         self._finder = finder
         self._coming: Coming[None] | None = None
         self._words = np.zeros(-(-vocabulary_size // WORD_BITS), np.uint64)
-        self._place = self._words.ctypes.data, 4 * -(-vocabulary_size // 32)
+        self._buffer = self._words.ctypes.data, 4 * -(-vocabulary_size // 32)
         self._size = vocabulary_size
         self._found = False
         """Whether `_words` has the mask of the next token."""
@@ -116,14 +116,14 @@ class Constraint:
         Raises: as `allowed`.
         """
         words = self._allowed_words()
-        places = words.nonzero()[0]
-        if not 0 < places.size <= FEW_WORDS:
+        indices = words.nonzero()[0]
+        if not 0 < indices.size <= FEW_WORDS:
             return None
         ids = []
-        for place, word in zip(places.tolist(), words[places].tolist(), strict=True):
+        for index, word in zip(indices.tolist(), words[indices].tolist(), strict=True):
             while word:
                 lowest = word & -word
-                ids.append(WORD_BITS * place + lowest.bit_length() - 1)
+                ids.append(WORD_BITS * index + lowest.bit_length() - 1)
                 word ^= lowest
         return np.array(ids, np.int64)
 
@@ -150,7 +150,7 @@ class Constraint:
         return self._words
 
     def _find(self) -> None:
-        self.matcher.unsafe_compute_mask_ptr(*self._place)
+        self.matcher.unsafe_compute_mask_ptr(*self._buffer)
         self._refuse_errors()
         self._found = True
 

@@ -13,7 +13,7 @@ SPARE_TOKENS = 64
 CHECK_INTERVAL = 8
 """While at least this many tokens are left besides an ending, it is checked at this interval only: a check
 takes as long as processing the ending."""
-_TURNS = 8
+_USES_PER_ROUND = 8
 """How often a token that closes nothing is used before others of its kind."""
 _BRACKETS = re.compile(rb"[\]})]+")
 _QUOTES = re.compile(rb'["\'][\]})]*')
@@ -52,27 +52,27 @@ class Endings:
         while len(found) <= MAX_ENDING and not ahead.is_error():
             if ahead.is_stopped() or ahead.is_accepting():
                 return found
-            tokens = ahead.compute_ff_tokens() or self._choice(ahead, taken)
+            tokens = ahead.compute_ff_tokens() or self._next_token(ahead, taken)
             if not tokens or not ahead.consume_tokens(tokens):
                 return None
             found += tokens
         return None
 
-    def _choice(self, matcher: Any, taken: Counter[int]) -> list[int]:
+    def _next_token(self, matcher: Any, taken: Counter[int]) -> list[int]:
         """One token to continue with; empty if no single character is allowed."""
         # Where an escape is allowed, a string is open: a quote closes it, a bracket would be part of it.
         in_text = self._escape is not None and matcher.validate_tokens([self._escape]) == 1
         for token in (*self._quotes, *self._brackets) if in_text else self._brackets:
-            if taken[token] < MAX_ENDING // _TURNS and matcher.validate_tokens([token]) == 1:
+            if taken[token] < MAX_ENDING // _USES_PER_ROUND and matcher.validate_tokens([token]) == 1:
                 taken[token] += 1
                 return [token]
         best: list[int] = []
         for token in self._others:
-            if best and taken[token] // _TURNS >= taken[best[0]] // _TURNS:
+            if best and taken[token] // _USES_PER_ROUND >= taken[best[0]] // _USES_PER_ROUND:
                 continue
             if matcher.validate_tokens([token]) == 1:
                 best = [token]
-                if taken[token] < _TURNS:
+                if taken[token] < _USES_PER_ROUND:
                     break
         taken.update(best)
         return best

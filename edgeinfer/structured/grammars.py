@@ -78,7 +78,7 @@ def grammar(text: str) -> Grammar:
     return Grammar("grammar", compiled("grammar", text))
 
 
-def asked_for(schema: Mapping[str, Any] | str | bool | None, text: str | None) -> Grammar | None:
+def requested_grammar(schema: Mapping[str, Any] | str | bool | None, text: str | None) -> Grammar | None:
     """The grammar from the schema or the text, whichever is given. Raises `SettingError` for both."""
     if schema is not None and text is not None:
         raise SettingError("schema, grammar: saw both, wanted one of them")

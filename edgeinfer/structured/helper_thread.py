@@ -42,19 +42,19 @@ class HelperThread:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._asked: SimpleQueue[Coming[object] | None] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self._asked,), name=self._name, daemon=True).start()
-        weakref.finalize(self, self._asked.put, None)
+        self._tasks: SimpleQueue[Coming[object] | None] = SimpleQueue()
+        threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True).start()
+        weakref.finalize(self, self._tasks.put, None)
 
     def do(self, work: Callable[[], Result]) -> Coming[Result]:
         """Submit a task to the thread."""
         if os.getpid() != self._process:
             self._start()
         coming = Coming(work)
-        self._asked.put(coming)  # type: ignore[arg-type]
+        self._tasks.put(coming)  # type: ignore[arg-type]
         return coming
 
 
-def _serve(asked: "SimpleQueue[Coming[object] | None]") -> None:
-    while (coming := asked.get()) is not None:
+def _serve(tasks: "SimpleQueue[Coming[object] | None]") -> None:
+    while (coming := tasks.get()) is not None:
         coming.run()

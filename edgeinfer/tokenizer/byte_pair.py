@@ -25,7 +25,7 @@ class BytePairEncoder:
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre_tokenizer: PreTokenizer) -> None:
         self._vocabulary = vocabulary
-        self._facts = pre_tokenizer
+        self._pre_tokenizer = pre_tokenizer
         self._splitter = Splitter(pre_tokenizer)
         # The first of two equal merges has priority, so the list is read from its end.
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
@@ -34,7 +34,7 @@ class BytePairEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
-        if self._facts.escape_spaces:
+        if self._pre_tokenizer.escape_spaces:
             text = text.replace(" ", "▁")
         ids: list[int] = []
         cached = self._cache.get
@@ -48,14 +48,14 @@ class BytePairEncoder:
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes of a normal token with this text."""
-        if self._facts.byte_level:
+        if self._pre_tokenizer.byte_level:
             return unspell(text)
-        if self._facts.escape_spaces:
+        if self._pre_tokenizer.escape_spaces:
             text = text.replace("▁", " ")
         return text.encode("utf-8", "surrogateescape")
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = self._merged_ids(spell(word) if self._facts.byte_level else word)
+        ids = self._merged_ids(spell(word) if self._pre_tokenizer.byte_level else word)
         if len(word) <= _CACHED_LENGTH:
             if len(self._cache) >= _CACHED_WORDS:
                 self._cache.clear()
@@ -63,7 +63,9 @@ class BytePairEncoder:
         return ids
 
     def _merged_ids(self, spelled: str) -> list[int]:
-        whole = self._facts.ignore_merges or (self._facts.newline_runs and not spelled.strip("\n"))
+        whole = self._pre_tokenizer.ignore_merges or (
+            self._pre_tokenizer.newline_runs and not spelled.strip("\n")
+        )
         if whole and spelled in self._vocabulary.ids:
             return [self._vocabulary.ids[spelled]]
         look_up = self._vocabulary.ids.get
@@ -76,7 +78,7 @@ class BytePairEncoder:
     def _symbol_ids(self, symbol: str) -> list[int]:
         """Return the tokens of the bytes of a symbol that is no token; bytes without a token are omitted."""
         encoded = symbol.encode("utf-8", "surrogateescape")
-        if not self._facts.byte_level:
+        if not self._pre_tokenizer.byte_level:
             return [found for byte in encoded if (found := self._byte_ids[byte]) is not None]
         texts = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in encoded)
         return [self._vocabulary.ids[text] for text in texts if text in self._vocabulary.ids]

@@ -62,16 +62,16 @@ class SpecialSplitter:
 def _cut(text: str, token: SpecialToken) -> list[Fragment]:
     """Return `text` split at each occurrence of one token."""
     parts: list[Fragment] = []
-    stretches = text.split(token.text)
-    for index, stretch in enumerate(stretches):
+    pieces = text.split(token.text)
+    for index, piece in enumerate(pieces):
         if index > 0:
             parts.append(token.token_id)
             if token.takes_space_behind:
-                stretch = stretch.lstrip(_ASCII_WHITESPACE)
-        if index < len(stretches) - 1 and token.takes_space_before:
-            stretch = stretch.rstrip(_ASCII_WHITESPACE)
-        if stretch:
-            parts.append(stretch)
+                piece = piece.lstrip(_ASCII_WHITESPACE)
+        if index < len(pieces) - 1 and token.takes_space_before:
+            piece = piece.rstrip(_ASCII_WHITESPACE)
+        if piece:
+            parts.append(piece)
     return parts
 
 

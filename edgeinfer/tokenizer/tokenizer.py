@@ -110,22 +110,22 @@ class Tokenizer:
                 f"of {', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
             )
         if model != "llama":
-            _facts_of(metadata, unknown_pre)
+            _pre_tokenizer_of(metadata, unknown_pre)
 
     @classmethod
     def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:
-        facts, warnings = _facts_of(metadata, unknown_pre)
+        pre_tokenizer, warnings = _pre_tokenizer_of(metadata, unknown_pre)
         default_ids = {} if metadata["tokenizer.ggml.model"] == "gemma4" else dict(_BYTE_PAIR_IDS)
-        if not facts.has_default_bos:
+        if not pre_tokenizer.has_default_bos:
             default_ids.pop("bos", None)
         vocabulary = Vocabulary(metadata, default_ids)
-        optional = facts.merges_are_optional and "tokenizer.ggml.merges" not in metadata
+        optional = pre_tokenizer.merges_are_optional and "tokenizer.ggml.merges" not in metadata
         merges = [] if optional else string_list(metadata, "merges")
         return cls(
             vocabulary,
-            BytePairEncoder(vocabulary, merges, facts),
+            BytePairEncoder(vocabulary, merges, pre_tokenizer),
             metadata,
-            add_bos=facts.always_adds_bos or flag(metadata, "add_bos_token", facts.add_bos),
+            add_bos=pre_tokenizer.always_adds_bos or flag(metadata, "add_bos_token", pre_tokenizer.add_bos),
             add_space_prefix=False,
             warnings=warnings,
         )
@@ -232,7 +232,9 @@ class Tokenizer:
         return TokenType(kind) if kind in TokenType.__members__.values() else TokenType.UNUSED
 
 
-def _facts_of(metadata: Mapping[str, Any], unknown_pre: str | None) -> tuple[PreTokenizer, tuple[str, ...]]:
+def _pre_tokenizer_of(
+    metadata: Mapping[str, Any], unknown_pre: str | None
+) -> tuple[PreTokenizer, tuple[str, ...]]:
     """Return the file's pre-tokenizer, and a warning if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()

@@ -204,7 +204,7 @@ def name(metadata: Metadata, key: str) -> str | None:
     raise wrong_type(key, value, "a text")
 
 
-def wrong_type(key: str, value: object, wanted: str) -> UnsupportedModelError:
+def wrong_type(key: str, value: object, expected: str) -> UnsupportedModelError:
     """The error for a value of `tokenizer.ggml.<key>` of a wrong type; the value may be long."""
     seen = printable(" ".join(repr(value).split()))
-    return UnsupportedModelError(f"{_PREFIX}{key}: saw {seen}, wanted {wanted}")
+    return UnsupportedModelError(f"{_PREFIX}{key}: saw {seen}, wanted {expected}")

@@ -28,10 +28,10 @@ def log_probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
 
 
 def test_the_greedy_answer_is_the_one_that_llama_cpp_gives(tiny: Model) -> None:
-    answer = tiny.generate(PROMPT, max_tokens=20, temperature=0.0)
-    assert answer.prompt_ids == PROMPT_IDS
-    assert answer.ids == GREEDY_IDS
-    assert answer.text == GREEDY_TEXT
+    completion = tiny.generate(PROMPT, max_tokens=20, temperature=0.0)
+    assert completion.prompt_ids == PROMPT_IDS
+    assert completion.ids == GREEDY_IDS
+    assert completion.text == GREEDY_TEXT
 
 
 def test_it_chats_with_its_own_template(tiny: Model) -> None:
@@ -76,14 +76,14 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
 
 @pytest.mark.llama_cpp
 def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
-    answers = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
-    assert answers[0].prompt_ids == answers[1].prompt_ids
-    for mine, other in zip(answers[0].tokens, answers[1].tokens, strict=False):
+    completions = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
+    assert completions[0].prompt_ids == completions[1].prompt_ids
+    for mine, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
         if mine.id != other.id:
             (_, best), (_, second) = other.top_logprobs
             assert best - second < 0.05
             break
-    assert len(answers[0].ids) == 60
+    assert len(completions[0].ids) == 60
 
 
 @pytest.mark.default_cases(1)

@@ -69,9 +69,9 @@ def call(model: Model, source: random.Random) -> Any:
         return model.generate("Hi", **{"max_tokens": 3, **settings})
     if kind == "chat":
         wrong = {source.choice(("system", *SETTINGS)): odd(source)}
-        said = source.choice(("Hi", odd(source)))
+        output = source.choice(("Hi", odd(source)))
         limit: Any = {} if "max_tokens" in wrong else {"max_tokens": 3}
-        return model.chat(**wrong).say(said, **limit)
+        return model.chat(**wrong).say(output, **limit)
     if kind == "embed":
         wrong = {source.choice(("pooling", "normalize")): odd(source)}
         return model.embed(source.choice(("Hi", odd(source))), **wrong)

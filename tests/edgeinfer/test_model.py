@@ -35,12 +35,12 @@ def test_a_text_and_its_ids_are_answered_alike(loaded: Model) -> None:
 
 
 def test_logits_are_those_that_generating_follows(loaded: Model) -> None:
-    answer = loaded.generate("the rain", max_tokens=10, temperature=0.0)
-    logits = loaded.logits([*answer.prompt_ids, *answer.ids])
-    assert logits.shape == (len(answer.prompt_ids) + len(answer.ids), 288)
+    completion = loaded.generate("the rain", max_tokens=10, temperature=0.0)
+    logits = loaded.logits([*completion.prompt_ids, *completion.ids])
+    assert logits.shape == (len(completion.prompt_ids) + len(completion.ids), 288)
     assert logits.dtype == np.float32
-    first = len(answer.prompt_ids) - 1
-    assert logits[first:-1].argmax(axis=1).tolist() == answer.ids
+    first = len(completion.prompt_ids) - 1
+    assert logits[first:-1].argmax(axis=1).tolist() == completion.ids
 
 
 def test_logits_do_not_depend_on_what_was_read_before(loaded: Model) -> None:
@@ -67,8 +67,8 @@ def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
         "temperature": np.float32(0.5)
     }
     biased: Any = {"logit_bias": {np.int32(7): np.float32(-2)}}
-    answer = loaded.generate("the rain", **from_numpy, **biased)
-    assert answer.ids == loaded.generate("the rain", **plain, logit_bias={7: -2.0}).ids
+    completion = loaded.generate("the rain", **from_numpy, **biased)
+    assert completion.ids == loaded.generate("the rain", **plain, logit_bias={7: -2.0}).ids
     counts: dict[str, Any] = {"n": np.int64(2), "max_tokens": np.int64(2)}
     assert [len(each.ids) for each in loaded.generate("the rain", **counts, temperature=0.0)] == [2, 2]
     sizes: dict[str, Any] = {"context": np.int64(64), "threads": np.int32(1)}
@@ -94,27 +94,27 @@ def test_streams_by_turns_say_what_each_says_alone(loaded: Model) -> None:
 
 def test_several_threads_may_ask_at_once(loaded: Model) -> None:
     alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
-    answers: dict[str, list[int]] = {}
+    completions: dict[str, list[int]] = {}
 
     def ask(prompt: str) -> None:
-        answers[prompt] = loaded.generate(prompt, max_tokens=12, temperature=0.0).ids
+        completions[prompt] = loaded.generate(prompt, max_tokens=12, temperature=0.0).ids
 
     threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [answers[prompt] for prompt in PROMPTS] == alone
+    assert [completions[prompt] for prompt in PROMPTS] == alone
 
 
 def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None:
     calls: list[tuple[int, int]] = []
     ids = np.random.default_rng(3).integers(3, 288, 600).tolist()
     with edgeinfer.load(zoo_file("llama"), context=620, threads=1) as model:
-        answer = model.generate(ids, max_tokens=50, seed=1, progress=lambda *seen: calls.append(seen))
+        completion = model.generate(ids, max_tokens=50, seed=1, progress=lambda *seen: calls.append(seen))
         assert calls == [(256, 600), (512, 600), (600, 600)]
-        assert answer.finish_reason in ("context", "stop")
-        assert len(answer.ids) <= 20
+        assert completion.finish_reason in ("context", "stop")
+        assert len(completion.ids) <= 20
         again = model.generate(ids, max_tokens=1, progress=lambda *seen: calls.append(seen))
         assert again.speed.cached_tokens == 599
 
@@ -221,21 +221,21 @@ def test_rewinding_forgets_what_came_after(loaded: Model) -> None:
 
 
 def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) -> None:
-    answers = []
+    completions = []
     kinds: tuple[CacheType, ...] = ("f16", "f32")
     for kv in kinds:
         with edgeinfer.load(zoo_file("llama"), kv=kv, threads=1) as model:
-            answers.append(model.logits([1, 50, 60, 70])[-1])
-    assert np.linalg.norm(answers[0] - answers[1]) < 2e-3 * np.linalg.norm(answers[1])
-    assert not np.array_equal(*answers)
+            completions.append(model.logits([1, 50, 60, 70])[-1])
+    assert np.linalg.norm(completions[0] - completions[1]) < 2e-3 * np.linalg.norm(completions[1])
+    assert not np.array_equal(*completions)
 
 
 def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
         settings: Any = {"max_tokens": 6, "temperature": 0.0}
-        said = model.chat().say("the rain", **settings)
-        asked = model.generate([{"role": "user", "content": "the rain"}], **settings)
-        assert asked.ids == said.ids
+        output = model.chat().say("the rain", **settings)
+        requested = model.generate([{"role": "user", "content": "the rain"}], **settings)
+        assert requested.ids == output.ids
         wrongs: tuple[list[Any], ...] = (
             [{"content": "no role"}],
             [{"role": "user", "content": "a"}, 5],

@@ -118,8 +118,8 @@ def test_settings_that_make_no_sense_are_refused(refusal: Refusal, tmp_path: Pat
 
 def test_quantized_tensors_are_quantized_again_only_if_allowed(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf", format="Q8_0"), tmp_path / "small.gguf"
-    wanted = r"3 of 4 tensors are quantized already \(token_embd.weight is Q8_0\).*--allow-requantize"
-    with pytest.raises(SettingError, match=wanted):
+    expected = r"3 of 4 tensors are quantized already \(token_embd.weight is Q8_0\).*--allow-requantize"
+    with pytest.raises(SettingError, match=expected):
         edgeinfer.quantize(source, target)
     edgeinfer.quantize(source, target, allow_requantize=True)
     assert formats_of(target)["blk.0.attn_q"] == "Q4_K"

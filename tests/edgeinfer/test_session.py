@@ -22,9 +22,9 @@ TEMPLATE = (
 class Speaker:
     """Answers by a function of the prompt's text; the template's last token is a lone `A`."""
 
-    def __init__(self, answer: Callable[[str], str], context: int = 64, template: str = TEMPLATE) -> None:
+    def __init__(self, response: Callable[[str], str], context: int = 64, template: str = TEMPLATE) -> None:
         self.prompts: list[str] = []
-        self._answer = answer
+        self._answer = response
         self.engine = FakeEngine(self._logits, context)
         self.model: Model = model_on(
             self.engine,
@@ -34,12 +34,12 @@ class Speaker:
 
     def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
         text = self.model.tokenizer.decode(ids, special=True).removeprefix("<s>")
-        before, said = text.rsplit("</s>A", 1)
-        if not said:
+        before, output = text.rsplit("</s>A", 1)
+        if not output:
             self.prompts.append(before + "</s>A")
         script = [*byte_ids(self._answer(before)), END]
         logits = np.zeros(VOCABULARY, np.float32)
-        logits[script[len(said.encode())]] = 30
+        logits[script[len(output.encode())]] = 30
         return logits
 
     def chat(self, system: str | None = None, **settings: Any) -> Chat:
@@ -90,8 +90,8 @@ def test_the_cache_is_kept_between_turns(speaker: Speaker) -> None:
 def test_context_used_is_what_the_conversation_takes(speaker: Speaker) -> None:
     chat = speaker.chat()
     assert chat.context_used == 0
-    answer = chat.say("hi")
-    assert chat.context_used == len(answer.prompt_ids) + len(answer.ids) == len("sUhi/A") + len("HI")
+    response = chat.say("hi")
+    assert chat.context_used == len(response.prompt_ids) + len(response.ids) == len("sUhi/A") + len("HI")
     speaker.model.generate([1, *byte_ids("U</s>A")], max_tokens=0)
     assert chat.context_used == len("sUhi/AHI")
     chat.clear()
@@ -117,7 +117,7 @@ def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
 
 def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_many(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
-    dropped = [chat.say(f"{turn}abcd").dropped_messages for turn in range(8)]
+    dropped = [chat.say(f"{number}abcd").dropped_messages for number in range(8)]
     assert dropped[:3] == [0, 0, 0]
     assert dropped == sorted(dropped)
     assert dropped[-1] > 0
@@ -131,9 +131,17 @@ def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_ma
 
 def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
-    answers = [chat.say(f"{turn}abcd") for turn in range(12)]
-    anew = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_messages != b.dropped_messages]
-    kept = [a for a, b in zip(answers[1:], answers, strict=False) if a.dropped_messages == b.dropped_messages]
+    completions = [chat.say(f"{number}abcd") for number in range(12)]
+    anew = [
+        a
+        for a, b in zip(completions[1:], completions, strict=False)
+        if a.dropped_messages != b.dropped_messages
+    ]
+    kept = [
+        a
+        for a, b in zip(completions[1:], completions, strict=False)
+        if a.dropped_messages == b.dropped_messages
+    ]
     assert len(anew) <= len(kept)
     assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
 
@@ -149,17 +157,17 @@ def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_no
         "the last message, its template and the system message have 69 tokens, the context holds 64; "
         "shorten it, or take a larger context (--context, context=)"
     )
-    answer = chat.say("yo")
-    assert answer.dropped_messages == 0
+    response = chat.say("yo")
+    assert response.dropped_messages == 0
     assert speaker.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
 def test_regenerate_answers_the_last_turn_again() -> None:
-    answers = ["one", "two"]
-    speaker = Speaker(lambda before: answers[0])
+    completions = ["one", "two"]
+    speaker = Speaker(lambda before: completions[0])
     chat = speaker.chat()
     chat.say("hi")
-    answers.pop(0)
+    completions.pop(0)
     assert "".join(token.text for token in chat.regenerate()) == "two"
     assert [message["content"] for message in chat.messages] == ["hi", "two"]
     assert speaker.prompts[0] == speaker.prompts[1]
@@ -187,8 +195,8 @@ def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speak
 
 def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker) -> None:
     chat = speaker.chat()
-    for turn in range(8):
-        chat.say(f"{turn}abcd")
+    for number in range(8):
+        chat.say(f"{number}abcd")
     stream = chat.edit(1, "hi")
     list(stream)
     assert stream.result.dropped_messages == 0
@@ -268,9 +276,9 @@ def test_max_tokens_makes_room_for_a_longer_history() -> None:
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
 def test_bos_stands_once_whether_the_template_writes_it_or_not(written: str) -> None:
     speaker = Speaker(echo, template=written + TEMPLATE)
-    answer = speaker.chat().say("hi")
-    assert answer.prompt_ids[0] == 1
-    assert answer.prompt_ids.count(1) == 1
+    response = speaker.chat().say("hi")
+    assert response.prompt_ids[0] == 1
+    assert response.prompt_ids.count(1) == 1
 
 
 def test_a_file_that_wants_no_bos_gets_none() -> None:
@@ -296,10 +304,10 @@ def test_an_empty_text_is_begun_with_bos() -> None:
 
 def test_a_model_without_a_template_says_how_to_give_one() -> None:
     model = model_on(FakeEngine(lambda ids: np.zeros(VOCABULARY, np.float32)), template=None)
-    wanted = "no chat template; give one with --chat-template FILE"
-    with pytest.raises(SettingError, match=wanted):
+    expected = "no chat template; give one with --chat-template FILE"
+    with pytest.raises(SettingError, match=expected):
         model.chat().say("hi")
-    with pytest.raises(SettingError, match=wanted):
+    with pytest.raises(SettingError, match=expected):
         model.generate("hi", raw=False)
 
 

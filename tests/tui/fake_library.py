@@ -137,26 +137,26 @@ class FakeChat:
         return self._answer(settings)
 
     def edit(self, index: int, text: str, **settings: Any) -> FakeStream:
-        places = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
-        del self.messages[places[index] :]
+        indices = [position for position, message in enumerate(self.messages) if message["role"] == "user"]
+        del self.messages[indices[index] :]
         return self.stream(text, **settings)
 
     def clear(self) -> None:
         self.messages.clear()
 
     def _answer(self, settings: dict[str, Any]) -> FakeStream:
-        asked = self.messages[-1]["content"]
+        user_message = self.messages[-1]["content"]
 
         def keep(text: str) -> None:
             self.messages.append({"role": "assistant", "content": text})
 
-        return self.model.begin(f"chat[{self.system}] {asked}", settings, on_end=keep)
+        return self.model.begin(f"chat[{self.system}] {user_message}", settings, on_end=keep)
 
 
 class FakeModel:
-    """Answers every prompt with `answer`; remembers what it was asked."""
+    """Answers every prompt with `response`; remembers what it was asked."""
 
-    def __init__(self, answer: str = ANSWER, **behaviour: Any) -> None:
+    def __init__(self, response: str = ANSWER, **behaviour: Any) -> None:
         self.name = "fake"
         self.warnings: tuple[str, ...] = ("a remark on the loading",)
         self.context = 1024
@@ -164,7 +164,7 @@ class FakeModel:
         self.plan = FakePlan()
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
-        self.answer = answer
+        self.answer = response
         self.behaviour = behaviour
         self.asked: list[str] = []
         self.settings: list[dict[str, Any]] = []

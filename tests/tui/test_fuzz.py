@@ -105,16 +105,16 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
 
 def check(words: list[str], code: int, out: str, err: str) -> None:
     """What holds for every command line."""
-    told = f"{words!r}: exit {code}\n{err[-2000:]}"
-    assert code in CODES, told
-    assert FORBIDDEN.search(err) is None, told
+    message = f"{words!r}: exit {code}\n{err[-2000:]}"
+    assert code in CODES, message
+    assert FORBIDDEN.search(err) is None, message
     if code:
         lines = err.splitlines()
-        assert lines, told
-        assert lines[-1].startswith("edgeinfer: "), told
-        assert max(map(len, lines)) < 5000, told
+        assert lines, message
+        assert lines[-1].startswith("edgeinfer: "), message
+        assert max(map(len, lines)) < 5000, message
     if code == 2:
-        assert err.count("\n") == 1, told
+        assert err.count("\n") == 1, message
 
 
 def test_random_command_lines_in_this_process(

@@ -107,11 +107,11 @@ def test_llama_cpp_responds_alike_and_as_quietly(home: Path) -> None:
 def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None
-    said = process.stdout.read(30)
+    generated = process.stdout.read(30)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
-    text = (said + out).decode()
+    text = (generated + out).decode()
     assert text.startswith(", there was a little girl name")
     assert text.endswith("\n")
     assert err == b""

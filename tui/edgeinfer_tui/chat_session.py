@@ -42,7 +42,7 @@ class ChatSession:
         return line_to(self.tip)
 
     @property
-    def last_asked(self) -> "ChatMessage | None":
+    def last_user_message(self) -> "ChatMessage | None":
         """The last message of the user on the current branch."""
         return next((one for one in reversed(self.line) if one.role == "user"), None)
 
@@ -60,11 +60,11 @@ class ChatSession:
     def say(self, text: str, instead_of: "ChatMessage | None" = None) -> "ChatMessage":
         """Append a message, or add it as an alternative of `instead_of`; returns its empty response."""
         before = self.tip if instead_of is None else instead_of.parent
-        return self.answer(self.tree.add(before, "user", text))
+        return self.add_response(self.tree.add(before, "user", text))
 
-    def answer(self, asked: "ChatMessage") -> "ChatMessage":
+    def add_response(self, user_message: "ChatMessage") -> "ChatMessage":
         """Add another response to a message, empty at first, and continue the chat there."""
-        self.tip = self.tree.add(asked, "assistant", "", "coming")
+        self.tip = self.tree.add(user_message, "assistant", "", "coming")
         return self.tip
 
     def stream(
@@ -79,11 +79,13 @@ class ChatSession:
         stream = start_response(chat, before, text, self.system, options)
         return _RecordedStream(stream, self, self.say(text, instead_of), tip)
 
-    def regenerate(self, chat: Conversation, asked: "ChatMessage", options: Mapping[str, Any]) -> Stream:
+    def regenerate(
+        self, chat: Conversation, user_message: "ChatMessage", options: Mapping[str, Any]
+    ) -> Stream:
         """Stream and record another response to a message; the seed is increased by one for each."""
-        options, tip = regeneration_options(options, len(asked.children)), self.tip
-        stream = start_response(chat, asked.parent, asked.text, self.system, options)
-        return _RecordedStream(stream, self, self.answer(asked), tip)
+        options, tip = regeneration_options(options, len(user_message.children)), self.tip
+        stream = start_response(chat, user_message.parent, user_message.text, self.system, options)
+        return _RecordedStream(stream, self, self.add_response(user_message), tip)
 
     @property
     def snapshot_owner(self) -> str | None:
@@ -215,12 +217,12 @@ class SessionStore:
         tip = tree.with_number(stored.tip if at is None else at)
         return ChatSession(tree, tip and newest_end(tip), system=stored.system)
 
-    def chats(self, most: int) -> "list[StoredChat]":
-        """The `most` most recently changed chats."""
+    def chats(self, limit: int) -> "list[StoredChat]":
+        """The `limit` most recently changed chats."""
         from edgeinfer.history.store import ChatStore
 
         with ChatStore(self._path) as store:
-            return store.chats(most)
+            return store.chats(limit)
 
     def search(self, text: str) -> "list[Found]":
         """Messages that contain a text."""

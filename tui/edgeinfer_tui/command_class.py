@@ -51,9 +51,9 @@ class EdgeInferCommand(_OptionReader, TyperCommand):
         if ctx.resilient_parsing:  # shell completion
             return super().parse_args(ctx, args)
         refuse(args, self.get_params(ctx), ctx)
-        rest = super().parse_args(ctx, args)
+        remainder = super().parse_args(ctx, args)
         check_texts(ctx)
-        return rest
+        return remainder
 
 
 class EdgeInferGroup(_OptionReader, TyperGroup):

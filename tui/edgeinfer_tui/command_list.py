@@ -25,8 +25,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from edgeinfer_tui.versions import version_of
 
         print(f"edgeinfer {version_of('edgeinfer')}")

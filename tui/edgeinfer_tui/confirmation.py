@@ -28,11 +28,11 @@ def agreed(question: str, default: bool = False) -> bool:
         if not line:
             print(file=sys.stderr)
             return False
-        answer = line.strip().casefold()
-        if not answer:
+        reply = line.strip().casefold()
+        if not reply:
             return default
-        if answer in ("y", "yes", "n", "no"):
-            return answer.startswith("y")
+        if reply in ("y", "yes", "n", "no"):
+            return reply.startswith("y")
 
 
 def may_remove(question: str, yes: bool) -> bool:

@@ -62,8 +62,8 @@ def say(line: str) -> None:
 def one_line(error: BaseException) -> str:
     """The text of an exception, on one line of at most `MAX_LINE` characters."""
     if isinstance(error, OSError) and error.strerror:
-        place = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        text = f"{place}{error.strerror}"
+        prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        text = f"{prefix}{error.strerror}"
     else:
         text = str(error)
     text = " ".join(text.split())

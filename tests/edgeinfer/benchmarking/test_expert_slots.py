@@ -19,8 +19,8 @@ def test_neurons_that_are_active_together_are_grouped() -> None:
 
 def test_a_token_goes_to_the_groups_with_the_most_active_neurons() -> None:
     active = np.array([[1, 1, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]], np.bool_)
-    chosen = most_active(active, np.array([0, 0, 1, 1, 2, 2]), 2)
-    assert chosen.tolist() == [[0, 1], [2, 1]]
+    selected = most_active(active, np.array([0, 0, 1, 1, 2, 2]), 2)
+    assert selected.tolist() == [[0, 1], [2, 1]]
 
 
 @pytest.mark.slow

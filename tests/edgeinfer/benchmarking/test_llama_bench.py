@@ -36,11 +36,11 @@ def program(folder: Path, text: str) -> Path:
 
 def test_samples_are_read_in_the_order_of_the_workloads(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, SCRIPT), ["-ngl", "99"])
-    wanted = [
+    expected = [
         Workload("generate", 128, 512), Workload("prompt", 512), Workload("verify", 4),
         Workload("generate", 128),
     ]  # fmt: skip
-    found = bench.run(Path("model.gguf"), wanted, 3)
+    found = bench.run(Path("model.gguf"), expected, 3)
     assert [timings.tokens for timings in found] == [128, 512, 4, 128]
     assert found[1].seconds == (0.512,) * 3
     assert found[0].mean_rate == pytest.approx(1000)

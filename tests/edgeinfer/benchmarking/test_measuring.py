@@ -79,8 +79,8 @@ def test_a_verification_wants_logits_of_every_token(log: list[str]) -> None:
 
 def test_workloads_take_turns_too(log: list[str]) -> None:
     targets = [Recorder("a", log), Recorder("b", log)]
-    wanted = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
-    found = interleave(targets, wanted, rounds=1)
+    expected = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
+    found = interleave(targets, expected, rounds=1)
     turns = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
     assert [line for line in log if line != "rest"][2:] == turns * 2
     assert [timings.tokens for pair in found for timings in pair] == [4, 4, 8, 8]

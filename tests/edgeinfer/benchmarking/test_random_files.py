@@ -18,7 +18,7 @@ from edgeinfer_quant_formats import GGUFFile, decode
 
 SMALL = Shape("small", 2, 256, 512, 4, 2, 600, 128)
 QWEN3 = replace(SMALL, name="small3", architecture="qwen3", tied=True, qk_norm=True, head_dim=32)
-QWEN3_EXPERTS = replace(QWEN3, name="small4", architecture="qwen3moe", experts=4, experts_used=2)
+QWEN3_EXPERTS = replace(QWEN3, name="small4", architecture="qwen3moe", experts=4, experts_per_token=2)
 QWEN2 = replace(SMALL, name="small2", architecture="qwen2", tied=True, biases=True)
 
 

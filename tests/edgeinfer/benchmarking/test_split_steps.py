@@ -15,12 +15,12 @@ from tests.random_models import ZOO
 
 
 def test_the_distance_is_that_of_the_median_row() -> None:
-    wanted = np.ones((3, 4), np.float32)
-    found = wanted.copy()
+    expected = np.ones((3, 4), np.float32)
+    found = expected.copy()
     found[1] *= 3
-    assert distance(found, wanted) == 0
+    assert distance(found, expected) == 0
     found[2] *= 1.5
-    assert distance(found, wanted) == pytest.approx(0.5)
+    assert distance(found, expected) == pytest.approx(0.5)
 
 
 def test_a_row_shows_both_speeds_and_whether_logits_agree() -> None:

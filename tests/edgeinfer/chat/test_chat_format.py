@@ -164,14 +164,14 @@ def test_the_only_template_gets_the_tools_too() -> None:
 
 
 def test_a_mistake_in_the_grammar_is_shown_with_its_line() -> None:
-    told = failure("one\ntwo\n  {% if %}\n")
-    assert told.startswith("chat template, line 3: Expected an expression")
-    assert told.endswith("in: {% if %}")
+    message = failure("one\ntwo\n  {% if %}\n")
+    assert message.startswith("chat template, line 3: Expected an expression")
+    assert message.endswith("in: {% if %}")
 
 
 def test_an_exception_of_the_template_is_shown_with_its_line() -> None:
-    told = failure("{{ 1 }}\n{{ raise_exception('No system\nrole') }}")
-    assert told == "chat template, line 2: No system role in: {{ raise_exception('No system"
+    message = failure("{{ 1 }}\n{{ raise_exception('No system\nrole') }}")
+    assert message == "chat template, line 2: No system role in: {{ raise_exception('No system"
 
 
 def test_what_is_undefined_is_named() -> None:
@@ -181,7 +181,7 @@ def test_what_is_undefined_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
         ("{{ 'a' + 1 }}", "TypeError: can only concatenate str"),
@@ -192,8 +192,8 @@ def test_what_is_undefined_is_named() -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ],
 )
-def test_other_mistakes_are_told_in_one_line(source: str, told: str) -> None:
-    assert told in failure(source)
+def test_other_mistakes_are_told_in_one_line(source: str, message: str) -> None:
+    assert message in failure(source)
 
 
 def test_a_long_line_is_cut_in_the_message() -> None:

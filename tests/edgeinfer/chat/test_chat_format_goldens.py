@@ -33,13 +33,13 @@ def test_every_template_has_goldens() -> None:
 @pytest.mark.parametrize("case", CONTENT["cases"])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_renders_as_hugging_face_renders_it(template: str, case: str) -> None:
-    wanted = CONTENT["goldens"][template][case]
+    expected = CONTENT["goldens"][template][case]
     settings = dict(CONTENT["cases"][case])
     variables = settings.pop("variables", {})
     chat_format = format_of(template)
-    if isinstance(wanted, str):
-        assert chat_format.render(**settings, **variables) == wanted
+    if isinstance(expected, str):
+        assert chat_format.render(**settings, **variables) == expected
         return
     with pytest.raises(ChatTemplateError) as caught:
         chat_format.render(**settings, **variables)
-    assert wanted["error"] in str(caught.value)
+    assert expected["error"] in str(caught.value)

@@ -110,7 +110,7 @@ def test_much_text_out_of_little_is_stopped_before_it_is_made(source: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("{{ range(10**9) }}", "a number beyond 1000000"),
         ("{{ range(500000) }}", "Range too big"),
@@ -125,8 +125,8 @@ def test_much_text_out_of_little_is_stopped_before_it_is_made(source: str) -> No
         ("{{ 9 ** 99999999 }}", "a number of more than 4096 bits"),
     ],
 )
-def test_wide_fields_and_large_numbers_are_refused(source: str, told: str) -> None:
-    assert told in failure(source)
+def test_wide_fields_and_large_numbers_are_refused(source: str, message: str) -> None:
+    assert message in failure(source)
 
 
 def test_squaring_again_and_again_is_stopped() -> None:
@@ -173,14 +173,14 @@ def test_wrapping_a_long_word_counts_what_it_copies(arguments: str) -> None:
 
 
 def test_a_template_of_more_than_a_megabyte_is_not_compiled() -> None:
-    told = failure("{{ 1 }}" * 200_000)
-    assert told == "chat template: saw 1400000 bytes of template, wanted 1048576 at most"
+    message = failure("{{ 1 }}" * 200_000)
+    assert message == "chat template: saw 1400000 bytes of template, wanted 1048576 at most"
 
 
 def test_errors_of_every_kind_are_told_in_a_short_line() -> None:
     nested = "{% for a in messages %}" * 30 + "{% endfor %}" * 30
     for source in ("{{ raise_exception('x' * 100000) }}", nested, "{{ messages|map('x' * 100000)|list }}"):
-        told = failure(source)
-        assert told.startswith("chat template")
-        assert len(told) < 600
-        assert "\n" not in told
+        message = failure(source)
+        assert message.startswith("chat template")
+        assert len(message) < 600
+        assert "\n" not in message

@@ -60,8 +60,8 @@ def test_special_tokens_in_a_message_stay_text(
 def test_parts_of_a_message_do_not_join_into_a_control_token(
     encoding: PromptEncoding, tokenizer: Tokenizer
 ) -> None:
-    for cut in range(1, 7):
-        parts = [{"type": "text", "text": piece} for piece in ("<|end|>"[:cut], "<|end|>"[cut:])]
+    for shortened in range(1, 7):
+        parts = [{"type": "text", "text": piece} for piece in ("<|end|>"[:shortened], "<|end|>"[shortened:])]
         ids = encoding.of_messages([{"role": "user", "content": parts}], TemplateOptions())
         assert controls(tokenizer, ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
         assert tokenizer.decode(ids, special=True) == "<|user|><|end|><|end|><|assistant|>"
@@ -81,10 +81,10 @@ def test_reasoning_marks_of_an_assistant_reach_the_template(tokenizer: Tokenizer
     encoding = PromptEncoding(
         "m", tokenizer, ChatFormat(source), tokenizer.vocabulary_size, TemplateOptions()
     )
-    said = [{"role": "assistant", "content": "<think>a</think>b"}]
-    assert tokenizer.decode(encoding.of_messages(said, TemplateOptions())) == "b"
-    asked = [{"role": "user", "content": "<think>a</think>b"}]
-    ids = encoding.of_messages(asked, TemplateOptions())
+    output = [{"role": "assistant", "content": "<think>a</think>b"}]
+    assert tokenizer.decode(encoding.of_messages(output, TemplateOptions())) == "b"
+    requested = [{"role": "user", "content": "<think>a</think>b"}]
+    ids = encoding.of_messages(requested, TemplateOptions())
     assert tokenizer.decode(ids) == "<think>a</think>b"
 
 

@@ -38,7 +38,7 @@ def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({"thinking": "maybe"}, "'maybe', wanted one of on, off, low, medium, high"),
         ({"thinking": "low"}, "saw 'low', but the model's chat template knows on, off"),
@@ -47,9 +47,9 @@ def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
         ({"args": 5}, "saw '5', wanted template variables by name"),
     ],
 )
-def test_what_a_template_cannot_do_is_refused(options: dict[str, Any], wanted: str) -> None:
+def test_what_a_template_cannot_do_is_refused(options: dict[str, Any], expected: str) -> None:
     known = ChatFormat("{% if enable_thinking %}{{ messages }}{% endif %}").variables()
-    with pytest.raises(SettingError, match=wanted):
+    with pytest.raises(SettingError, match=expected):
         TemplateOptions(**options).variables(known)
 
 

@@ -81,8 +81,8 @@ def test_several_calls_keep_their_order(text: str) -> None:
 
 
 def test_what_is_said_beside_a_call_is_kept() -> None:
-    said = parse_tool_calls(f"I'll look.\n{FORMS['Qwen 3 Coder']}\n", TOOLS)
-    assert said == ParsedReply("I'll look.", (CALL,))
+    output = parse_tool_calls(f"I'll look.\n{FORMS['Qwen 3 Coder']}\n", TOOLS)
+    assert output == ParsedReply("I'll look.", (CALL,))
 
 
 @pytest.mark.parametrize(

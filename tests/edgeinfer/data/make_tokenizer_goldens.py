@@ -120,13 +120,13 @@ def learned_merges(symbols: list[list[str]], count: int) -> list[tuple[str, str]
 
 
 def corpus(path: str) -> list[str]:
-    draw = random.Random(5)
+    rng = random.Random(5)
     lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if len(line) > 40]
-    texts = [line[:160] for line in draw.sample(lines, 260)]
+    texts = [line[:160] for line in rng.sample(lines, 260)]
     for piece in (piece for piece in ODD_PIECES if not {"<", "\0"} & set(piece)):
         for _ in range(12):
-            at = draw.randrange(len(piece) + 1)
-            texts.append(piece[at : at + 9] + draw.choice(["", " ", "\n", "1", "'s", "中", " a", "  "]))
+            at = rng.randrange(len(piece) + 1)
+            texts.append(piece[at : at + 9] + rng.choice(["", " ", "\n", "1", "'s", "中", " a", "  "]))
     return texts
 
 
@@ -211,17 +211,17 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
 def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any]]) -> None:
     """Write a vocabulary and the answers for each variant of its metadata, equal ones once."""
     distinct: list[list[list[int]]] = [[] for _ in range(2 * len(ODD_PIECES))]
-    chosen: dict[str, list[int]] = {}
+    selected: dict[str, list[int]] = {}
     for variant, changes in variants.items():
-        chosen[variant] = []
+        selected[variant] = []
         for known, ids in zip(distinct, answers(metadata | changes, ODD_PIECES), strict=True):
             if ids not in known:
                 known.append(ids)
-            chosen[variant].append(known.index(ids))
+            selected[variant].append(known.index(ids))
     content = {
         "metadata": metadata,
         "texts": ODD_PIECES,
-        "variants": {variant: [changes, chosen[variant]] for variant, changes in variants.items()},
+        "variants": {variant: [changes, selected[variant]] for variant, changes in variants.items()},
         "ids": distinct,
     }
     text = json.dumps(content, ensure_ascii=True, separators=(",", ":"))

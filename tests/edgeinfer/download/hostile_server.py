@@ -144,14 +144,14 @@ def chunked(cut_after: int | None = None) -> Behaviour:
     return behave
 
 
-def endless(start: bytes, most: int) -> Behaviour:
-    """Chunks without an end: `start`, then zeros; hangs up after `most` bytes at the latest."""
+def endless(start: bytes, limit: int) -> Behaviour:
+    """Chunks without an end: `start`, then zeros; hangs up after `limit` bytes at the latest."""
 
     def behave(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
         sent, part = 0, start
         with contextlib.suppress(OSError):
-            while sent < most:
+            while sent < limit:
                 request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
                 sent += len(part)
                 part = bytes(1 << 16)
@@ -225,8 +225,8 @@ class HostileServer(ThreadingHTTPServer):
 
     def ranges(self) -> list[str]:
         """The first byte that each request asked for."""
-        asked = [headers["Range"] for _, headers in self.seen if "Range" in headers]
-        return [text.split("=")[1].split("-")[0] for text in asked]
+        requested = [headers["Range"] for _, headers in self.seen if "Range" in headers]
+        return [text.split("=")[1].split("-")[0] for text in requested]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away is what some tests are about."""

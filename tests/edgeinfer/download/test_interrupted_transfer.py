@@ -102,13 +102,13 @@ def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
 def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.stall(1000), does.cut(9000)]
     found: list[Fetched] = []
-    said: list[str] = []
+    text: list[str] = []
     retry_policy = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
             target=lambda: found.append(
-                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=said.append), retry_policy)
+                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=text.append), retry_policy)
             )
         )
         for _ in range(4)
@@ -119,7 +119,7 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
         thread.join()
     assert destination.read_bytes() == CONTENT
     assert sorted(one.was_there for one in found) == [False, True, True, True]
-    assert said == ["another program is fetching model.gguf; waiting for it"] * 3
+    assert text == ["another program is fetching model.gguf; waiting for it"] * 3
     assert server.ranges() == ["0", "1000", "10000"]
 
 

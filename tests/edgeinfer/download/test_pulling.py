@@ -93,16 +93,16 @@ def offer(hub: FakeHub, models: dict[str, bytes]) -> None:
     hub.put("me/mini-GGUF", "README.md", b"#")
 
 
-def refusal(wanted: str, settings: Pull) -> str:
+def refusal(expected: str, settings: Pull) -> str:
     with pytest.raises((DownloadError, UnknownModelError)) as caught:
-        pull(wanted, settings)
+        pull(expected, settings)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def heard(settings: Pull) -> tuple[Pull, list[str]]:
-    said: list[str] = []
-    return replace(settings, hearing=Hearing(say=said.append)), said
+    output: list[str] = []
+    return replace(settings, hearing=Hearing(say=output.append)), output
 
 
 def files_of(pulled: Pulled, settings: Pull) -> list[str]:
@@ -126,8 +126,8 @@ def test_what_is_here_needs_no_network(hub: FakeHub, settings: Pull, models: dic
     offer(hub, models)
     first = pull("mini:Q4_K_M", settings)
     offline = replace(settings, endpoint="http://127.0.0.1:9")
-    for wanted in ("mini", "mini:Q4_K_M", "hf:me/mini-GGUF/mini-Q4_K_M.gguf"):
-        again = pull(wanted, offline)
+    for expected in ("mini", "mini:Q4_K_M", "hf:me/mini-GGUF/mini-Q4_K_M.gguf"):
+        again = pull(expected, offline)
         assert (again.path, again.files[0].was_there) == (first.path, True)
     assert hub.fetched() == ["mini-Q4_K_M.gguf"]
 
@@ -144,30 +144,30 @@ def test_the_best_that_fits_and_is_fast_is_chosen(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, said = heard(settings)
+    settings, output = heard(settings)
     assert pull("mini", settings).name == "mini:Q8_0"
-    assert said[0].startswith(
+    assert output[0].startswith(
         "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 0.0 of 8.0 free GiB"
     )
-    assert said[0].endswith("tokens/s, assuming 20 GB/s of memory")
+    assert output[0].endswith("tokens/s, assuming 20 GB/s of memory")
 
 
 def test_a_slow_machine_gets_the_fastest_that_is_still_good(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, said = heard(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
+    settings, output = heard(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
     assert pull("mini", settings).name == "mini:Q4_K_M"
-    assert said[0].startswith("Q4_K_M: the fastest of Q8_0, Q6_K, Q4_K_M that is still good: ")
+    assert output[0].startswith("Q4_K_M: the fastest of Q8_0, Q6_K, Q4_K_M that is still good: ")
 
 
 def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
     offer(hub, models)
     room = len(models["Q6_K"])
     settings = replace(settings, machine=lambda: machine_with(room))
-    said = refusal("mini", settings)
-    assert said.startswith("mini: no quantization fits this machine; the smallest, Q4_K_M, has 0.0 GiB")
-    assert said.endswith("take a smaller model, or name it: edgeinfer pull mini:Q4_K_M")
+    output = refusal("mini", settings)
+    assert output.startswith("mini: no quantization fits this machine; the smallest, Q4_K_M, has 0.0 GiB")
+    assert output.endswith("take a smaller model, or name it: edgeinfer pull mini:Q4_K_M")
     assert pull("mini:Q4_K_M", settings).name == "mini:Q4_K_M"
 
 
@@ -178,9 +178,9 @@ def test_a_pull_that_was_stopped_goes_on_with_the_quantization_it_began(
     partial = settings.models_folder / "me/mini-GGUF/mini-Q6_K.gguf.partial"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(models["Q6_K"][: 1 << 17])
-    settings, said = heard(settings)
+    settings, output = heard(settings)
     assert pull("mini", settings).name == "mini:Q6_K"
-    assert said == ["Q6_K: 0 MiB of it are here already"]
+    assert output == ["Q6_K: 0 MiB of it are here already"]
     assert hub.ranges()[-1] == str(1 << 17)
 
 
@@ -196,9 +196,9 @@ def test_a_file_that_the_catalogue_knows_otherwise_is_not_fetched(
 ) -> None:
     offer(hub, models)
     write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{"0" * 64}"\nparameters'))
-    said = refusal("mini:Q4_K_M", settings)
-    assert said.startswith(f"mini:Q4_K_M: the catalogue knows it with sha256 {'0' * 64}, the hub has ")
-    assert said.endswith("edgeinfer pull hf:me/mini-GGUF/mini-Q4_K_M.gguf")
+    output = refusal("mini:Q4_K_M", settings)
+    assert output.startswith(f"mini:Q4_K_M: the catalogue knows it with sha256 {'0' * 64}, the hub has ")
+    assert output.endswith("edgeinfer pull hf:me/mini-GGUF/mini-Q4_K_M.gguf")
     write_own(tmp_path, OWN.replace("parameters", "size_bytes.Q4_K_M = 7\nparameters"))
     assert "the catalogue knows it with bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
     assert hub.fetched() == []
@@ -248,8 +248,10 @@ def test_a_file_that_is_not_in_the_repository_names_those_that_are(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    said = refusal("hf:me/mini-GGUF/mini-Q9.gguf", settings)
-    assert said.startswith("me/mini-GGUF: mini-Q9.gguf isn't there; there are mini-Q8_0.gguf, mini-Q6_K.gguf")
+    output = refusal("hf:me/mini-GGUF/mini-Q9.gguf", settings)
+    assert output.startswith(
+        "me/mini-GGUF: mini-Q9.gguf isn't there; there are mini-Q8_0.gguf, mini-Q6_K.gguf"
+    )
 
 
 def test_a_model_in_parts_comes_whole(hub: FakeHub, settings: Pull, tmp_path: Path) -> None:
@@ -301,18 +303,18 @@ def test_what_the_hub_refuses_is_one_line(
 
 
 def test_a_hub_out_of_reach_is_one_line(settings: Pull) -> None:
-    said = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
-    assert said.startswith("me/mini-GGUF: the hub can't be reached: ")
-    assert "[Errno" not in said
-    assert said.endswith("; on this disk: tiny")
+    output = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
+    assert output.startswith("me/mini-GGUF: the hub can't be reached: ")
+    assert "[Errno" not in output
+    assert output.endswith("; on this disk: tiny")
 
 
 def test_a_hub_switched_off_by_the_environment_is_one_line(
     settings: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    said = refusal("mini", settings)
-    assert said.startswith(
+    output = refusal("mini", settings)
+    assert output.startswith(
         "me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE keeps off it; on this disk: "
     )
 
@@ -340,12 +342,12 @@ def test_a_login_in_an_address_goes_to_that_host_alone(settings: Pull, models: d
         server.script = [does.redirect(other.url("/own.gguf"))]
         pulled = pull(server.url("/own.gguf").replace("//", "//me:p%40ss@"), settings)
         assert pulled.path.parent == settings.models_folder / "127.0.0.1"
-        asked = [one.seen[0][1].get("Authorization") for one in (server, other)]
-        assert asked == [f"Basic {base64.b64encode(b'me:p@ss').decode()}", None]
+        requested = [one.seen[0][1].get("Authorization") for one in (server, other)]
+        assert requested == [f"Basic {base64.b64encode(b'me:p@ss').decode()}", None]
         server.script = [does.status(401)]
-        said = refusal(server.url("/more.gguf").replace("//", "//me:secret@"), settings)
-    assert "the user or password in the address is wrong" in said
-    assert "secret" not in said
+        output = refusal(server.url("/more.gguf").replace("//", "//me:secret@"), settings)
+    assert "the user or password in the address is wrong" in output
+    assert "secret" not in output
 
 
 def test_a_damaged_model_that_nobody_vouches_for_is_thrown_away(
@@ -388,6 +390,6 @@ NONSENSE = {
 }
 
 
-@pytest.mark.parametrize(("wanted", "message"), NONSENSE.items(), ids=list(NONSENSE))
-def test_what_cannot_be_pulled_is_one_line(wanted: str, message: str, settings: Pull) -> None:
-    assert refusal(wanted, settings).startswith(message)
+@pytest.mark.parametrize(("expected", "message"), NONSENSE.items(), ids=list(NONSENSE))
+def test_what_cannot_be_pulled_is_one_line(expected: str, message: str, settings: Pull) -> None:
+    assert refusal(expected, settings).startswith(message)

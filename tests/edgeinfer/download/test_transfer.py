@@ -134,8 +134,8 @@ def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kep
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {"X-Linked-Etag": f'"{SHA256}"'}
-    said = refusal(server, tmp_path, sha256="0" * 64, digest_source="models.toml")
-    assert f"its X-Linked-Etag says sha256 {SHA256}, models.toml says {'0' * 64}" in said
+    text = refusal(server, tmp_path, sha256="0" * 64, digest_source="models.toml")
+    assert f"its X-Linked-Etag says sha256 {SHA256}, models.toml says {'0' * 64}" in text
     assert not partial_path(tmp_path / "model.gguf").exists()
 
 
@@ -193,9 +193,9 @@ def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer
 
 def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
-    said: list[str] = []
-    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=said.append), hasty())
-    assert said == [
+    text: list[str] = []
+    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), hasty())
+    assert text == [
         f"{server.url()}: 429 Too Many Requests; again in 7 s",
         f"{server.url()}: 503 Service Unavailable; again in 1 s",
     ]
@@ -235,10 +235,10 @@ def test_a_full_disk_is_told_before_a_byte_is_asked_for(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
-    monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda place: usage)
-    said = refusal(server, tmp_path)
-    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in said
-    assert said.endswith("make room for 0.3 MiB")
+    monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda index: usage)
+    text = refusal(server, tmp_path)
+    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in text
+    assert text.endswith("make room for 0.3 MiB")
     assert not partial_path(tmp_path / "model.gguf").exists()
 
 
@@ -249,8 +249,8 @@ def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(PartialFile, "add", add)
-    said = refusal(server, tmp_path)
-    assert said == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
+    text = refusal(server, tmp_path)
+    assert text == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
     assert len(server.seen) == 1
 
 

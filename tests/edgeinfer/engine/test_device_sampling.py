@@ -46,21 +46,21 @@ class FakeBackend(ReferenceBackend):
         self.rooms.append(may_run_ahead)
         if start in self.refused:
             return -1
-        ids, chances = self.sampler.distribution(logits_behind(token_id, start), recent)
-        place = np.searchsorted(np.cumsum(chances), request[0], side="right") if request else 0
-        return int(ids[min(int(place), len(ids) - 1)])
+        ids, probs = self.sampler.distribution(logits_behind(token_id, start), recent)
+        index = np.searchsorted(np.cumsum(probs), request[0], side="right") if request else 0
+        return int(ids[min(int(index), len(ids) - 1)])
 
 
 def tokens_of(settings: SamplingParams, refused: Sequence[int], on_device: bool) -> list[int]:
     sampler, cache, history = Sampler(settings, VOCABULARY), KVCache(64), [1]
-    choice = DeviceSampler.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
-    assert (choice is not None) == on_device
+    item = DeviceSampler.offered(FakeBackend(settings, refused), cache, sampler) if on_device else None
+    assert (item is not None) == on_device
     for position in range(30):
-        chosen = choice.next(history) if choice else None
-        if chosen is None:
+        selected = item.next(history) if item else None
+        if selected is None:
             cache.append(history[-1:])
-            chosen = sampler.sample(logits_behind(history[-1], position), history)
-        history.append(chosen)
+            selected = sampler.sample(logits_behind(history[-1], position), history)
+        history.append(selected)
     assert len(cache.ids) == 30
     return history
 
@@ -74,16 +74,16 @@ def test_the_device_goes_on_with_the_hosts_chances(temperature: float, refused: 
 
 def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
     settings = SamplingParams(seed=3)
-    wanted = [Sampler(settings, VOCABULARY).peek_uniform(place) for place in range(4)]
+    expected = [Sampler(settings, VOCABULARY).peek_uniform(index) for index in range(4)]
     sampler = Sampler(settings, VOCABULARY)
     assert [sampler.peek_uniform(1), sampler.peek_uniform(0), sampler.uniform()] == [
-        wanted[1],
-        wanted[0],
-        wanted[0],
+        expected[1],
+        expected[0],
+        expected[0],
     ]
     state = sampler.snapshot()
     for _ in range(2):
-        assert [sampler.uniform() for _ in range(3)] == wanted[1:]
+        assert [sampler.uniform() for _ in range(3)] == expected[1:]
         sampler.restore(state)
 
 
@@ -91,9 +91,9 @@ def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
 def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> None:
     settings = SamplingParams(temperature=0.0)
     backend = FakeBackend(settings)
-    choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
-    assert choice is not None
-    choice.next([1], ahead)
+    item = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    assert item is not None
+    item.next([1], ahead)
     assert backend.rooms == [ahead]
 
 
@@ -119,10 +119,10 @@ def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplingPar
 def test_penalties_are_given_the_last_tokens_only() -> None:
     settings = SamplingParams(repeat_penalty=1.1, repeat_last_n=4, seed=1)
     backend = FakeBackend(settings)
-    choice = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
-    assert choice is not None
+    item = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
+    assert item is not None
     for length in (1, 3, 6):
-        choice.next(list(range(length)))
+        item.next(list(range(length)))
     assert backend.recents == [1, 3, 4]
 
 

@@ -32,8 +32,8 @@ def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_eve
             again(model)
         seen.append(str(caught.value))
 
-    answer = model.generate("Hi", max_tokens=2, progress=progress)
-    assert len(answer.ids) == 2
+    completion = model.generate("Hi", max_tokens=2, progress=progress)
+    assert len(completion.ids) == 2
     assert seen
     assert model.generate("Hi", max_tokens=2).ids
 

@@ -25,9 +25,9 @@ def direct_perplexity(context: int, chunks: int) -> float:
             if model.tokenizer.add_bos:
                 window[0] = model.tokenizer.bos_id or 0
             rows = model.logits(window).astype(np.float64)
-            for place in range(context // 2, context - 1):
-                total = math.log(math.fsum(np.exp(rows[place])))
-                losses.append(total - rows[place][window[place + 1]])
+            for index in range(context // 2, context - 1):
+                total = math.log(math.fsum(np.exp(rows[index])))
+                losses.append(total - rows[index][window[index + 1]])
     return math.exp(math.fsum(losses) / len(losses))
 
 

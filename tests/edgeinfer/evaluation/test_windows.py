@@ -25,21 +25,21 @@ def test_bos_takes_the_place_of_the_first_token_of_each_window() -> None:
 
 
 def test_chunks_bound_the_number_of_windows() -> None:
-    assert len(Windows(range(80), 8, most=3)) == 3
-    assert len(Windows(range(80), 8, most=30)) == 10
+    assert len(Windows(range(80), 8, max_windows=3)) == 3
+    assert len(Windows(range(80), 8, max_windows=30)) == 10
 
 
 @pytest.mark.parametrize(
-    ("ids", "context", "most", "message"),
+    ("ids", "context", "limit", "message"),
     [
         (7, 8, None, "the text has 7 tokens, wanted at least 8 for one window"),
         (100, 7, None, "context: saw 7, wanted at least 8"),
         (100, 8, 0, "chunks: saw 0, wanted a whole number of at least 1"),
     ],
 )
-def test_what_gives_no_window_is_refused(ids: int, context: int, most: int | None, message: str) -> None:
+def test_what_gives_no_window_is_refused(ids: int, context: int, limit: int | None, message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        Windows(range(ids), context, most=most)
+        Windows(range(ids), context, max_windows=limit)
 
 
 @pytest.mark.parametrize("elements", [10, 35, 1000])
@@ -47,6 +47,6 @@ def test_slices_cover_what_is_wanted_once(elements: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(logit_sources, "SLICE_ELEMENTS", elements)
     (window,) = Windows(range(32), 32)
     slices = list(window_slices(window, vocabulary_size=10))
-    covered = [place for begin, end in slices for place in range(begin, end)]
+    covered = [index for begin, end in slices for index in range(begin, end)]
     assert covered == list(range(16, 31))
     assert max(end - begin for begin, end in slices) <= elements // 10

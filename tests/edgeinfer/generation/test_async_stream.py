@@ -36,11 +36,11 @@ async def test_other_tasks_run_while_a_token_is_computed() -> None:
         return drawn(ids)
 
     async def both() -> int:
-        answer = asyncio.create_task(model_on(FakeEngine(waiting)).generate_async(PROMPT, max_tokens=5))
+        completion = asyncio.create_task(model_on(FakeEngine(waiting)).generate_async(PROMPT, max_tokens=5))
         while not begun.is_set():
             await asyncio.sleep(0)
         go_on.set()
-        return len((await answer).ids)
+        return len((await completion).ids)
 
     assert (await both()) == 5
 
@@ -50,8 +50,8 @@ async def test_two_answers_of_a_model_take_turns() -> None:
     alone = [model.generate([1, i], max_tokens=6, temperature=0.0).ids for i in (5, 9)]
 
     async def both() -> list[list[int]]:
-        asked = (model.generate_async([1, i], max_tokens=6, temperature=0.0) for i in (5, 9))
-        return [answer.ids for answer in await asyncio.gather(*asked)]
+        requested = (model.generate_async([1, i], max_tokens=6, temperature=0.0) for i in (5, 9))
+        return [completion.ids for completion in await asyncio.gather(*requested)]
 
     assert (await both()) == alone
 

@@ -83,19 +83,19 @@ def one_layer(tmp_path: Path) -> Iterator[Model]:
 
 
 def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
-    answer = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
-    assert (len(answer.ids), answer.finish_reason) == (100, "length")
+    completion = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
+    assert (len(completion.ids), completion.finish_reason) == (100, "length")
     assert engine.indices == [list(range(4, 20))] * 4
-    assert (answer.context_shifts, answer.evicted_tokens) == (4, 64)
-    whole = [*PROMPT, *answer.ids]
+    assert (completion.context_shifts, completion.evicted_tokens) == (4, 64)
+    whole = [*PROMPT, *completion.ids]
     assert engine.ids == [*whole[:4], *whole[68:-1]]
 
 
 def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
-    answer = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
-    whole, rule = [*PROMPT, *answer.ids], ContextShift(4, CONTEXT)
+    completion = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
+    whole, rule = [*PROMPT, *completion.ids], ContextShift(4, CONTEXT)
     for end in range(len(PROMPT), len(whole)):
-        rest = rule.rest(whole[:end], rule.left_out(end))
+        rest = rule.remaining_ids(whole[:end], rule.left_out(end))
         assert len(rest) <= CONTEXT
         assert whole[end] == int(np.argmax(drawn(rest)))
 
@@ -103,9 +103,9 @@ def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
 def test_without_being_asked_the_answer_ends_where_the_context_does(
     model: Model, engine: SlidingFake
 ) -> None:
-    answer = model.generate(PROMPT, temperature=0.0)
-    assert (answer.finish_reason, len(answer.ids)) == ("context", CONTEXT - len(PROMPT))
-    assert (answer.context_shifts, answer.evicted_tokens, engine.indices) == (0, 0, [])
+    completion = model.generate(PROMPT, temperature=0.0)
+    assert (completion.finish_reason, len(completion.ids)) == ("context", CONTEXT - len(PROMPT))
+    assert (completion.context_shifts, completion.evicted_tokens, engine.indices) == (0, 0, [])
 
 
 def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
@@ -118,14 +118,14 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     assert engine.indices == [list(range(4, 20))] * 2
     assert second.evicted_tokens == 32
     rule = ContextShift(4, CONTEXT)
-    assert second.ids == [int(np.argmax(drawn(rule.rest(following, 32))))]
+    assert second.ids == [int(np.argmax(drawn(rule.remaining_ids(following, 32))))]
 
 
 def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
     model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     same_ids = [*engine.ids]
-    answer = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
-    assert answer.speed.cached_tokens == 4
+    completion = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
+    assert completion.speed.cached_tokens == 4
 
 
 def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_path: Path) -> None:
@@ -146,9 +146,9 @@ def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) 
         "{% if add_generation_prompt %}A{% endif %}"
     )
     chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, context_overflow="shift")
-    answers = [chat.say(f"turn {turn}") for turn in range(6)]
+    answers = [chat.say(f"turn {number}") for number in range(6)]
     assert len(chat.messages) == 12
-    assert [answer.dropped_messages for answer in answers] == [0] * 6
+    assert [completion.dropped_messages for completion in answers] == [0] * 6
     assert answers[-1].evicted_tokens >= answers[2].evicted_tokens > 0
     assert chat.context_used <= CONTEXT
     (kept,) = {indices[0] for indices in engine.indices}
@@ -201,16 +201,16 @@ def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, Any], 
 
 def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
     engine.looked_at = {7, 11, 13}
-    answer = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
+    completion = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     (indices,) = engine.indices
     assert len(indices) == 16
-    whole = [*PROMPT, *answer.ids]
+    whole = [*PROMPT, *completion.ids]
     assert not engine.looked_at & {whole[at] for at in indices[:10]}
     assert indices[0] >= 4
     assert indices[-1] < CONTEXT - CONTEXT // 4
     assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in indices]
     assert engine.text == whole[:-1]
-    assert (answer.context_shifts, answer.evicted_tokens) == (1, 16)
+    assert (completion.context_shifts, completion.evicted_tokens) == (1, 16)
 
 
 def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
@@ -235,7 +235,7 @@ def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
     rule = ContextShift(4, CONTEXT)
-    assert engine.ids == rule.rest(text, rule.left_out(len(text)))
+    assert engine.ids == rule.remaining_ids(text, rule.left_out(len(text)))
 
 
 def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
@@ -283,9 +283,9 @@ def test_votes_are_the_attention_of_the_last_tokens(
             seen.clear()
             exact.forward(exact.embed(some), first)
         np.testing.assert_allclose(engine.append([5]), before, rtol=1e-2, atol=1e-2)
-    wanted = sum(weights.sum(axis=0) for weights in seen)
+    expected = sum(weights.sum(axis=0) for weights in seen)
     assert votes.shape == (50,)
-    assert np.linalg.norm(votes - wanted) < near * np.linalg.norm(wanted)
+    assert np.linalg.norm(votes - expected) < near * np.linalg.norm(expected)
     assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
 
 

@@ -25,24 +25,24 @@ PROMPT = [1, 5, 6]
 
 def test_an_answer_ends_with_the_models_end_token() -> None:
     model, prompt = speaking("Hello there")
-    answer = model.generate(prompt, **GREEDY)
-    assert answer.text == "Hello there"
-    assert answer.ids == byte_ids("Hello there")
-    assert answer.finish_reason == "stop"
-    assert answer.prompt_ids == prompt
+    completion = model.generate(prompt, **GREEDY)
+    assert completion.text == "Hello there"
+    assert completion.ids == byte_ids("Hello there")
+    assert completion.finish_reason == "stop"
+    assert completion.prompt_ids == prompt
 
 
 def test_max_tokens_ends_it_earlier() -> None:
     model, prompt = speaking("Hello there")
-    answer = model.generate(prompt, max_tokens=4, **GREEDY)
-    assert (answer.text, answer.finish_reason) == ("Hell", "length")
+    completion = model.generate(prompt, max_tokens=4, **GREEDY)
+    assert (completion.text, completion.finish_reason) == ("Hell", "length")
 
 
-@pytest.mark.parametrize(("most", "text"), [(0, ""), (1, "H")])
-def test_max_tokens_may_be_none_or_one(most: int, text: str) -> None:
+@pytest.mark.parametrize(("limit", "text"), [(0, ""), (1, "H")])
+def test_max_tokens_may_be_none_or_one(limit: int, text: str) -> None:
     model, prompt = speaking("Hello")
-    answer = model.generate(prompt, max_tokens=most, **GREEDY)
-    assert (answer.text, len(answer.ids), answer.finish_reason) == (text, most, "length")
+    completion = model.generate(prompt, max_tokens=limit, **GREEDY)
+    assert (completion.text, len(completion.ids), completion.finish_reason) == (text, limit, "length")
 
 
 def test_an_answer_of_just_max_tokens_was_stopped_by_them() -> None:
@@ -53,15 +53,15 @@ def test_an_answer_of_just_max_tokens_was_stopped_by_them() -> None:
 
 def test_the_context_may_be_filled_exactly() -> None:
     model, prompt = speaking("x" * 100, context=16)
-    answer = model.generate(prompt, **GREEDY)
-    assert (len(answer.ids), answer.finish_reason) == (13, "context")
-    assert len(answer.prompt_ids) + len(answer.ids) == model.context
+    completion = model.generate(prompt, **GREEDY)
+    assert (len(completion.ids), completion.finish_reason) == (13, "context")
+    assert len(completion.prompt_ids) + len(completion.ids) == model.context
 
 
 def test_a_prompt_that_fills_the_context_leaves_no_room_for_an_answer() -> None:
     model, prompt = speaking("x", prompt=list(range(3, 19)), context=16)
-    answer = model.generate(prompt, **GREEDY)
-    assert (answer.text, answer.finish_reason) == ("", "context")
+    completion = model.generate(prompt, **GREEDY)
+    assert (completion.text, completion.finish_reason) == ("", "context")
 
 
 def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers_and_the_largest() -> None:
@@ -84,9 +84,9 @@ def test_a_character_split_over_tokens_is_shown_whole() -> None:
 
 def test_half_a_character_at_the_end_is_a_mark_on_the_last_token() -> None:
     model, prompt = speaking("a😀")
-    answer = model.generate(prompt, max_tokens=3, **GREEDY)
-    assert answer.text == "a\ufffd"
-    assert [token.text for token in answer.tokens] == ["a", "", "\ufffd"]
+    completion = model.generate(prompt, max_tokens=3, **GREEDY)
+    assert completion.text == "a\ufffd"
+    assert [token.text for token in completion.tokens] == ["a", "", "\ufffd"]
 
 
 def test_bytes_that_are_no_character_do_not_stop_the_stream() -> None:
@@ -117,15 +117,15 @@ def test_a_part_of_a_stop_string_is_never_shown_before_it_is_certain() -> None:
 
 def test_a_stop_string_at_the_very_start_leaves_an_empty_answer() -> None:
     model, prompt = speaking("\n\nHello")
-    answer = model.generate(prompt, stop="\n\n", **GREEDY)
-    assert (answer.text, answer.finish_reason) == ("", "stop")
+    completion = model.generate(prompt, stop="\n\n", **GREEDY)
+    assert (completion.text, completion.finish_reason) == ("", "stop")
 
 
 def test_what_was_held_back_for_a_stop_string_comes_at_the_end() -> None:
     model, prompt = speaking("a EN")
-    answer = model.generate(prompt, stop="END", **GREEDY)
-    assert answer.text == "a EN"
-    assert answer.ids == [token.id for token in answer.tokens] == byte_ids("a EN")
+    completion = model.generate(prompt, stop="END", **GREEDY)
+    assert completion.text == "a EN"
+    assert completion.ids == [token.id for token in completion.tokens] == byte_ids("a EN")
 
 
 def test_a_stop_string_may_lie_behind_half_a_character() -> None:
@@ -182,14 +182,14 @@ def test_a_prompt_that_is_none_is_refused(prompt: Any, text: str) -> None:
 def test_ids_may_come_as_any_sequence_of_whole_numbers() -> None:
     model, prompt = speaking("abc")
     for given in (tuple(prompt), np.array(prompt), np.array(prompt, np.uint16), iter(prompt)):
-        answer: Any = model.generate(given, **GREEDY)  # type: ignore[arg-type]
-        assert answer.text == "abc"
+        completion: Any = model.generate(given, **GREEDY)  # type: ignore[arg-type]
+        assert completion.text == "abc"
 
 
 def test_greedy_answers_are_the_same_whatever_the_seed() -> None:
     model = model_on(FakeEngine(drawn))
-    answers = [model.generate(PROMPT, max_tokens=20, seed=seed, **GREEDY).ids for seed in (1, 2, None)]
-    assert answers[0] == answers[1] == answers[2]
+    completions = [model.generate(PROMPT, max_tokens=20, seed=seed, **GREEDY).ids for seed in (1, 2, None)]
+    assert completions[0] == completions[1] == completions[2]
 
 
 def test_a_seed_repeats_its_draws_and_another_draws_otherwise() -> None:
@@ -205,9 +205,9 @@ def test_without_a_seed_every_answer_is_drawn_afresh() -> None:
 
 def test_logprobs_are_those_of_the_models_own_distribution() -> None:
     model = model_on(FakeEngine(drawn))
-    answer = model.generate(PROMPT, max_tokens=5, seed=3, logprobs=VOCABULARY + 5, temperature=2.0)
+    completion = model.generate(PROMPT, max_tokens=5, seed=3, logprobs=VOCABULARY + 5, temperature=2.0)
     history = list(PROMPT)
-    for token in answer.tokens:
+    for token in completion.tokens:
         logits = drawn(history).astype(np.float64)
         want = logits - np.log(np.exp(logits).sum())
         assert token.logprob == pytest.approx(want[token.id], abs=1e-5)
@@ -265,13 +265,13 @@ def test_the_result_of_an_unfinished_stream_is_the_answer_so_far() -> None:
 def test_any_of_several_end_tokens_ends_an_answer() -> None:
     engine = FakeEngine(saying("ab", 3))
     model = model_on(engine, metadata={"tokenizer.ggml.eot_token_id": byte_ids("b")[0]})
-    answer = model.generate(PROMPT, **GREEDY)
-    assert (answer.text, answer.finish_reason) == ("a", "stop")
+    completion = model.generate(PROMPT, **GREEDY)
+    assert (completion.text, completion.finish_reason) == ("a", "stop")
     assert {END, *byte_ids("b")} <= model.tokenizer.end_ids
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "count"),
+    ("held", "expected", "count"),
     [
         *[([], [1], 0), ([1, 2], [1, 2], 2), ([1, 2, 3], [1, 2, 4], 2), ([1], [1, 2], 1), ([2], [1], 0)],
         (list(range(1000)), list(range(1000)), 1000),
@@ -280,6 +280,6 @@ def test_any_of_several_end_tokens_ends_an_answer() -> None:
     ],
 )
 def test_the_shared_prefix_ends_at_the_first_difference(
-    held: list[int], wanted: list[int], count: int
+    held: list[int], expected: list[int], count: int
 ) -> None:
-    assert shared_prefix(held, wanted) == count
+    assert shared_prefix(held, expected) == count

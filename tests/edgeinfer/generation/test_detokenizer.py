@@ -52,19 +52,19 @@ def test_empty_stops_stop_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_cut_into_pieces_shows_the_same(seed: int) -> None:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(100):
-        text = "".join(draw.choice("ab") for _ in range(12))
-        stops = ["".join(draw.choice("ab") for _ in range(draw.randrange(1, 5))) for _ in range(2)]
-        places = [text.index(stop) for stop in stops if stop in text]
+        text = "".join(rng.choice("ab") for _ in range(12))
+        stops = ["".join(rng.choice("ab") for _ in range(rng.randrange(1, 5))) for _ in range(2)]
+        indices = [text.index(stop) for stop in stops if stop in text]
         pieces, rest = [], text
         while rest:
-            size = draw.randrange(1, 4)
+            size = rng.randrange(1, 4)
             pieces.append(rest[:size])
             rest = rest[size:]
         out, found = shown(stops, pieces)
         if found is None:
-            assert not places
+            assert not indices
             assert "".join(out) == text
         else:
             # A longer stop may complete later than one that lies behind its beginning.

@@ -35,9 +35,13 @@ def tiny() -> Iterator[Model]:
 def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
     got = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
     assert len(got) == count
-    for index, answer in enumerate(got):
+    for index, completion in enumerate(got):
         want = tiny.generate(PROMPT, max_tokens=40, temperature=1.1, seed=5 + index)
-        assert (answer.ids, answer.text, answer.finish_reason) == (want.ids, want.text, want.finish_reason)
+        assert (completion.ids, completion.text, completion.finish_reason) == (
+            want.ids,
+            want.text,
+            want.finish_reason,
+        )
 
 
 def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
@@ -46,9 +50,9 @@ def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
         "logprobs": 1, "max_tokens": 50,
     }  # fmt: skip
     got = tiny.generate(PROMPT, n=5, seed=1, **settings)
-    for index, answer in enumerate(got):
+    for index, completion in enumerate(got):
         want = tiny.generate(PROMPT, seed=1 + index, **settings)
-        assert (answer.ids, answer.tokens, answer.finish_reason) == (
+        assert (completion.ids, completion.tokens, completion.finish_reason) == (
             want.ids, want.tokens, want.finish_reason,
         )  # fmt: skip
 
@@ -57,19 +61,19 @@ def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
 def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
     """Six answers of 200 tokens don't fit a context of 512 at once."""
     got = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
-    for index, answer in enumerate(got):
+    for index, completion in enumerate(got):
         want = tiny.generate(PROMPT, max_tokens=200, temperature=1.1, seed=5 + index)
-        assert answer.ids == want.ids
+        assert completion.ids == want.ids
 
 
 def test_one_answer_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
     ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
     tiny.engine.rewind(0)
     got = tiny.generate(ids, n=3, temperature=1.5, seed=2)
-    for index, answer in enumerate(got):
+    for index, completion in enumerate(got):
         tiny.engine.rewind(0)  # a prompt that is read by fewer tokens at a time is rounded otherwise
         want = tiny.generate(ids, temperature=1.5, seed=2 + index)
-        assert (answer.ids, answer.finish_reason) == (want.ids, want.finish_reason)
+        assert (completion.ids, completion.finish_reason) == (want.ids, want.finish_reason)
 
 
 def test_the_prompt_stays_in_the_cache_as_it_was(tiny: Model) -> None:
@@ -82,13 +86,13 @@ def test_the_prompt_stays_in_the_cache_as_it_was(tiny: Model) -> None:
 
 def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
     drawn_all = tiny.generate(PROMPT, n=6, max_tokens=25, logprobs=0, **VARIED)
-    means = [float(np.mean([token.logprob for token in answer.tokens])) for answer in drawn_all]
+    means = [float(np.mean([token.logprob for token in completion.tokens])) for completion in drawn_all]
     order = sorted(range(6), key=lambda index: -means[index])
     best = tiny.generate(PROMPT, best_of=6, max_tokens=25, **VARIED)
     assert best.ids == drawn_all[order[0]].ids
     assert best.mean_logprob == pytest.approx(means[order[0]])
     two = tiny.generate(PROMPT, n=2, best_of=6, max_tokens=25, **VARIED)
-    assert [answer.ids for answer in two] == [drawn_all[index].ids for index in order[:2]]
+    assert [completion.ids for completion in two] == [drawn_all[index].ids for index in order[:2]]
 
 
 def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +100,8 @@ def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytes
     got = tiny.generate(PROMPT, **settings)
     monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
     want = tiny.generate(PROMPT, **settings)
-    assert [answer.ids for answer in got] == [answer.ids for answer in want]
-    means = [answer.mean_logprob or 0.0 for answer in got]
+    assert [completion.ids for completion in got] == [completion.ids for completion in want]
+    means = [completion.mean_logprob or 0.0 for completion in got]
     assert means == sorted(means, reverse=True)
 
 
@@ -122,25 +126,25 @@ def logprob(ids: list[int], token: int) -> float:
     return float(logits[token] - np.log(np.exp(logits).sum()))
 
 
-def all_answers(prompt: list[int], most: int) -> dict[tuple[int, ...], float]:
+def all_answers(prompt: list[int], limit: int) -> dict[tuple[int, ...], float]:
     """Every answer of at most so many tokens, with its log-probability a token, its end counted."""
     found = {}
-    for length in range(most + 1):
-        for said in product(SPOKEN, repeat=length):
-            tokens = [*said, END] if length < most else [*said]
-            chances = [logprob([*prompt, *tokens[:index]], token) for index, token in enumerate(tokens)]
-            found[said] = sum(chances) / len(chances)
+    for length in range(limit + 1):
+        for output in product(SPOKEN, repeat=length):
+            tokens = [*output, END] if length < limit else [*output]
+            probs = [logprob([*prompt, *tokens[:index]], token) for index, token in enumerate(tokens)]
+            found[output] = sum(probs) / len(probs)
     return found
 
 
 def test_enough_beams_find_the_best_answers_of_all() -> None:
-    prompt, most = [1, 5, 6], 4
-    truth = sorted(all_answers(prompt, most).items(), key=lambda pair: -pair[1])
-    got = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=most)
-    assert [tuple(answer.ids) for answer in got] == [said for said, _ in truth[:6]]
-    for answer, (said, mean) in zip(got, truth, strict=False):
-        assert answer.mean_logprob == pytest.approx(mean, abs=1e-5)
-        assert answer.finish_reason == ("length" if len(said) == most else "stop")
+    prompt, limit = [1, 5, 6], 4
+    truth = sorted(all_answers(prompt, limit).items(), key=lambda pair: -pair[1])
+    got = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=limit)
+    assert [tuple(completion.ids) for completion in got] == [output for output, _ in truth[:6]]
+    for completion, (output, mean) in zip(got, truth, strict=False):
+        assert completion.mean_logprob == pytest.approx(mean, abs=1e-5)
+        assert completion.finish_reason == ("length" if len(output) == limit else "stop")
 
 
 def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
@@ -150,7 +154,7 @@ def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
     got = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
     reads = sum(engine.read)
     want = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
-    assert [answer.ids for answer in got] == want
+    assert [completion.ids for completion in got] == want
     assert reads == 3 + 3 * 5  # the prompt once, and each answer's tokens but its last
 
 
@@ -175,7 +179,7 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "message"),
     [
         ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
         ({"best_of": True}, "best_of: saw True, wanted"),
@@ -184,14 +188,14 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
 )
-def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingError, match=told):
+def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         model_on(FakeEngine(drawn)).generate([1, 5, 6], max_tokens=2, **counts)
 
 
 def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
     got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
-    assert {answer.text for answer in got} <= {"yes", "no", "maybe"}
-    assert {answer.finish_reason for answer in got} == {"stop"}
+    assert {completion.text for completion in got} <= {"yes", "no", "maybe"}
+    assert {completion.finish_reason for completion in got} == {"stop"}
     with pytest.raises(SettingError, match="beams keep to none"):
         tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

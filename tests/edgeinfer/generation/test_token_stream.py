@@ -14,10 +14,10 @@ PROMPT = [1, 5, 6]
 def test_cancelling_keeps_what_was_said() -> None:
     model, prompt = speaking("Hello there")
     stream = model.stream(prompt, **GREEDY)
-    said = [next(stream).text for _ in range(5)]
+    output = [next(stream).text for _ in range(5)]
     stream.cancel()
     stream.cancel()
-    assert "".join(said) == stream.result.text == "Hello"
+    assert "".join(output) == stream.result.text == "Hello"
     assert stream.result.finish_reason == "cancelled"
     assert list(stream) == []
     assert model.generate(prompt, **GREEDY).text == "Hello there"
@@ -44,12 +44,12 @@ def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
     model = model_on(engine)
     engine.interrupt_at = 8
     stream = model.stream(PROMPT, **GREEDY)
-    said = ""
+    output = ""
     for _ in range(6):
-        said += next(stream).text
+        output += next(stream).text
     with pytest.raises(KeyboardInterrupt):
         next(stream)
-    assert said == stream.result.text == "Hello "
+    assert output == stream.result.text == "Hello "
     assert stream.result.finish_reason == "cancelled"
     assert list(stream) == []
     assert model.generate(PROMPT, **GREEDY).text == "Hello there"
@@ -61,9 +61,9 @@ def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
     engine.interrupt_at = 8
     with pytest.raises(KeyboardInterrupt):
         model.generate(prompt)
-    answer = model.generate(prompt, **GREEDY)
-    assert answer.text == "Hi"
-    assert answer.speed.cached_tokens == 8
+    completion = model.generate(prompt, **GREEDY)
+    assert completion.text == "Hi"
+    assert completion.speed.cached_tokens == 8
 
 
 def test_ctrl_c_in_the_progress_callback_leaves_the_model_usable() -> None:
@@ -131,10 +131,10 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> 
     engine.read.clear()
     longer = [*PROMPT, *byte_ids("Hi"), 30, 31]
     engine.answer = saying("Ho", len(longer))
-    answer = model.generate(longer, **GREEDY)
-    assert answer.text == "Ho"
+    completion = model.generate(longer, **GREEDY)
+    assert completion.text == "Ho"
     # The last token said, and the end, were sampled but never read.
-    assert answer.speed.cached_tokens == 5
+    assert completion.speed.cached_tokens == 5
     assert engine.read[0] == 2
 
 
@@ -152,7 +152,7 @@ def test_two_streams_by_turns_say_what_each_says_alone() -> None:
     alone = [model.generate(prompt, max_tokens=15, seed=4).ids for prompt in prompts]
     streams = [model.stream(prompt, max_tokens=15, seed=4) for prompt in prompts]
     together: list[list[int]] = [[], []]
-    for turn in range(30):
-        together[turn % 2].append(next(streams[turn % 2]).id)
+    for number in range(30):
+        together[number % 2].append(next(streams[number % 2]).id)
     assert together == alone
     assert [stream.result.ids for stream in streams] == alone

@@ -23,23 +23,23 @@ def recorder_of(store: ChatStore) -> Recorder:
 
 def test_a_tree_knows_lines_alternatives_and_the_newest_end() -> None:
     tree = ChatTree()
-    asked = tree.add(None, "user", "Hi")
-    first, second = tree.add(asked, "assistant", "One"), tree.add(asked, "assistant", "Two")
+    user_message = tree.add(None, "user", "Hi")
+    first, second = tree.add(user_message, "assistant", "One"), tree.add(user_message, "assistant", "Two")
     more = tree.add(second, "user", "More")
-    assert line_to(more) == [asked, second, more]
+    assert line_to(more) == [user_message, second, more]
     assert list(tree.alternatives(first)) == [first, second]
     assert tree.beside(first, 1) is second
     assert tree.beside(first, -1) is None
-    assert newest_end(asked) is more
+    assert newest_end(user_message) is more
 
 
 def test_the_model_reads_messages_that_were_responded_to_only() -> None:
     tree = ChatTree()
-    asked = tree.add(None, "user", "Hi")
-    silent = tree.add(asked, "assistant", "", "failed")
+    user_message = tree.add(None, "user", "Hi")
+    silent = tree.add(user_message, "assistant", "", "failed")
     again = tree.add(silent, "user", "Hello?")
-    answer = tree.add(again, "assistant", "Yes.")
-    assert read_by_the_model(line_to(answer)) == [
+    response = tree.add(again, "assistant", "Yes.")
+    assert read_by_the_model(line_to(response)) == [
         {"role": "user", "content": "Hello?"},
         {"role": "assistant", "content": "Yes."},
     ]
@@ -47,10 +47,10 @@ def test_the_model_reads_messages_that_were_responded_to_only() -> None:
 
 def test_a_tree_comes_back_from_the_store_as_it_was(store: ChatStore) -> None:
     tree, recorder = ChatTree(), recorder_of(store)
-    asked = tree.add(None, "user", "Hi")
+    user_message = tree.add(None, "user", "Hi")
     for text in ("One", "Two"):
-        answer = tree.add(asked, "assistant", text, "stopped")
-        recorder.record(answer)
+        response = tree.add(user_message, "assistant", text, "stopped")
+        recorder.record(response)
     assert recorder.stored is not None
     back = ChatTree(store.messages(recorder.stored))
     assert [message.text for message in back.beginnings] == ["Hi"]
@@ -58,27 +58,27 @@ def test_a_tree_comes_back_from_the_store_as_it_was(store: ChatStore) -> None:
         ("One", "stopped"),
         ("Two", "stopped"),
     ]
-    assert back.with_number(answer.stored) is back.beginnings[0].children[1]
+    assert back.with_number(response.stored) is back.beginnings[0].children[1]
 
 
 def test_what_could_not_be_written_is_written_with_the_next_turn(
     store: ChatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, recorder = ChatTree(), recorder_of(store)
-    asked = tree.add(None, "user", "Hi")
-    answer = tree.add(asked, "assistant", "", "coming")
+    user_message = tree.add(None, "user", "Hi")
+    response = tree.add(user_message, "assistant", "", "coming")
 
     def full(*given: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(store, "insert", full)
-        recorder.begin(answer)
+        recorder.begin(response)
         recorder.add("A fox.")
-        answer.text, answer.state = "A fox.", "whole"
-        recorder.finish(answer, "whole")
+        response.text, response.state = "A fox.", "whole"
+        recorder.finish(response, "whole")
         assert recorder.trouble == "database or disk is full"
-    more = tree.add(answer, "user", "More")
+    more = tree.add(response, "user", "More")
     recorder.record(more)
     assert recorder.trouble is None
     assert recorder.stored is not None
@@ -88,26 +88,29 @@ def test_what_could_not_be_written_is_written_with_the_next_turn(
 
 def test_a_response_whose_end_could_not_be_written_is_ended_later(store: ChatStore) -> None:
     tree, recorder = ChatTree(), recorder_of(store)
-    answer = tree.add(tree.add(None, "user", "Hi"), "assistant", "", "coming")
-    recorder.begin(answer)
+    response = tree.add(tree.add(None, "user", "Hi"), "assistant", "", "coming")
+    recorder.begin(response)
     recorder.add("A ")
     (pages,) = store.connection.execute("PRAGMA page_count").fetchone()
     store.connection.execute(f"PRAGMA max_page_count = {pages}")
     recorder.add("long " * 5000)
-    answer.text, answer.state = f"A {'long ' * 5000}", "whole"
-    recorder.finish(answer, "whole")
+    response.text, response.state = f"A {'long ' * 5000}", "whole"
+    recorder.finish(response, "whole")
     assert recorder.trouble == "database or disk is full"
     store.connection.execute("PRAGMA max_page_count = 100000")
-    recorder.record(tree.add(answer, "user", "More"))
+    recorder.record(tree.add(response, "user", "More"))
     assert recorder.trouble is None
-    assert answer.stored is not None
-    assert (store.message(answer.stored).text, store.message(answer.stored).state) == (answer.text, "whole")
+    assert response.stored is not None
+    assert (store.message(response.stored).text, store.message(response.stored).state) == (
+        response.text,
+        "whole",
+    )
 
 
 def test_the_chat_is_left_where_the_screen_was(store: ChatStore) -> None:
     tree, recorder = ChatTree(), recorder_of(store)
-    asked = tree.add(None, "user", "Hi")
-    first, second = tree.add(asked, "assistant", "One"), tree.add(asked, "assistant", "Two")
+    user_message = tree.add(None, "user", "Hi")
+    first, second = tree.add(user_message, "assistant", "One"), tree.add(user_message, "assistant", "Two")
     recorder.record(first)
     recorder.record(second)
     recorder.leave_at(first)

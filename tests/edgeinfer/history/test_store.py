@@ -37,8 +37,8 @@ def texts(store: ChatStore, chat: StoredChat) -> list[str]:
 
 def test_turns_come_back_in_order_after_the_store_was_closed(store: ChatStore) -> None:
     chat = store.new_chat("tiny", "Be kind.", "foxes")
-    asked = store.add_message(chat.id, None, "user", "Who are you?")
-    writer = store.begin_message(chat.id, asked.id)
+    user_message = store.add_message(chat.id, None, "user", "Who are you?")
+    writer = store.begin_message(chat.id, user_message.id)
     for piece in ("A ", "fox", "."):
         writer.add(piece)
     assert writer.finish() is None
@@ -62,10 +62,10 @@ def test_each_token_is_no_one_elses_business(store: ChatStore) -> None:
 
 def test_a_response_given_again_is_an_alternative(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
-    asked = store.add_message(chat.id, None, "user", "Hi")
-    first = store.add_message(chat.id, asked.id, "assistant", "Hello")
+    user_message = store.add_message(chat.id, None, "user", "Hi")
+    first = store.add_message(chat.id, user_message.id, "assistant", "Hello")
     more = store.add_message(chat.id, first.id, "user", "And?")
-    second = store.add_message(chat.id, asked.id, "assistant", "Hey")
+    second = store.add_message(chat.id, user_message.id, "assistant", "Hey")
     assert store.alternatives(second) == [first, second]
     assert texts(store, chat) == ["Hi", "Hey"]
     back = store.move_to(first)
@@ -109,8 +109,8 @@ def test_a_chat_of_nothing_is_not_listed_and_names_are_their_owners(store: ChatS
 
 def test_a_chat_is_deleted_with_all_its_branches(store: ChatStore) -> None:
     chat, other = store.new_chat("tiny"), store.new_chat("tiny")
-    asked = store.add_message(chat.id, None, "user", "Hi")
-    store.begin_message(chat.id, asked.id).add("cut")
+    user_message = store.add_message(chat.id, None, "user", "Hi")
+    store.begin_message(chat.id, user_message.id).add("cut")
     store.add_message(other.id, None, "user", "Hello")
     store.delete(chat)
     assert [one.id for one in store.chats()] == [other.id]
@@ -153,9 +153,9 @@ def test_kill_9_in_mid_response_loses_nothing(after: int, tmp_path: Path) -> Non
         last = int(child.stdout.readline())
     child.send_signal(signal.SIGKILL)
     child.wait()
-    said = child.stdout.read().split()
+    output = child.stdout.read().split()
     child.stdout.close()
-    last = max([last, *map(int, said)])
+    last = max([last, *map(int, output)])
     with ChatStore(path) as store:
         messages = store.branch(store.chat("killed"))
         assert [message.state for message in messages] == ["whole", "coming"]
@@ -182,8 +182,8 @@ class InterruptedConnection(sqlite3.Connection):
 
 def test_ctrl_c_after_a_piece_leaves_nothing_out_and_nothing_twice(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
-    asked = store.add_message(chat.id, None, "user", "Who?")
-    message = store.begin_message(chat.id, asked.id).message
+    user_message = store.add_message(chat.id, None, "user", "Who?")
+    message = store.begin_message(chat.id, user_message.id).message
     connection = sqlite3.connect(store.path, factory=InterruptedConnection)
     writer = MessageWriter(connection, message)
     writer.add("A ")
@@ -205,8 +205,10 @@ def fill(store: ChatStore) -> None:
 
 def test_a_full_disk_is_reported_and_costs_nothing_once_there_is_room(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
-    asked = store.add_message(chat.id, None, "user", "Hi")
-    writer = MessageWriter(store.connection, store.begin_message(chat.id, asked.id).message, retry_seconds=0)
+    user_message = store.add_message(chat.id, None, "user", "Hi")
+    writer = MessageWriter(
+        store.connection, store.begin_message(chat.id, user_message.id).message, retry_seconds=0
+    )
     writer.add("before. ")
     fill(store)
     for _ in range(40):
@@ -216,14 +218,14 @@ def test_a_full_disk_is_reported_and_costs_nothing_once_there_is_room(store: Cha
     assert texts(store, chat)[1].startswith("before. ")
     store.connection.execute("PRAGMA max_page_count = 1000000")
     assert writer.finish("stopped") is None
-    (_, answer) = store.branch(store.chat(chat.label))
-    assert (answer.text, answer.state) == ("before. " + "x" * 40_000, "stopped")
+    (_, response) = store.branch(store.chat(chat.label))
+    assert (response.text, response.state) == ("before. " + "x" * 40_000, "stopped")
 
 
 def test_a_store_in_trouble_is_not_tried_at_every_token(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
-    asked = store.add_message(chat.id, None, "user", "Hi")
-    writer = store.begin_message(chat.id, asked.id)
+    user_message = store.add_message(chat.id, None, "user", "Hi")
+    writer = store.begin_message(chat.id, user_message.id)
     fill(store)
     attempts: list[str] = []
     store.connection.set_trace_callback(attempts.append)
@@ -263,8 +265,8 @@ def test_two_programs_may_write_at_once(tmp_path: Path) -> None:
 
 def test_search_knows_no_case_and_looks_into_cut_responses(store: ChatStore) -> None:
     chat = store.new_chat("tiny", name="foxes")
-    asked = store.add_message(chat.id, None, "user", "Wo wohnt der FUCHS?")
-    store.begin_message(chat.id, asked.id).add(
+    user_message = store.add_message(chat.id, None, "user", "Wo wohnt der FUCHS?")
+    store.begin_message(chat.id, user_message.id).add(
         "In der STRASSE am Ende des langen, langen Waldes, wo der Bach fliesst"
     )
     found = store.search("straße")
@@ -295,8 +297,8 @@ def test_a_folder_that_is_a_file_or_a_store_of_a_later_release_is_refused(tmp_pa
 
 def test_a_chat_is_exported_as_markdown_and_as_json_lines(store: ChatStore) -> None:
     chat = store.new_chat("tiny", "Be kind.")
-    asked = store.add_message(chat.id, None, "user", "Hi\n")
-    store.begin_message(chat.id, asked.id).add("Hel")
+    user_message = store.add_message(chat.id, None, "user", "Hi\n")
+    store.begin_message(chat.id, user_message.id).add("Hel")
     chat = store.chat(chat.label)
     text = as_markdown(chat, store.branch(chat))
     assert text.startswith("# Hi\n\ntiny, 20")
@@ -314,13 +316,13 @@ def test_a_chat_is_exported_as_markdown_and_as_json_lines(store: ChatStore) -> N
 def test_reasoning_is_quoted_in_markdown_and_kept_as_it_is_in_json_lines(
     store: ChatStore, opening: str
 ) -> None:
-    chat, said = store.new_chat("tiny"), f"{opening}\nShe greets.\n\nSo do I.\n</think>\n\nHello!"
-    asked = store.add_message(chat.id, None, "user", "Hi </think> you")
-    store.add_message(chat.id, asked.id, "assistant", said)
+    chat, output = store.new_chat("tiny"), f"{opening}\nShe greets.\n\nSo do I.\n</think>\n\nHello!"
+    user_message = store.add_message(chat.id, None, "user", "Hi </think> you")
+    store.add_message(chat.id, user_message.id, "assistant", output)
     chat = store.chat(chat.label)
     text = as_markdown(chat, store.branch(chat))
     assert "\n## You\n\nHi </think> you\n\n## Model\n\n> She greets.\n>\n> So do I.\n\nHello!\n" in text
-    assert json.loads(as_json_lines(chat, store.branch(chat)).splitlines()[2])["content"] == said
+    assert json.loads(as_json_lines(chat, store.branch(chat)).splitlines()[2])["content"] == output
 
 
 def test_a_deleted_chat_leaves_no_snapshot_and_no_text(

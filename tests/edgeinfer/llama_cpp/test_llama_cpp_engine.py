@@ -82,12 +82,12 @@ def write_mamba(path: Path) -> Path:
 
 def test_it_streams_what_the_own_engine_streams(theirs: Model, ours: Model) -> None:
     settings: dict[str, Any] = {"max_tokens": 16, "logprobs": 0}
-    answers = [model.generate(PROMPT, temperature=0.0, **settings) for model in (theirs, ours)]
-    assert answers[0].ids == answers[1].ids
-    assert answers[0].text == answers[1].text
-    assert answers[0].prompt_ids == answers[1].prompt_ids
+    completions = [model.generate(PROMPT, temperature=0.0, **settings) for model in (theirs, ours)]
+    assert completions[0].ids == completions[1].ids
+    assert completions[0].text == completions[1].text
+    assert completions[0].prompt_ids == completions[1].prompt_ids
     streamed = [token.text for token in theirs.stream(PROMPT, temperature=0.0, max_tokens=16)]
-    assert "".join(streamed) == answers[0].text
+    assert "".join(streamed) == completions[0].text
 
 
 def test_a_seed_draws_the_same_tokens_on_both(theirs: Model, ours: Model) -> None:
@@ -105,12 +105,12 @@ def test_logits_are_those_of_the_own_engine(theirs: Model, ours: Model) -> None:
 
 
 def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
-    answers = []
+    completions = []
     for model in (theirs, ours):
         chat = model.chat(system="he", temperature=0.0, max_tokens=8)
-        answers.append([chat.say("the rain"), chat.say("the wind")])
-    assert [a.ids for a in answers[0]] == [a.ids for a in answers[1]]
-    assert answers[0][1].speed.cached_tokens == answers[1][1].speed.cached_tokens > 10
+        completions.append([chat.say("the rain"), chat.say("the wind")])
+    assert [a.ids for a in completions[0]] == [a.ids for a in completions[1]]
+    assert completions[0][1].speed.cached_tokens == completions[1][1].speed.cached_tokens > 10
 
 
 def test_rewinding_forgets_what_came_after(theirs: Model) -> None:
@@ -183,21 +183,21 @@ def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         ((b"output_norm.weight", b"output_nrom.weight"), "tensor 'output_norm.weight' not found"),
         ((b"GGUF", b"GGOF"), "invalid magic characters"),
     ],
 )
 def test_a_file_that_it_refuses_is_one_line_with_its_reason(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: tuple[bytes, bytes], told: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: tuple[bytes, bytes], message: str
 ) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     path.write_bytes(path.read_bytes().replace(*damage, 1))
     with pytest.raises(UnsupportedModelError) as caught:
         edgeinfer.load(path, engine="llama.cpp", threads=1)
     assert str(caught.value).startswith("model.gguf: llama.cpp can't load it (")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 

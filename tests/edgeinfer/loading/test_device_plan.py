@@ -14,8 +14,8 @@ SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
 
 
 def request(sizes: ModelSizes | None = None, **options: object) -> PlanRequest:
-    wanted = PlanRequest("m", sizes or dense_model(), context=8192, trained_context=1 << 17)
-    return replace(wanted, **options)  # type: ignore[arg-type]
+    plan_request = PlanRequest("m", sizes or dense_model(), context=8192, trained_context=1 << 17)
+    return replace(plan_request, **options)  # type: ignore[arg-type]
 
 
 def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
@@ -55,7 +55,7 @@ def test_a_draft_without_room_is_left_out_or_refused() -> None:
     plain = plan_devices(request(), cpu_only()).memory.bytes_on("cpu")
     optional = plan_devices(request(draft=SMALL, ram=plain + 1000), cpu_only())
     assert optional.memory.draft is None
-    assert optional.notes == ("not enough memory for the draft model; using prompt lookup instead",)
+    assert optional.warnings == ("not enough memory for the draft model; using prompt lookup instead",)
     with pytest.raises(OutOfMemoryError, match="--context"):
         plan_devices(request(draft=SMALL, draft_required=True, ram=plain + 1000), cpu_only())
 
@@ -65,10 +65,12 @@ def test_a_draft_without_room_is_left_out_or_refused() -> None:
 @pytest.mark.parametrize("ram", [None, 2 * GIB])
 def test_advice_is_the_speed_of_a_plan_with_a_gibibyte_more(vram: int, ram: int | None) -> None:
     for sizes in (dense_model(), mixed_model()):
-        wanted = request(sizes, vram=vram * GIB, ram=ram, context=256)  # of which some is left on the disk
-        planned = plan_devices(wanted, laptop())
-        more = plan_devices(replace(wanted, vram=(vram + 1) * GIB), laptop())
-        advised = with_one_gib_more(wanted, laptop(), planned).rate_with_one_gib_more
+        plan_request = request(
+            sizes, vram=vram * GIB, ram=ram, context=256
+        )  # of which some is left on the disk
+        planned = plan_devices(plan_request, laptop())
+        more = plan_devices(replace(plan_request, vram=(vram + 1) * GIB), laptop())
+        advised = with_one_gib_more(plan_request, laptop(), planned).rate_with_one_gib_more
         assert advised == more.memory.prediction.decode_tokens_per_second
     whole = plan_devices(request(), laptop())
     assert with_one_gib_more(request(), laptop(), whole).rate_with_one_gib_more is None

@@ -226,19 +226,19 @@ def test_an_unknown_tokenizer_names_the_way_out(tmp_path: Path) -> None:
 
 
 def test_a_model_loads_twice_in_one_process_and_answers_alike(zoo_file: ZooFile) -> None:
-    answers = []
+    completions = []
     for _ in range(2):
         with edgeinfer.load(zoo_file("gemma2"), threads=2) as model:
-            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
-    assert answers[0] == answers[1]
+            completions.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+    assert completions[0] == completions[1]
 
 
 def test_any_number_of_threads_answers_alike(zoo_file: ZooFile) -> None:
-    answers = []
+    completions = []
     for threads in (1, 2, 7):
         with edgeinfer.load(zoo_file("llama"), threads=threads) as model:
-            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
-    assert answers[0] == answers[1] == answers[2]
+            completions.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+    assert completions[0] == completions[1] == completions[2]
 
 
 def test_without_llama_cpp_the_error_says_how_to_install_it(
@@ -250,10 +250,10 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(
 
 
 def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: ZooFile) -> None:
-    answers = []
+    completions = []
     for repack in (True, False):
         with edgeinfer.load(zoo_file("gemma2"), threads=2, repack=repack) as model:
-            answers.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
+            completions.append(model.generate("the rain", max_tokens=10, temperature=0.0).ids)
             plan = model.plan
             assert plan is not None
             assert plan.repacking is not None
@@ -266,7 +266,7 @@ def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: Zo
                 )
             else:
                 assert "nothing was repacked" in plan.explain()
-    assert answers[0] == answers[1]
+    assert completions[0] == completions[1]
 
 
 def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(zoo_file: ZooFile) -> None:
@@ -280,8 +280,8 @@ def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(z
     assert whole is not None
     assert mapped is not None
     cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
-    most, found = whole.nbytes - cached, set()  # with more a shorter context would fit
-    for ram in range(mapped.nbytes, most, (most - mapped.nbytes) // 4):
+    limit, found = whole.nbytes - cached, set()  # with more a shorter context would fit
+    for ram in range(mapped.nbytes, limit, (limit - mapped.nbytes) // 4):
         with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
             assert model.plan is not None
             assert model.plan.bytes_on("cpu") <= ram
@@ -301,8 +301,8 @@ def test_experts_and_the_head_stay_in_the_file_too(zoo_file: ZooFile) -> None:
         want = model.logits([5, 9, 30])
     with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
         assert model.plan is not None
-        least = model.plan.nbytes
-    with edgeinfer.load(path, ram=least + (64 << 10), **settings) as model:  # type: ignore[arg-type]
+        minimum = model.plan.nbytes
+    with edgeinfer.load(path, ram=minimum + (64 << 10), **settings) as model:  # type: ignore[arg-type]
         assert model.plan is not None
         assert {layer.rest for layer in model.plan.layers} == {"disk"}
         assert np.array_equal(model.logits([5, 9, 30]), want)

@@ -102,12 +102,12 @@ def test_the_largest_context_is_bounded_by_memory_and_training(
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         sizes = file_sizes(file, config)
     machine = Machine(Processor("", 2, 1 << 40, free, 1e10, 1e12))
-    wishes = PlanOptions(64, kv=kind, device="cpu")
-    largest = largest_context(sizes, machine, wishes, trained=256)
+    options = PlanOptions(64, kv=kind, device="cpu")
+    largest = largest_context(sizes, machine, options, trained=256)
 
     def fits(context: int) -> bool:
         try:
-            plan_memory(sizes, machine, replace(wishes, context=context))
+            plan_memory(sizes, machine, replace(options, context=context))
         except PlanError:
             return False
         return True

@@ -34,7 +34,7 @@ def facts_of(config: ModelConfig) -> MoeSpec:
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value", "wanted"),
+    ("name", "key", "value", "expected"),
     [
         ("qwen3moe", "expert_count", 0, "0, wanted a whole number from 1 to 1024"),
         ("qwen3moe", "expert_count", 1 << 20, "1048576, wanted a whole number from 1 to 1024"),
@@ -53,11 +53,11 @@ def facts_of(config: ModelConfig) -> MoeSpec:
     ],
 )
 def test_a_bad_key_is_named_with_what_was_seen_and_wanted(
-    name: str, key: str, value: Any, wanted: str
+    name: str, key: str, value: Any, expected: str
 ) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         config_of(name, **{key: value})
-    assert str(caught.value).startswith(f"{ZOO[name].architecture}.{key}: {wanted}")
+    assert str(caught.value).startswith(f"{ZOO[name].architecture}.{key}: {expected}")
     assert "\n" not in str(caught.value)
 
 
@@ -71,9 +71,7 @@ def test_an_architecture_without_experts_refuses_them() -> None:
 
 def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
     found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {
-        name: (facts.gating, facts.normalized, facts.pre_attention_router) for name, facts in found.items()
-    }
+    ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in found.items()}
     assert ways == {
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitemoe": ("softmax", True, False),
@@ -138,7 +136,7 @@ def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "shape", "wanted"),
+    ("name", "tensor", "shape", "expected"),
     [
         ("mixtral", "blk.0.ffn_up_exps.weight", (4, 96, 32), "(4, 96, 64)"),
         ("mixtral", "blk.0.ffn_up_exps.weight", (3, 96, 64), "(4, 96, 64)"),
@@ -150,10 +148,10 @@ def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
     ],
 )
 def test_a_misshapen_tensor_is_quoted(
-    tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...], wanted: str
+    tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...], expected: str
 ) -> None:
     model = Altered(**vars(ZOO[name]), altered={tensor: shape})
-    assert refusal(tmp_path, model) == f"{tensor}: shape {shape}, wanted {wanted}"
+    assert refusal(tmp_path, model) == f"{tensor}: shape {shape}, wanted {expected}"
 
 
 @pytest.mark.parametrize("tensor", ["blk.1.ffn_gate_exps.weight", "blk.0.ffn_gate_inp.weight"])

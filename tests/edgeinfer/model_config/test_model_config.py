@@ -45,7 +45,7 @@ def test_a_file_without_an_architecture_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wanted"),
+    ("key", "value", "expected"),
     [
         ("block_count", 0, "0, wanted a whole number from 1 to 4096"),
         ("block_count", 1 << 40, "1099511627776, wanted a whole number from 1 to 4096"),
@@ -74,10 +74,10 @@ def test_a_file_without_an_architecture_says_so() -> None:
         ("logit_scale", "x" * 10_000, "wanted a finite number above 0"),
     ],
 )
-def test_a_bad_key_is_named_with_what_was_seen_and_wanted(key: str, value: Any, wanted: str) -> None:
+def test_a_bad_key_is_named_with_what_was_seen_and_wanted(key: str, value: Any, expected: str) -> None:
     text = refusal(**{key: value})
     assert text.startswith(f"llama.{key}: ")
-    assert wanted in text
+    assert expected in text
     assert len(text) < 400
 
 

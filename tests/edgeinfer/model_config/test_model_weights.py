@@ -58,7 +58,7 @@ def test_a_file_without_an_embedding_holds_no_language_model(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "wanted"),
+    ("name", "shape", "expected"),
     [
         ("blk.0.attn_q.weight", (64, 32), "(64, 64)"),
         ("blk.2.ffn_down.weight", (96, 64), "(64, 96)"),
@@ -67,9 +67,11 @@ def test_a_file_without_an_embedding_holds_no_language_model(tmp_path: Path) -> 
         ("output.weight", (VOCABULARY - 1, 64), f"({VOCABULARY}, 64)"),
     ],
 )
-def test_a_misshapen_tensor_is_quoted(tmp_path: Path, name: str, shape: tuple[int, ...], wanted: str) -> None:
+def test_a_misshapen_tensor_is_quoted(
+    tmp_path: Path, name: str, shape: tuple[int, ...], expected: str
+) -> None:
     text = refusal(tmp_path, Altered("llama", altered={name: shape}))
-    assert text == f"{name}: shape {shape}, wanted {wanted}"
+    assert text == f"{name}: shape {shape}, wanted {expected}"
 
 
 def test_tensors_that_nothing_uses_are_refused_with_the_way_out(tmp_path: Path) -> None:

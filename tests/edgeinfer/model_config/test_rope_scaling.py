@@ -77,19 +77,19 @@ def test_yarns_magnitude_takes_a_log_multiplier_and_an_attention_factor() -> Non
     assert magnitude == pytest.approx(2 * (1 + 0.1 * math.log(4)))
 
 
-@pytest.mark.parametrize(("context", "most"), [(64, 2.0), (65, 40.0)])
+@pytest.mark.parametrize(("context", "limit"), [(64, 2.0), (65, 40.0)])
 def test_longrope_takes_its_short_factors_up_to_the_original_context(
-    tmp_path: Path, context: int, most: float
+    tmp_path: Path, context: int, limit: float
 ) -> None:
     with GGUFFile.open(ZOO["phi3-longrope"].write(tmp_path / "model.gguf")) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         factors = rope_factors(file, config, context)
         assert factors is not None
-        assert factors[-1] == most
+        assert factors[-1] == limit
         rope = config.specification(factors).layers[0].block_of(AttentionSpec).rope
     assert rope is not None
     assert rope.magnitude == pytest.approx(1.19)
-    assert rope.inverse_frequencies[-1] == pytest.approx(10000 ** (-14 / 16) / most)
+    assert rope.inverse_frequencies[-1] == pytest.approx(10000 ** (-14 / 16) / limit)
 
 
 @pytest.mark.parametrize(

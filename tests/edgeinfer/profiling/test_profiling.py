@@ -145,9 +145,9 @@ def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
     assert "an expert that the router chose" in found.profile.rule
     for layer, counts in found.profile.layers("experts").items():
         with edgeinfer.load(path, device="cpu") as model:
-            facts = cpu_engine(model)[0].specification.layers[layer].block_of(MoeSpec)
-        assert counts.shape == (2, facts.experts)
-        assert counts.sum() == 100 * facts.experts_per_token
+            spec = cpu_engine(model)[0].specification.layers[layer].block_of(MoeSpec)
+        assert counts.shape == (2, spec.experts)
+        assert counts.sum() == 100 * spec.experts_per_token
         assert counts.max() <= max(found.profile.tokens)
     with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
         profile(path, [TEXT], tokens=100, predictor=True)

@@ -24,9 +24,9 @@ def make_models(folder: Path, *names: str) -> Path:
     return folder
 
 
-def message_for(wanted: str | Path, folder: Path) -> str:
+def message_for(expected: str | Path, folder: Path) -> str:
     with pytest.raises(UnknownModelError) as caught:
-        find_model(wanted, models_folder=folder)
+        find_model(expected, models_folder=folder)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,9 +80,9 @@ def test_a_split_model_counts_as_one(tmp_path: Path) -> None:
 
 def test_a_folder_with_several_models_lists_them(tmp_path: Path) -> None:
     make_models(tmp_path, *(f"m{number:02}.gguf" for number in range(10)))
-    said = message_for(tmp_path, tmp_path)
-    assert "a folder with 10 models; name one of m00.gguf, m01.gguf" in said
-    assert said.endswith("m07.gguf and 2 more")
+    output = message_for(tmp_path, tmp_path)
+    assert "a folder with 10 models; name one of m00.gguf, m01.gguf" in output
+    assert output.endswith("m07.gguf and 2 more")
 
 
 def test_a_folder_without_models_says_so(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def test_without_token_bytes_no_breaker_applies() -> None:
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 10])
 @pytest.mark.parametrize("limit", [2, 7, 1000])
 def test_lengths_equal_their_definition(alphabet: int, limit: int) -> None:
-    chance = random.Random(alphabet * limit)
+    rng = random.Random(alphabet * limit)
     for size in [0, 1, 2, 5, 31, 120]:
-        history = [chance.randrange(alphabet) for _ in range(size)]
+        history = [rng.randrange(alphabet) for _ in range(size)]
         assert repeated_lengths(history, limit) == slow_lengths(history, limit)
 
 

@@ -63,16 +63,16 @@ def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
 
     breaking = [token_id for token_id in range(size) if token_bytes(token_id) == b"\n"]
     assert len(breaking) == 1
-    chance = random.Random(1)
+    rng = random.Random(1)
     penalized = 0
     for trial in range(80):
-        alphabet = [chance.randrange(5, size) for _ in range(2 + trial % 3)] + breaking * (trial % 2)
-        history = [chance.choice(alphabet) for _ in range(chance.randrange(60))]
+        alphabet = [rng.randrange(5, size) for _ in range(2 + trial % 3)] + breaking * (trial % 2)
+        history = [rng.choice(alphabet) for _ in range(rng.randrange(60))]
         settings = SamplingParams(
-            dry_multiplier=chance.choice([0.5, 1.0]),
-            dry_base=chance.choice([1.0, 1.2, 1.75]),
-            dry_allowed_length=chance.choice([1, 2, 3]),
-            dry_penalty_last_n=chance.choice([5, 20, 64]),
+            dry_multiplier=rng.choice([0.5, 1.0]),
+            dry_base=rng.choice([1.0, 1.2, 1.75]),
+            dry_allowed_length=rng.choice([1, 2, 3]),
+            dry_penalty_last_n=rng.choice([5, 20, 64]),
         )
         expected = theirs(vocabulary, history, settings)
         breakers = SequenceBreakers(settings.dry_sequence_breakers, token_bytes)

@@ -9,8 +9,8 @@ from edgeinfer.sampling import logprobs
 
 def test_log_probabilities_of_a_vector_worked_out_by_hand() -> None:
     logits = np.log(np.array([0.1, 0.6, 0.3])).astype(np.float32) + np.float32(7)
-    chosen, top = logprobs(logits, 0, 2)
-    assert math.isclose(chosen, math.log(0.1), abs_tol=1e-5)
+    selected, top = logprobs(logits, 0, 2)
+    assert math.isclose(selected, math.log(0.1), abs_tol=1e-5)
     assert [token_id for token_id, _ in top] == [1, 2]
     assert math.isclose(top[0][1], math.log(0.6), abs_tol=1e-5)
 
@@ -28,5 +28,5 @@ def test_a_banned_token_has_minus_infinity() -> None:
 
 
 def test_huge_logits_do_not_overflow() -> None:
-    chosen, _ = logprobs(np.array([1e30, 1e30], dtype=np.float32), 0)
-    assert math.isclose(chosen, -math.log(2), rel_tol=1e-6)
+    selected, _ = logprobs(np.array([1e30, 1e30], dtype=np.float32), 0)
+    assert math.isclose(selected, -math.log(2), rel_tol=1e-6)

@@ -25,9 +25,9 @@ async def test_a_chat_is_responded_to_whole() -> None:
     found = reply.json()
     assert reply.status_code == 200
     assert (found["object"], found["model"]) == ("chat.completion", "fake")
-    choice = found["choices"][0]
-    assert choice["message"] == {"role": "assistant", "content": "The fox is here."}
-    assert choice["finish_reason"] == "stop"
+    item = found["choices"][0]
+    assert item["message"] == {"role": "assistant", "content": "The fox is here."}
+    assert item["finish_reason"] == "stop"
     used = found["usage"]
     assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
     assert used["completion_tokens"] == len("The fox is here.")
@@ -86,8 +86,8 @@ async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
         call["function"]
     ]
-    said = await chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
-    assert events(said.text)[0]["choices"][0]["delta"]["content"] == "No need."
+    output = await chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
+    assert events(output.text)[0]["choices"][0]["delta"]["content"] == "No need."
     assert (await chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE))).json()[
         "choices"
     ][0]["message"]["content"] == text
@@ -124,11 +124,11 @@ async def test_an_echoed_prompt_stands_before_the_response_whole_and_streamed() 
 
 
 async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
     model, generate = fake(), Model.stream_async
 
     def heard(self: Model, prompt: Any, **settings: Any) -> Any:
-        asked.append(settings)
+        requested.append(settings)
         return generate(self, prompt, **settings)
 
     monkeypatch.setattr(Model, "stream_async", heard)
@@ -139,7 +139,7 @@ async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None
         "dry_sequence_breakers": ["x"],
     }
     assert (await chat(given, model)).status_code == 200
-    assert asked[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
+    assert requested[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
 
 
 async def test_texts_become_vectors() -> None:
@@ -174,8 +174,8 @@ def test_the_openai_client_meets_what_it_expects() -> None:
         settings: Asked = {"model": "tiny", "max_tokens": 12, "temperature": 0}
         whole = asker.chat.completions.create(messages=HELLO, **settings)
         chunks = list(asker.chat.completions.create(messages=HELLO, stream=True, **settings))
-        said = "".join(each.choices[0].delta.content or "" for each in chunks)
-        assert said == whole.choices[0].message.content
+        output = "".join(each.choices[0].delta.content or "" for each in chunks)
+        assert output == whole.choices[0].message.content
         assert whole.usage.completion_tokens <= 12
         text = asker.completions.create(prompt="Once upon a time", **settings)
         assert text.choices[0].text == model.generate("Once upon a time", max_tokens=12, temperature=0.0).text

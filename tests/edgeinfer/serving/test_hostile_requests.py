@@ -65,7 +65,7 @@ async def test_only_this_machines_own_programs_and_pages_are_responded_to(header
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "output"),
     [
         ({"max_tokns": 5}, "max_tokns: no such field; did you mean max_tokens?"),
         ({"foo": 1}, "foo: no such field; did you mean "),
@@ -100,11 +100,11 @@ async def test_only_this_machines_own_programs_and_pages_are_responded_to(header
         ({f"f{i}": 1 for i in range(60_000)}, "the body: saw 60002 fields, wanted 100 at most"),
     ],
 )
-async def test_a_field_without_effect_is_named_and_not_dropped(body: Any, said: str) -> None:
+async def test_a_field_without_effect_is_named_and_not_dropped(body: Any, output: str) -> None:
     reply = await chat({"temperature": None, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
-    assert said in message
+    assert output in message
     assert len(message) < 300
 
 
@@ -124,7 +124,7 @@ async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "output"),
     [
         ({"tools": [{"function": "x"}]}, "tools[0]: saw {'function': 'x'}, wanted a function"),
         ({"tools": [{"function": {"name": ["f"]}}]}, "tools[0]: saw the name ['f'], wanted a text"),
@@ -145,16 +145,16 @@ async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
         ({"tools": [TOOL] * 129}, "tools: saw 129, wanted 128 at most"),
     ],
 )
-async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, said: str) -> None:
+async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, output: str) -> None:
     reply = await post(fake(template=TOOL_TEMPLATE), CHAT, {"messages": HELLO, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
-    assert said in message
+    assert output in message
     assert len(message) < 300
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "output"),
     [
         ("completions", {"prompt": ["x"] * 200_001}, "prompt: saw 200001, wanted 64 at most"),
         ("completions", {"prompt": ["x"] * 9, "n": 8}, "prompt: saw 9 prompts with n 8, wanted 64 answers"),
@@ -162,14 +162,14 @@ async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any,
         ("embeddings", {"input": ["x"] * 3_000}, "input: saw 3000, wanted 2048 at most"),
     ],
 )
-async def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: Any, said: str) -> None:
+async def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, body: Any, output: str) -> None:
     reply = await post(fake(), f"/v1/{path}", body)
     assert reply.status_code == 400
-    assert said in reply.json()["error"]["message"]
+    assert output in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("raw", "status", "said"),
+    ("raw", "status", "output"),
     [
         (b'{"messages": NaN}', 400, "saw NaN, which JSON doesn't have"),
         (b"[" * 100_000, 400, "the body isn't JSON"),
@@ -178,14 +178,14 @@ async def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, bo
         (b" " * (1 << 20) + b" ", 413, "the body: saw 1048577 bytes, wanted 1048576 at most"),
     ],
 )
-async def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, said: str) -> None:
+async def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, output: str) -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.post(CHAT, content=raw, headers=JSON)
 
     reply = await ask()
     assert reply.status_code == status
-    assert said in reply.json()["error"]["message"]
+    assert output in reply.json()["error"]["message"]
     assert len(reply.text) < 400
 
 

@@ -50,7 +50,7 @@ async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "output"),
     [
         ("chat/completions", {}, "messages: wanted list, saw NoneType"),
         ("chat/completions", {"messages": []}, "messages: saw none"),
@@ -91,11 +91,11 @@ async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
         ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's width"),
     ],
 )
-async def test_a_mistake_is_reported_in_openais_way(path: str, body: Any, told: str) -> None:
+async def test_a_mistake_is_reported_in_openais_way(path: str, body: Any, output: str) -> None:
     reply = await post(fake(), f"/v1/{path}", body)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
-    assert told in reply.json()["error"]["message"]
+    assert output in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -142,13 +142,13 @@ class Gate:
         self.reached, self.open = threading.Event(), threading.Event()
 
     def model(self) -> Model:
-        answer = saying_after_any("The fox.")
+        completion = saying_after_any("The fox.")
 
         def waiting(ids: list[int]) -> np.ndarray:
             if ids[-1] in byte_ids("T"):
                 self.reached.set()
                 assert self.open.wait(10)
-            return answer(ids)
+            return completion(ids)
 
         return model_on(FakeEngine(waiting, 512))
 

@@ -80,11 +80,11 @@ def test_another_model_finds_nothing(tmp_path: Path) -> None:
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32, limit_bytes=3500)
-    for place, first in enumerate((100, 200, 300)):
+    for position, first in enumerate((100, 200, 300)):
         store.keep(snapshot(5, first))
         for path in tmp_path.iterdir():
             if path.stat().st_mtime > 1e9:
-                os.utime(path, (1000 + place, 1000 + place))
+                os.utime(path, (1000 + position, 1000 + position))
     assert store.longest(list(range(100, 110))) is not None
     store.keep(snapshot(5, 400))
     kept = [first for first in (100, 200, 300, 400) if store.longest(list(range(first, first + 9)))]
@@ -135,15 +135,15 @@ def test_files_differ_by_a_byte_anywhere_sampled_and_by_what_else_matters(tmp_pa
     assert len(file_fingerprint(one)) == 32
 
 
-@pytest.mark.parametrize("place", ["head", "arrays", "digest"])
-def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["head", "arrays", "digest"])
+def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, position: str) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(5))
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     assert is_whole(path)
-    first = {"head": 0, "arrays": whole.index(b"\n") + 1, "digest": len(whole) - DIGEST_BYTES}[place]
-    count = {"head": whole.index(b"\n") + 1, "arrays": 1000, "digest": DIGEST_BYTES}[place]
+    first = {"head": 0, "arrays": whole.index(b"\n") + 1, "digest": len(whole) - DIGEST_BYTES}[position]
+    count = {"head": whole.index(b"\n") + 1, "arrays": 1000, "digest": DIGEST_BYTES}[position]
     for at in range(first, first + count, 1 + count // 100):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8

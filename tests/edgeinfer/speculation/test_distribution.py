@@ -53,8 +53,8 @@ class Known:
         self._sampler = Sampler(settings, SIZE)
         self._found: dict[tuple[int, ...], Distribution] = {}
 
-    def distribution(self, said: Sequence[int]) -> Distribution:
-        key = tuple(said)
+    def distribution(self, output: Sequence[int]) -> Distribution:
+        key = tuple(output)
         if key not in self._found:
             self._found[key] = self._sampler.distribution(self._logits[key[-1]], key)
         return self._found[key]
@@ -77,27 +77,27 @@ def wanted_chances(known: Known) -> dict[tuple[int, ...], float]:
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(DRAFTED + 1):
         found = {
-            (*said, int(token)): chance * float(own)
-            for said, chance in found.items()
-            for token, own in zip(*known.distribution([*HISTORY, *said]), strict=True)
+            (*output, int(token)): prob * float(own)
+            for output, prob in found.items()
+            for token, own in zip(*known.distribution([*HISTORY, *output]), strict=True)
         }
     return found
 
 
 def draw_three(target: Known, draft: Known, sampler: FromKnown, guesser: FromKnown) -> tuple[int, ...]:
     """Three tokens: passes with drafts of two drawn tokens until there are so many."""
-    said = list(HISTORY)
-    while len(said) < len(HISTORY) + DRAFTED + 1:
-        guesses, distributions, ahead = list[int](), list[Distribution](), list(said)
+    output = list(HISTORY)
+    while len(output) < len(HISTORY) + DRAFTED + 1:
+        drafted, distributions, ahead = list[int](), list[Distribution](), list(output)
         for _ in range(DRAFTED):
             distributions.append(draft.distribution(ahead))
-            ids, chances = distributions[-1]
-            guesses.append(int(ids[guesser.sample_index(chances)]))
-            ahead.append(guesses[-1])
+            ids, probs = distributions[-1]
+            drafted.append(int(ids[guesser.sample_index(probs)]))
+            ahead.append(drafted[-1])
         logits = TARGET[ahead[-DRAFTED - 1 :]]
-        found = verify(Draft(tuple(guesses), tuple(distributions)), logits, said, sampler, ())
-        said += [token.id for token in found]
-    return tuple(said[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
+        found = verify(Draft(tuple(drafted), tuple(distributions)), logits, output, sampler, ())
+        output += [token.id for token in found]
+    return tuple(output[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
 
 
 def chi_square_limit(degrees: int) -> float:
@@ -107,12 +107,14 @@ def chi_square_limit(degrees: int) -> float:
     return float(degrees * (1 - share + normal * share**0.5) ** 3)
 
 
-def chi_square(counts: dict[tuple[int, ...], int], wanted: dict[tuple[int, ...], float]) -> tuple[float, int]:
+def chi_square(
+    counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float]
+) -> tuple[float, int]:
     """Chi-square and its degrees of freedom; what is rarer than five in DRAWS counts together."""
-    rare = [said for said, chance in wanted.items() if chance * DRAWS < 5]
-    pairs = [(counts.get(said, 0), chance * DRAWS) for said, chance in wanted.items() if said not in rare]
+    rare = [output for output, prob in expected.items() if prob * DRAWS < 5]
+    pairs = [(counts.get(output, 0), prob * DRAWS) for output, prob in expected.items() if output not in rare]
     if rare:
-        pairs.append((sum(counts.get(s, 0) for s in rare), sum(wanted[s] for s in rare) * DRAWS))
+        pairs.append((sum(counts.get(s, 0) for s in rare), sum(expected[s] for s in rare) * DRAWS))
     return sum((seen - want) ** 2 / want for seen, want in pairs), len(pairs) - 1
 
 
@@ -120,8 +122,8 @@ def counted(target: Known, draft: Known) -> dict[tuple[int, ...], int]:
     sampler, guesser = FromKnown(target, 7), FromKnown(draft, 8)
     counts: dict[tuple[int, ...], int] = {}
     for _ in range(DRAWS):
-        said = draw_three(target, draft, sampler, guesser)
-        counts[said] = counts.get(said, 0) + 1
+        output = draw_three(target, draft, sampler, guesser)
+        counts[output] = counts.get(output, 0) + 1
     return counts
 
 
@@ -132,9 +134,9 @@ def counted(target: Known, draft: Known) -> dict[tuple[int, ...], int]:
 def test_three_tokens_in_a_row_are_distributed_as_without_drafts(name: str) -> None:
     settings = SamplingParams(**{**OFF, **COMBINATIONS[name]})
     target, draft = Known(TARGET, settings), Known(DRAFT, settings)
-    wanted, counts = wanted_chances(target), counted(target, draft)
-    assert set(counts) <= set(wanted)
-    found, degrees = chi_square(counts, wanted)
+    expected, counts = wanted_chances(target), counted(target, draft)
+    assert set(counts) <= set(expected)
+    found, degrees = chi_square(counts, expected)
     assert found < chi_square_limit(degrees)
 
 

@@ -45,7 +45,7 @@ def profitable() -> DraftController:
 
 def speed(controller: DraftController, acceptance: Callable[[int], float], tokens: int, each: float) -> float:
     """Tokens per second of a simulated completion, where baseline decoding gives 1."""
-    chance, made, seconds = random.Random(5), 0, 0.0
+    rng, made, seconds = random.Random(5), 0, 0.0
     while made < tokens:
         length = 0
         if controller.cooldown_tokens:
@@ -57,7 +57,7 @@ def speed(controller: DraftController, acceptance: Callable[[int], float], token
         if not length:
             made, seconds = made + 1, seconds + 1.0
             continue
-        accepted = next((n for n in range(length) if chance.random() > acceptance(made + n)), length)
+        accepted = next((n for n in range(length) if rng.random() > acceptance(made + n)), length)
         draft, forward = each * (length + 0.5), 1 + 0.08 * length
         controller.record_step(accepted + 1, 1 + length, length, draft, forward)
         controller.record_accepted(length, accepted, [0.8] * length)
@@ -102,7 +102,7 @@ def test_costs_measured_under_load_do_not_mislead() -> None:
 
 def test_the_length_is_limited() -> None:
     controller = profitable()
-    assert [controller.length(most) for most in (-1, 0, 1)] == [0, 0, 1]
+    assert [controller.length(limit) for limit in (-1, 0, 1)] == [0, 0, 1]
     assert 1 < controller.length(100) <= MAX_DRAFTED
 
 

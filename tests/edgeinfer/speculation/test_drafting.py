@@ -27,7 +27,7 @@ def always_draft(model: Model, length: int) -> None:
     """Drafts of this length, whatever they cost."""
     assert model.speculator is not None
     for controller in model.speculator.controllers.values():
-        setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
+        setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
         setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
         controller.cooldown_tokens = 0
 
@@ -75,14 +75,14 @@ def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
 
 def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
     always_draft(drafting, 3)
-    answer = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
-    speed = answer.speed
+    completion = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
+    speed = completion.speed
     assert speed.accepted_share is not None
     assert speed.tokens_per_forward is not None
-    drafted = sum(token.drafted for token in answer.tokens)
+    drafted = sum(token.drafted for token in completion.tokens)
     assert (drafted > 0) == (speed.accepted_share > 0)
     assert 1 <= speed.tokens_per_forward <= 4
-    assert answer.speed.generated_tokens == len(answer.ids) <= 40
+    assert completion.speed.generated_tokens == len(completion.ids) <= 40
 
 
 def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting: Model) -> None:
@@ -97,12 +97,12 @@ def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting
 def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
-    answer = drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
-    assert answer.speed.cached_tokens >= len(answer.prompt_ids) - 1
+    completion = drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
+    assert completion.speed.cached_tokens >= len(completion.prompt_ids) - 1
     chats = [model.chat() for model in (plain, drafting)]
     for text in ("Hi", "And then?"):
-        said = [chat.say(text, max_tokens=20, temperature=0.0).ids for chat in chats]
-        assert said[0] == said[1]
+        output = [chat.say(text, max_tokens=20, temperature=0.0).ids for chat in chats]
+        assert output[0] == output[1]
 
 
 @pytest.mark.default_cases(1)
@@ -161,8 +161,8 @@ def test_auto_says_what_the_draft_costs() -> None:
 @pytest.mark.slow
 def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
-        told = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
-        assert f"using prompt lookup instead of the draft model: {told}" in model.warnings
+        message = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
+        assert f"using prompt lookup instead of the draft model: {message}" in model.warnings
         assert model.speculator is not None
         assert model.speculator.drafter.name == "lookup"
         assert model.plan is not None
@@ -269,7 +269,7 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
 def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
-    asked = SamplingParams(**settings)
+    requested = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
@@ -277,7 +277,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
         # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
         texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
-        native, single = (proposed(drafter, asked, natively, texts) for natively in (True, False))
+        native, single = (proposed(drafter, requested, natively, texts) for natively in (True, False))
         assert any(len(draft.ids) == 5 for draft in native)
         assert any(len(draft.ids) < 5 for draft in native)
         for one, other in zip(native, single, strict=True):
@@ -301,9 +301,9 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
                 draft.ids, draft.probs, draft.distributions, strict=True
             ):
                 assert chances.sum() == pytest.approx(1.0)
-                place = candidates.tolist().index(token)
+                position = candidates.tolist().index(token)
                 if len(candidates) > 1:
-                    assert word == pytest.approx(float(chances[place]), rel=1e-5)
+                    assert word == pytest.approx(float(chances[position]), rel=1e-5)
 
 
 @pytest.mark.parametrize(

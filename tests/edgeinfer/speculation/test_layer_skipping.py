@@ -44,11 +44,11 @@ def test_all_layers_guess_what_the_model_says() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
         assert isinstance(model.engine, NativeEngine)
         drafter = LayerSkipping(model.engine, range(len(model.engine.specification.layers)))
-        answer = model.generate("Once upon a time", max_tokens=12, temperature=0.0)
-        said = [*answer.prompt_ids, *answer.ids]
-        model.engine.rewind(len(said) - 7)
+        completion = model.generate("Once upon a time", max_tokens=12, temperature=0.0)
+        text = [*completion.prompt_ids, *completion.ids]
+        model.engine.rewind(len(text) - 7)
         settings = SamplingParams(temperature=0.0)
-        assert drafter.propose(said[:-6], DraftRequest(6, settings)).ids == tuple(said[-6:])
+        assert drafter.propose(text[:-6], DraftRequest(6, settings)).ids == tuple(text[-6:])
         assert drafter.propose([5, 6, 7], DraftRequest(1, settings)).ids == ()  # not cached
 
 

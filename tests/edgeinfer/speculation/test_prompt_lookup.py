@@ -9,9 +9,9 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 PARAMS = SamplingParams()
 
 
-def guess(lookup: PromptLookup, text: str, most: int = 3) -> str:
+def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     """Characters as tokens."""
-    return "".join(map(chr, lookup.propose([*map(ord, text)], DraftRequest(most, PARAMS)).ids))
+    return "".join(map(chr, lookup.propose([*map(ord, text)], DraftRequest(limit, PARAMS)).ids))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_guesses_from_runs_that_mislead_are_left_out_in_time() -> None:
     lookup, history = PromptLookup(), [1, 2, 3]
     for other in range(40):
         history += [1, 2]
-        asked = lookup.propose(history, DraftRequest(1, PARAMS, 0.1)).ids
+        requested = lookup.propose(history, DraftRequest(1, PARAMS, 0.1)).ids
         history.append(100 + other)
-    assert asked == ()
+    assert requested == ()
     assert lookup.propose(history[:-1], DraftRequest(1, PARAMS)).ids != ()

@@ -58,16 +58,16 @@ class Verbose(Oracle):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "told"),
+    ("drafter", "message"),
     [
         (Careless(()), "draft: Careless proposed token id 1000000, wanted 0 to 8191"),
         (Verbose(()), "draft: Verbose proposed 4 tokens, wanted 3 at most"),
     ],
 )
-def test_an_invalid_draft_is_an_error(drafter: Oracle, told: str) -> None:
+def test_an_invalid_draft_is_an_error(drafter: Oracle, message: str) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
         always_draft(model, 3)
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=message):
             model.generate(PROMPT, max_tokens=10, temperature=0.0)
 
 

@@ -60,9 +60,9 @@ class Knowing:
     name = "knowing"
     nbytes = 0
 
-    def __init__(self, answer: Sequence[int], place: int) -> None:
-        self._answer = list(answer)
-        self._place = place
+    def __init__(self, completion: Sequence[int], index: int) -> None:
+        self._answer = list(completion)
+        self._place = index
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         follows = self._answer[len(history) :][:4]
@@ -77,10 +77,10 @@ class Knowing:
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, index: int) -> None:
     want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
-    speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], place))
+    speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], index))
     plain.speculator = speculator
     try:
         always_draft(plain, 4)
@@ -90,7 +90,7 @@ def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain:
         plain.speculator = None
     assert got.ids == want.ids
     # The branch up to its wrong token, the leaf in its stead, and the token behind that.
-    assert got.speed.tokens_per_forward == pytest.approx(place + 2, rel=0.15)
+    assert got.speed.tokens_per_forward == pytest.approx(index + 2, rel=0.15)
 
 
 def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
@@ -125,4 +125,4 @@ def test_the_likeliest_of_the_next_best_become_leaves(growing: Model) -> None:
     draft = drafter.propose(ids, DraftRequest(6, SamplingParams(temperature=0.0)))
     assert len(draft.ids) == len(draft.siblings) == 6
     assert len(draft.sibling_tokens) == 4
-    assert all(token != draft.ids[place] for place, token in draft.sibling_tokens)
+    assert all(token != draft.ids[index] for index, token in draft.sibling_tokens)

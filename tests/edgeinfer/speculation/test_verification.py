@@ -25,26 +25,26 @@ def rows(count: int) -> npt.NDArray[np.float32]:
     return np.tile(TARGET, (count, 1))
 
 
-def distribution(chances: npt.NDArray[np.float64]) -> Distribution:
+def distribution(probs: npt.NDArray[np.float64]) -> Distribution:
     """As a drafter gives it: only what can be drawn."""
-    ids = np.flatnonzero(chances)
-    return ids, chances[ids]
+    ids = np.flatnonzero(probs)
+    return ids, probs[ids]
 
 
-def chi_square(counts: npt.NDArray[np.int64], chances: npt.NDArray[np.float64]) -> float:
-    wanted = chances * counts.sum()
-    return float(((counts - wanted) ** 2 / wanted).sum())
+def chi_square(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) -> float:
+    expected = probs * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", DRAFTED_FROM)
 def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
     sampler = Sampler(SamplingParams(seed=7, **PLAIN), SIZE)
-    random, chances = np.random.default_rng(11), DRAFTED_FROM[name]
+    random, probs = np.random.default_rng(11), DRAFTED_FROM[name]
     counts, logits = np.zeros(SIZE, np.int64), rows(2)
     for _ in range(20_000):
-        guess = int(random.choice(SIZE, p=chances))
-        found = verify(Draft((guess,), (distribution(chances),)), logits, [1], sampler, ())
+        guess = int(random.choice(SIZE, p=probs))
+        found = verify(Draft((guess,), (distribution(probs),)), logits, [1], sampler, ())
         counts[found[0].id] += 1
     # Five degrees of freedom: 20.5 is passed once in a thousand times.
     assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
@@ -67,16 +67,16 @@ def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, A
     for row in logits:
         want.append(plain.sample(row, want))
         plain.accept(want[-1])
-    said: list[int] = []
-    while len(said) < len(logits):
-        k = min(int(random.integers(0, 4)), len(logits) - len(said) - 1)
+    text: list[int] = []
+    while len(text) < len(logits):
+        k = min(int(random.integers(0, 4)), len(logits) - len(text) - 1)
         # Some guesses are right, as far as they go.
-        guess = [*want[len(said) : len(said) + k]]
+        guess = [*want[len(text) : len(text) + k]]
         if guess and random.random() < 0.6:
             guess[-1] = int(random.integers(SIZE))
-        found = verify(Draft(tuple(guess)), logits[len(said) : len(said) + k + 1], said, with_drafts, ())
-        said += [token.id for token in found]
-    assert said == want
+        found = verify(Draft(tuple(guess)), logits[len(text) : len(text) + k + 1], text, with_drafts, ())
+        text += [token.id for token in found]
+    assert text == want
 
 
 def test_nothing_follows_the_first_guess_that_falls() -> None:

@@ -87,7 +87,7 @@ def test_an_answer_is_the_same_whether_certain_tokens_are_drawn_or_not(
 def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_alone(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    requested = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
 
     def masked(self: Sampler, logits: Any, history: Any) -> int:
         constraint, self.constraint = self.constraint, None
@@ -100,27 +100,27 @@ def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_al
     monkeypatch.setattr(Sampler, "sample", masked)
     monkeypatch.setattr(Constraint, "forced", lambda self: [])
     whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
-    assert asked.ids == whole.ids
+    assert requested.ids == whole.ids
 
 
 def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() -> None:
     engine = Together()
     tokenizer = model_on(engine).tokenizer
     model = Model("fake", engine, tokenizer, None, batch_invariant=True)
-    answer = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
+    completion = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert max(engine.passes) == 8
-    assert answer.speed.tokens_per_forward is not None
-    assert answer.speed.tokens_per_forward > 1.3
+    assert completion.speed.tokens_per_forward is not None
+    assert completion.speed.tokens_per_forward > 1.3
     read = model_on(other := Together()).generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert other.passes == []
     assert read.speed.tokens_per_forward is None
-    assert read.ids == answer.ids
+    assert read.ids == completion.ids
 
 
 def test_the_last_of_them_need_not_be_read_at_all() -> None:
     engine = FakeEngine(drawn, 256)
-    answer = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
-    assert answer.finish_reason == "stop"
+    completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
+    assert completion.finish_reason == "stop"
     assert engine.read == [len(PROMPT)]
 
 
@@ -136,23 +136,23 @@ def test_another_stream_may_come_between_them_and_their_pass() -> None:
 
 
 @pytest.mark.default_cases(6)
-@pytest.mark.parametrize("most", range(1, 40))
-def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(most: int) -> None:
+@pytest.mark.parametrize("limit", range(1, 40))
+def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(limit: int) -> None:
     whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
-    cut = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=most, seed=1)
-    assert cut.ids == whole.ids[:most]
-    full = model_on(FakeEngine(drawn, len(PROMPT) + most)).generate(PROMPT, schema=NAMED, seed=1)
-    assert full.ids == whole.ids[:most]
-    assert (cut.finish_reason, full.finish_reason) == ("length", "context")
+    shortened = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=limit, seed=1)
+    assert shortened.ids == whole.ids[:limit]
+    full = model_on(FakeEngine(drawn, len(PROMPT) + limit)).generate(PROMPT, schema=NAMED, seed=1)
+    assert full.ids == whole.ids[:limit]
+    assert (shortened.finish_reason, full.finish_reason) == ("length", "context")
 
 
 def test_wanted_log_probabilities_are_those_of_every_token() -> None:
-    answer = model_on(FakeEngine(drawn, 4096)).generate(
+    completion = model_on(FakeEngine(drawn, 4096)).generate(
         PROMPT, schema=NAMED, max_tokens=60, seed=1, logprobs=2
     )
-    assert all(token.logprob is not None for token in answer.tokens)
+    assert all(token.logprob is not None for token in completion.tokens)
     plain = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=60, seed=1)
-    assert plain.ids == answer.ids
+    assert plain.ids == completion.ids
 
 
 def test_a_certain_token_that_a_bias_bans_is_an_error_as_ever() -> None:
@@ -195,28 +195,28 @@ def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
 
 @pytest.mark.slow
 def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
-    answers = []
+    completions = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for _ in range(2):
-            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
-            for settings in wanted:
-                answer = model.generate("Once", schema=NAMED, max_tokens=200, **settings)
-                json.loads(answer.text)
-                answers.append(answer.ids)
+            expected: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
+            for settings in expected:
+                completion = model.generate("Once", schema=NAMED, max_tokens=200, **settings)
+                json.loads(completion.text)
+                completions.append(completion.ids)
             without_forced()
-    assert answers[:2] == answers[2:]
+    assert completions[:2] == completions[2:]
 
 
 @pytest.mark.slow
 def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without_them(
     without_forced: Any,
 ) -> None:
-    answers = []
+    completions = []
     many = {"type": "array", "items": NAMED, "minItems": 9, "maxItems": 9}
     with edgeinfer.load("tiny", device="cpu", draft=None, context=96) as model:
         for _ in range(2):
-            answer = model.generate("Once", schema=many, context_overflow="shift", max_tokens=300, seed=3)
-            assert answer.context_shifts >= 2
-            answers.append(answer.ids)
+            completion = model.generate("Once", schema=many, context_overflow="shift", max_tokens=300, seed=3)
+            assert completion.context_shifts >= 2
+            completions.append(completion.ids)
             without_forced()
-    assert answers[0] == answers[1]
+    assert completions[0] == completions[1]

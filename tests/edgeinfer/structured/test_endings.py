@@ -60,23 +60,23 @@ def least(made: Grammar) -> int:
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
 def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampling: Any) -> None:
     low = least(json_schema(SCHEMAS[name]))
-    cut = 0
-    for most in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
+    shortened = 0
+    for limit in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
         model = model_on(FakeEngine(eager, 4096))
-        answer = model.generate(PROMPT, schema=SCHEMAS[name], max_tokens=most, **sampling)
-        json.loads(answer.text)
-        assert len(answer.ids) <= most
-        cut += answer.finish_reason == "length"
-    assert cut >= 2
+        completion = model.generate(PROMPT, schema=SCHEMAS[name], max_tokens=limit, **sampling)
+        json.loads(completion.text)
+        assert len(completion.ids) <= limit
+        shortened += completion.finish_reason == "length"
+    assert shortened >= 2
 
 
 def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None:
     schema = SCHEMAS["required"]
     low = least(json_schema(schema))
     model = model_on(FakeEngine(eager, len(PROMPT) + low + 7))
-    answer = model.generate(PROMPT, schema=schema, temperature=0.0)
-    assert set(json.loads(answer.text)) == {"a", "n", "in"}
-    assert answer.finish_reason == "context"
+    completion = model.generate(PROMPT, schema=schema, temperature=0.0)
+    assert set(json.loads(completion.text)) == {"a", "n", "in"}
+    assert completion.finish_reason == "context"
     for each in model_on(FakeEngine(eager, 512)).generate(
         PROMPT, n=3, schema=schema, max_tokens=low + 9, seed=1
     ):
@@ -88,9 +88,9 @@ def test_with_log_probabilities_it_ends_alike() -> None:
     settings: Any = {"max_tokens": 40, "temperature": 0.0}
     schema = SCHEMAS["texts"]
     plain = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, **settings)
-    told = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, logprobs=2, **settings)
-    assert plain.ids == told.ids
-    assert plain.finish_reason == told.finish_reason
+    message = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, logprobs=2, **settings)
+    assert plain.ids == message.ids
+    assert plain.finish_reason == message.finish_reason
 
 
 def test_an_answer_that_needs_no_help_is_the_same_with_and_without_a_limit() -> None:
@@ -120,33 +120,35 @@ def test_grammars_are_completed_too(text: str, pattern: str) -> None:
         return logits
 
     low = least(grammar(text))
-    for most in (low, low + 3, low + 20):
-        answer = model_on(FakeEngine(opening, 512)).generate(PROMPT, grammar=text, max_tokens=most, seed=1)
-        assert re.fullmatch(pattern, answer.text), answer.text
-        assert answer.finish_reason in ("length", "stop")
+    for limit in (low, low + 3, low + 20):
+        completion = model_on(FakeEngine(opening, 512)).generate(
+            PROMPT, grammar=text, max_tokens=limit, seed=1
+        )
+        assert re.fullmatch(pattern, completion.text), completion.text
+        assert completion.finish_reason in ("length", "stop")
 
 
 def test_too_few_tokens_for_any_ending_cut_it_as_ever() -> None:
     schema = SCHEMAS["required"]
-    answer = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, max_tokens=5, seed=1)
-    assert answer.finish_reason == "length"
-    assert len(answer.ids) == 5
+    completion = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, max_tokens=5, seed=1)
+    assert completion.finish_reason == "length"
+    assert len(completion.ids) == 5
 
 
 def test_a_bias_that_bans_the_ending_is_kept() -> None:
     banned = {byte_ids("]")[0]: -np.inf}
-    answer = model_on(FakeEngine(eager, 512)).generate(
+    completion = model_on(FakeEngine(eager, 512)).generate(
         PROMPT, schema=SCHEMAS["texts"], max_tokens=30, seed=1, logit_bias=banned
     )
-    assert "]" not in answer.text
-    assert answer.finish_reason == "length"
+    assert "]" not in completion.text
+    assert completion.finish_reason == "length"
 
 
 @pytest.mark.slow
 def test_the_built_in_model_completes_its_answers() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for name, schema in SCHEMAS.items():
-            for seed, most in enumerate((60, 75, 100)):
-                answer = model.generate("Once", schema=schema, max_tokens=most, seed=seed)
-                json.loads(answer.text)
-                assert answer.finish_reason in ("length", "stop"), name
+            for seed, limit in enumerate((60, 75, 100)):
+                completion = model.generate("Once", schema=schema, max_tokens=limit, seed=seed)
+                json.loads(completion.text)
+                assert completion.finish_reason in ("length", "stop"), name

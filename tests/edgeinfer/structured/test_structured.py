@@ -54,16 +54,16 @@ def is_person(found: Any) -> bool:
 def test_noise_becomes_json_that_the_schema_allows(sampling: dict[str, Any]) -> None:
     model = model_on(FakeEngine(drawn, 4096))
     for seed in range(4):
-        answer = model.generate(PROMPT, schema=PERSON, seed=seed, max_tokens=2000, **sampling)
-        assert answer.finish_reason == "stop"
-        assert is_person(json.loads(answer.text)), answer.text
+        completion = model.generate(PROMPT, schema=PERSON, seed=seed, max_tokens=2000, **sampling)
+        assert completion.finish_reason == "stop"
+        assert is_person(json.loads(completion.text)), completion.text
 
 
 def test_an_answer_ends_where_its_grammar_does_without_a_token_that_says_so() -> None:
     engine = FakeEngine(drawn, 256)
-    answer = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
-    assert answer.text in ("yes", "no")
-    assert answer.finish_reason == "stop"
+    completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
+    assert completion.text in ("yes", "no")
+    assert completion.finish_reason == "stop"
     assert engine.ids == PROMPT
 
 
@@ -73,33 +73,33 @@ def test_the_end_is_one_of_the_choices_where_the_grammar_may_end_or_go_on() -> N
         logits[END] = 20.0
         return logits
 
-    answer = model_on(FakeEngine(eager, 256)).generate(PROMPT, grammar="root ::= [a-c]{2,}")
-    assert re.fullmatch("[a-c]{2}", answer.text)
-    assert answer.finish_reason == "stop"
+    completion = model_on(FakeEngine(eager, 256)).generate(PROMPT, grammar="root ::= [a-c]{2,}")
+    assert re.fullmatch("[a-c]{2}", completion.text)
+    assert completion.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("text", ['root ::= [a-z]{3} "!"', 'start: /[a-z]{3}/ "!"'])
 def test_a_grammar_is_read_in_either_syntax(text: str) -> None:
-    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, grammar=text, seed=3)
-    assert re.fullmatch("[a-z]{3}!", answer.text)
+    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, grammar=text, seed=3)
+    assert re.fullmatch("[a-z]{3}!", completion.text)
 
 
 def test_a_schema_may_be_a_text() -> None:
-    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema='{"enum": ["left", "right"]}')
-    assert json.loads(answer.text) in ("left", "right")
+    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema='{"enum": ["left", "right"]}')
+    assert json.loads(completion.text) in ("left", "right")
 
 
 def test_an_answer_that_is_cut_begins_as_the_schema_wants() -> None:
-    answer = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
-    assert answer.finish_reason == "length"
-    assert re.match(r'\{\s*"n', answer.text)
+    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
+    assert completion.finish_reason == "length"
+    assert re.match(r'\{\s*"n', completion.text)
 
 
 def test_a_stop_text_ends_it_earlier() -> None:
     model = model_on(FakeEngine(drawn, 4096))
-    answer = model.generate(PROMPT, schema=PERSON, stop='"age"', max_tokens=500)
-    assert "age" not in answer.text
-    assert '"name"' in answer.text
+    completion = model.generate(PROMPT, schema=PERSON, stop='"age"', max_tokens=500)
+    assert "age" not in completion.text
+    assert '"name"' in completion.text
 
 
 def test_turns_of_a_chat_keep_to_it_too() -> None:
@@ -109,7 +109,7 @@ def test_turns_of_a_chat_keep_to_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength (5) is greater than maxLength (2)"),
         ({"enum": []}, "Unsatisfiable schema"),
@@ -123,12 +123,12 @@ def test_turns_of_a_chat_keep_to_it_too() -> None:
         ({"enum": [{1, 2}]}, "wanted what JSON can hold"),
     ],
 )
-def test_what_nothing_can_satisfy_is_refused_before_anything_is_read(schema: Any, told: str) -> None:
+def test_what_nothing_can_satisfy_is_refused_before_anything_is_read(schema: Any, message: str) -> None:
     engine = FakeEngine(drawn)
     with pytest.raises(SettingError) as caught:
         model_on(engine).stream(PROMPT, schema=schema)
     assert str(caught.value).startswith("schema: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not engine.read
 
@@ -247,11 +247,11 @@ def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
     mask = random.random(size) < share
     mask[17] = True
     chain = SamplingParams.from_keywords({"temperature": 0.8, "seed": 1, **settings})
-    ids, chances = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
+    ids, probs = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
     masked = np.where(mask, logits, np.float32(-np.inf))
     want_ids, want = Sampler(chain, size).distribution(masked, history)
     np.testing.assert_array_equal(ids, want_ids)
-    np.testing.assert_allclose(chances, want, rtol=1e-6)
+    np.testing.assert_allclose(probs, want, rtol=1e-6)
     assert mask[ids].all()
 
 
@@ -288,33 +288,33 @@ def test_tokens_without_a_choice_are_read_together_and_change_nothing(
         "required": ["a_rather_long_name"],
         "additionalProperties": False,
     }
-    answers, passes = [], []
+    completions, passes = [], []
     with edgeinfer.load("tiny", device="cpu", draft="lookup") as model:
         for forced in (True, False):
             if not forced:
                 monkeypatch.setattr(Constraint, "forced", lambda self: [])
-            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
-            for settings in wanted:
-                answer = model.generate("Once", schema=schema, max_tokens=100, **settings)
-                assert json.loads(answer.text)["a_rather_long_name"] in ("one_of_two", "two_of_two")
-                answers.append(answer.ids)
-                passes.append(answer.speed.tokens_per_forward or 1.0)
-    assert answers[:2] == answers[2:]
+            expected: list[Any] = [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3}]
+            for settings in expected:
+                completion = model.generate("Once", schema=schema, max_tokens=100, **settings)
+                assert json.loads(completion.text)["a_rather_long_name"] in ("one_of_two", "two_of_two")
+                completions.append(completion.ids)
+                passes.append(completion.speed.tokens_per_forward or 1.0)
+    assert completions[:2] == completions[2:]
     assert min(passes[:2]) > 1.3
     assert passes[2:] == [1.0, 1.0]
 
 
 @pytest.mark.slow
 def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
-    answers = []
+    completions = []
     for draft in (None, "auto"):
         with edgeinfer.load("tiny", device="cpu", draft=draft) as model:
-            wanted: list[Any] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}]
-            for settings in wanted:
-                answer = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
-                assert is_person(json.loads(answer.text))
-                answers.append(answer.ids)
-    assert answers[:2] == answers[2:]
+            expected: list[Any] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}]
+            for settings in expected:
+                completion = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
+                assert is_person(json.loads(completion.text))
+                completions.append(completion.ids)
+    assert completions[:2] == completions[2:]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

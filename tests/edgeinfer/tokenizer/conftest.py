@@ -26,9 +26,9 @@ class Goldens:
 
     def answers(self, variant: str) -> Iterator[tuple[str, bool, list[int]]]:
         """Yield text, whether special tokens and BOS are on, and the ids."""
-        for index, choice in enumerate(self.variants[variant][1]):
+        for index, item in enumerate(self.variants[variant][1]):
             special = index >= len(self.texts)
-            yield self.texts[index % len(self.texts)], special, self.ids[index][choice]
+            yield self.texts[index % len(self.texts)], special, self.ids[index][item]
 
 
 def read(name: str) -> Goldens:

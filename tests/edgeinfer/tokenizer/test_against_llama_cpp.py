@@ -31,13 +31,13 @@ SPECIAL = ("<|im_end|>", "<s>", "</s>", "<ud>", "<|ctl|>", "<|endoftext|>", "<0x
 
 
 def random_texts(count: int, seed: int) -> Iterator[str]:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(count):
         parts = []
-        for _ in range(draw.randrange(1, 12)):
-            alphabet = draw.choice(ALPHABETS)
-            parts.append("".join(draw.choice(alphabet) for _ in range(draw.randrange(1, 7))))
-            parts.append(draw.choice(["", "", " ", draw.choice(SPECIAL), chr(draw.randrange(0x20, 0xD800))]))
+        for _ in range(rng.randrange(1, 12)):
+            alphabet = rng.choice(ALPHABETS)
+            parts.append("".join(rng.choice(alphabet) for _ in range(rng.randrange(1, 7))))
+            parts.append(rng.choice(["", "", " ", rng.choice(SPECIAL), chr(rng.randrange(0x20, 0xD800))]))
         yield "".join(parts)
 
 

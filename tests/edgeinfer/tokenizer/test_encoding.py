@@ -134,7 +134,7 @@ def test_an_unknown_tokenizer_is_an_error_that_lists_the_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("tokens", None, "tokens: missing; wanted a list of texts"),
         ("tokens", [1, 2], "tokens: a list; wanted a list of texts"),
@@ -144,9 +144,9 @@ def test_an_unknown_tokenizer_is_an_error_that_lists_the_known() -> None:
         ("token_type", ["x"] * 1161, "token_type: 1161 values of type <U1; wanted a number for each"),
     ],
 )
-def test_a_damaged_list_is_named(key: str, value: Any, told: str, byte_pairs: Any) -> None:
+def test_a_damaged_list_is_named(key: str, value: Any, message: str, byte_pairs: Any) -> None:
     metadata = byte_pairs.metadata_of("gpt-2") | {f"tokenizer.ggml.{key}": value}
-    with pytest.raises(UnsupportedModelError, match=told):
+    with pytest.raises(UnsupportedModelError, match=message):
         Tokenizer.from_metadata(metadata)
 
 

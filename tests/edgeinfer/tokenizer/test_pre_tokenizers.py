@@ -50,17 +50,15 @@ def test_a_missing_pre_tokenizer_is_noted() -> None:
 
 @pytest.mark.parametrize("name", known_pre_tokenizers())
 def test_the_words_of_random_text_join_to_the_text(name: str) -> None:
-    draw = random.Random(name)
+    rng = random.Random(name)
     for _ in range(40):
-        alphabet = draw.choice(
-            ["ab 1'\n", "aA\u0301中0٣ \u3000\r\n!", "".join(map(chr, range(32, 0x2FF, 7)))]
-        )
-        text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(60)))
+        alphabet = rng.choice(["ab 1'\n", "aA\u0301中0٣ \u3000\r\n!", "".join(map(chr, range(32, 0x2FF, 7)))])
+        text = "".join(rng.choice(alphabet) for _ in range(rng.randrange(60)))
         assert "".join(words(name, text)) == text
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "wanted"),
+    ("name", "text", "expected"),
     [
         ("gpt-2", "I'll  go 123!", ["I", "'ll", " ", " go", " 123", "!"]),
         ("llama-bpe", "I'LL 12345", ["I", "'LL", " ", "123", "45"]),
@@ -77,8 +75,8 @@ def test_the_words_of_random_text_join_to_the_text(name: str) -> None:
         ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
     ],
 )
-def test_words_are_cut_as_the_model_was_trained(name: str, text: str, wanted: list[str]) -> None:
-    assert words(name, text) == wanted
+def test_words_are_cut_as_the_model_was_trained(name: str, text: str, expected: list[str]) -> None:
+    assert words(name, text) == expected
 
 
 def test_classes_beyond_ascii_are_single_bytes() -> None:

@@ -39,14 +39,14 @@ def test_half_a_character_at_the_end_is_replaced_once() -> None:
 
 
 def test_a_stream_says_what_decoding_all_bytes_says() -> None:
-    draw = random.Random(11)
+    rng = random.Random(11)
     for _ in range(300):
         data = bytes(
-            draw.choice([0x41, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xFF]) for _ in range(20)
+            rng.choice([0x41, 0xC3, 0xA9, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0x80, 0xFF]) for _ in range(20)
         )
         decoder = StreamDecoder(one_byte)
-        said = "".join(map(decoder.push, data)) + decoder.finish()
-        assert said == data.decode("utf-8", "replace")
+        output = "".join(map(decoder.push, data)) + decoder.finish()
+        assert output == data.decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("kind", ["sentence_pieces", "byte_pairs"])
@@ -56,9 +56,9 @@ def test_a_stream_of_tokens_says_the_text(kind: str, request: pytest.FixtureRequ
         goldens.metadata_of("plain" if kind == "sentence_pieces" else "gpt-2")
     )
     decoder = tokenizer.stream_decoder()
-    said = [decoder.push(token) for token in tokenizer.encode(TEXT)]
-    assert not any("\ufffd" in text for text in said)
-    assert "".join(said).removeprefix(" ") + decoder.finish() == TEXT
+    output = [decoder.push(token) for token in tokenizer.encode(TEXT)]
+    assert not any("\ufffd" in text for text in output)
+    assert "".join(output).removeprefix(" ") + decoder.finish() == TEXT
 
 
 def test_control_tokens_are_silent_in_a_stream_unless_asked_for(byte_pairs: Any) -> None:

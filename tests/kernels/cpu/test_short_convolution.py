@@ -90,7 +90,7 @@ def test_no_token_can_be_evicted(tmp_path: Path) -> None:
     tested = engine(tmp_path, cpu())
     assert not tested.capabilities.max_batch_tokens
     with pytest.raises(SettingError, match="recurrent layers"):
-        ContextShift.wanted("shift", 4, tested)
+        ContextShift.requested("shift", 4, tested)
     tested.close()
 
 

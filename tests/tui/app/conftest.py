@@ -27,9 +27,9 @@ TIMEOUT_SECONDS = 10.0
 class PacedModel(FakeModel):
     """Says as many words as it has been allowed to."""
 
-    def __init__(self, answer: str = "There was a fox.") -> None:
+    def __init__(self, response: str = "There was a fox.") -> None:
         self._allowed = threading.Semaphore(0)
-        super().__init__(answer, before_word=lambda: self._allowed.acquire(timeout=TIMEOUT_SECONDS))
+        super().__init__(response, before_word=lambda: self._allowed.acquire(timeout=TIMEOUT_SECONDS))
 
     def allow(self, words: int) -> None:
         self._allowed.release(words)
@@ -92,7 +92,7 @@ class Chat:
 
     def shown(self) -> list[str]:
         """The text of the messages, without reasoning."""
-        return [view.said() for view in self.views()]
+        return [view.response_text() for view in self.views()]
 
     def notices(self) -> list[str]:
         return self.app.shown_notices
@@ -147,11 +147,11 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
         monkeypatch.setattr(library, "load_model", load)
         monkeypatch.setattr(library, "check_model", check)
-        place = tmp_path / "chats.sqlite"
-        store = SessionStore(place, stored=stored) if kept else None
+        position = tmp_path / "chats.sqlite"
+        store = SessionStore(position, stored=stored) if kept else None
         app = ObservedChatApp(ParsedOptions("tiny", None, **options), store, warnings=warnings)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
-            chat = Chat(pilot, app, place)
+            chat = Chat(pilot, app, position)
             if load_when is None:
                 await chat.settle()
             else:

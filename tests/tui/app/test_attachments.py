@@ -39,12 +39,12 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"a\0b")
     latin.write_bytes(b"caf\xe9")
     long.write_bytes(b"x" * (MAX_BYTES + 1))
-    for path, told in (
+    for path, output in (
         (binary, "no text"),
         (latin, "no text in UTF-8"),
         (long, f"wanted {MAX_BYTES} at most"),
     ):
-        with pytest.raises(SettingError, match=told):
+        with pytest.raises(SettingError, match=output):
             with_files(f"@{path}")
 
 

@@ -11,8 +11,8 @@ from tests.tui.fake_library import ANSWER, FakeModel
 pytestmark = pytest.mark.anyio
 
 
-def head(chat: Chat, place: int) -> str:
-    return str(chat.views()[place].query_one(".head").render())
+def head(chat: Chat, index: int) -> str:
+    return str(chat.views()[index].query_one(".head").render())
 
 
 async def test_a_regenerated_response_is_an_alternative(opened: Opened) -> None:

@@ -30,7 +30,7 @@ async def test_help_lists_every_command_with_its_key(opened: Opened) -> None:
 def test_help_that_is_too_long_for_its_line_continues_indented(width: int, lines: int) -> None:
     page = str(help_text(width)).split("\n")[:-1]
     assert max(map(len, page)) <= width
-    at = next(place for place, line in enumerate(page) if line.split()[:1] == ["Esc"])
+    at = next(index for index, line in enumerate(page) if line.split()[:1] == ["Esc"])
     told = page[at : at + lines]
     assert " ".join(" ".join(told).split()) == "Esc stop the response; leave a message that is being edited"
     assert all(line.startswith("    ") for line in told[1:])
@@ -106,10 +106,10 @@ async def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) 
 
 async def test_a_past_chat_is_found_by_the_text_so_far_in_it(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
-        for said, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
+        for output, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
             made = store.new_chat("tiny").id
-            asked = store.add_message(made, None, "user", said)
-            store.add_message(made, asked.id, "assistant", answer)
+            user_message = store.add_message(made, None, "user", output)
+            store.add_message(made, user_message.id, "assistant", answer)
     async with opened() as chat:
         await chat.press("ctrl+f")
         options = chat.app.screen.query_one(OptionList)

@@ -24,8 +24,8 @@ def footer(chat: Chat) -> str:
 async def test_letters_are_written_after_a_chat_is_opened(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         made = store.new_chat("tiny").id
-        asked = store.add_message(made, None, "user", "Of foxes")
-        store.add_message(made, asked.id, "assistant", "They are red.")
+        user_message = store.add_message(made, None, "user", "Of foxes")
+        store.add_message(made, user_message.id, "assistant", "They are red.")
     model = FakeModel()
     async with opened(model) as chat:
         await chat.press("ctrl+f")

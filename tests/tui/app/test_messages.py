@@ -47,8 +47,8 @@ async def test_what_is_shown_of_a_response_in_progress_is_on_the_disk_already(op
 async def test_a_text_that_slides_is_reported_while_the_response_comes(opened: Opened) -> None:
     async with opened(FakeModel(slid_after=1), generation={"context_overflow": "shift"}) as chat:
         await chat.say("Hi")
-        told = "the context of 1024 tokens was shifted: 256 after the first were evicted"
-        assert chat.notices() == [told]
+        output = "the context of 1024 tokens was shifted: 256 after the first were evicted"
+        assert chat.notices() == [output]
 
 
 async def test_escape_stops_a_response_and_keeps_the_text(opened: Opened) -> None:
@@ -106,8 +106,8 @@ async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(op
 async def test_a_chat_that_continues_is_shown_and_read_by_the_model(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
-        asked = store.add_message(chat_id, None, "user", "Where?")
-        store.add_message(chat_id, asked.id, "assistant", "In a den.")
+        user_message = store.add_message(chat_id, None, "user", "Where?")
+        store.add_message(chat_id, user_message.id, "assistant", "In a den.")
         stored = store.chat("foxes")
     model = FakeModel()
     async with opened(model, stored=stored) as chat:
@@ -132,8 +132,8 @@ async def test_a_chat_that_continues_can_be_read_while_its_model_is_loaded(
 ) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", name="foxes").id
-        asked = store.add_message(chat_id, None, "user", "Where?")
-        store.add_message(chat_id, asked.id, "assistant", "In a den.")
+        user_message = store.add_message(chat_id, None, "user", "Where?")
+        store.add_message(chat_id, user_message.id, "assistant", "In a den.")
         stored = store.chat("foxes")
     coming = threading.Event()
     async with opened(stored=stored, load_when=coming) as chat:

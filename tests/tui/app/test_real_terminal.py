@@ -47,8 +47,8 @@ def in_mid_answer(begin: Callable[..., Terminal]) -> Terminal:
 
 def said(home: Path) -> tuple[str, str]:
     with ChatStore(home / ".local/state/edgeinfer/chats.sqlite") as store:
-        answer = store.branch(store.chats(1)[0])[1]
-    return answer.text, answer.state
+        response = store.branch(store.chats(1)[0])[1]
+    return response.text, response.state
 
 
 def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(

@@ -61,11 +61,11 @@ def test_a_prompt_that_ends_in_an_open_reasoning_is_recognized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [(" Hello. ", " Hello. "), ("<think>Hm.</think> Hello.", "Hello."), ("Hm.</think>\nHi", "Hi"), ("", "")],
 )
-def test_the_text_without_reasoning_is_the_response(text: str, said: str) -> None:
-    assert without_reasoning(text) == said
+def test_the_text_without_reasoning_is_the_response(text: str, output: str) -> None:
+    assert without_reasoning(text) == output
 
 
 async def test_reasoning_is_folded_and_unfolds_with_a_key(opened: Opened) -> None:

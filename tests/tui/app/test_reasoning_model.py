@@ -55,14 +55,14 @@ class Thinker:
 
     def _logits(self, ids: list[int]) -> npt.NDArray[np.float32]:
         text = self.model.tokenizer.decode(ids, special=True).removeprefix("<s>")
-        asked, _, said = text.rpartition("</s>A")
-        if said in (self._opening, "<think>\n\n</think>\n\n"):
+        user_message, _, output = text.rpartition("</s>A")
+        if output in (self._opening, "<think>\n\n</think>\n\n"):
             self.prompts.append(text)
-        answer = f"It has {len(asked.rpartition('U')[2])}."
-        script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + answer), END]
-        if said.startswith("<think>"):
-            said = said.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
-            script, begun = script[1:], len(said)
+        response = f"It has {len(user_message.rpartition('U')[2])}."
+        script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + response), END]
+        if output.startswith("<think>"):
+            output = output.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
+            script, begun = script[1:], len(output)
         else:
             begun = 0
         logits = np.zeros(VOCABULARY, np.float32)
@@ -142,18 +142,18 @@ async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path
         await chat.say("/schema")
         assert "schema" not in status(chat)
         await chat.say("And?")
-        told = chat.notices()
+        message = chat.notices()
     assert model.settings == [{"schema": schema.read_text()}, {}]
     assert (
         "responses are constrained; /schema off ends that; /schema FILE: constrain them to a JSON schema"
-        in told
+        in message
     )
-    assert "responses are not constrained; /schema FILE: constrain them to a JSON schema" in told
+    assert "responses are not constrained; /schema FILE: constrain them to a JSON schema" in message
 
 
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "No such file"),
         (b"{", "schema: saw no JSON"),
@@ -162,7 +162,7 @@ async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path
     ],
 )
 async def test_a_schema_that_is_none_changes_nothing(
-    opened: Opened, schema: Path, content: bytes | None, told: str
+    opened: Opened, schema: Path, content: bytes | None, message: str
 ) -> None:
     if content is None:
         schema.unlink()
@@ -171,7 +171,7 @@ async def test_a_schema_that_is_none_changes_nothing(
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say(f"/schema {schema}")
-        assert any(told in notice for notice in chat.notices())
+        assert any(message in notice for notice in chat.notices())
         await chat.say("Hi")
         assert chat.shown() == ["Hi", ANSWER]
     settings: list[dict[str, Any]] = [{}]

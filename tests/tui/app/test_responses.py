@@ -54,26 +54,26 @@ Last
 The end."""
 
 
-def blocks_of(answer: ResponseText) -> list[tuple[str, str]]:
+def blocks_of(response: ResponseText) -> list[tuple[str, str]]:
     return [
         (type(block).__name__, block.code if isinstance(block, CodeBlock) else str(block.render()))
-        for block in answer.query(MarkdownBlock)
+        for block in response.query(MarkdownBlock)
     ]
 
 
-def shows(chat: Chat, said: str) -> bool:
-    return "".join(chat.shown()[1:]).startswith(said)
+def shows(chat: Chat, output: str) -> bool:
+    return "".join(chat.shown()[1:]).startswith(output)
 
 
 async def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened) -> None:
     model = PacedModel(CODE)
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
-        said = ""
+        output = ""
         for word in CODE.split(" "):
-            said = f"{said} {word}".lstrip(" ")
+            output = f"{output} {word}".lstrip(" ")
             model.allow(1)
-            await chat.until(functools.partial(shows, chat, said))
+            await chat.until(functools.partial(shows, chat, output))
         await chat.settle()
         blocks = list(chat.views()[1].query(CodeBlock))
         assert [(block.lexer, block.code.rstrip()) for block in blocks] == [
@@ -90,7 +90,7 @@ async def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened
 
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
-    ("answer", "code"),
+    ("response", "code"),
     [
         ('{"name": "*Ada*",\n "at": ["```", 1]}', '{"name": "*Ada*",\n "at": ["```", 1]}'),
         ('[{"a": "_b_"}] is all.', '[{"a": "_b_"}]'),
@@ -100,18 +100,18 @@ async def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened
         ("{x} is a *set*.", None),
     ],
 )
-async def test_json_is_shown_unchanged(opened: Opened, answer: str, code: str | None) -> None:
-    model = PacedModel(answer)
+async def test_json_is_shown_unchanged(opened: Opened, response: str, code: str | None) -> None:
+    model = PacedModel(response)
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
-        model.allow(len(answer))
-        await chat.until(lambda: chat.views()[1].message.text == answer)
+        model.allow(len(response))
+        await chat.until(lambda: chat.views()[1].message.text == response)
         await chat.settle()
         text = chat.views()[1].query_one(ResponseText)
         assert [block.code.rstrip("\n") for block in text.query(CodeBlock)] == ([code] if code else [])
-        assert "is all." not in answer or ("MarkdownParagraph", "is all.") in blocks_of(text)
+        assert "is all." not in response or ("MarkdownParagraph", "is all.") in blocks_of(text)
         await chat.press("tab", "c")
-        assert chat.app.clipboard == answer
+        assert chat.app.clipboard == response
 
 
 async def test_html_in_a_response_stays_the_text_that_it_is(opened: Opened) -> None:
@@ -174,15 +174,15 @@ async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
 async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:
         await chat.say("Hi")
-        answer = chat.views()[1].query_one(ResponseText)
-        whole = blocks_of(answer)
+        response = chat.views()[1].query_one(ResponseText)
+        whole = blocks_of(response)
         assert len(whole) == 20
-        await answer.show("")
+        await response.show("")
         for end in range(step, len(DOCUMENT) + step, step):
-            await answer.show(DOCUMENT[:end], ended=end >= len(DOCUMENT))
-        assert blocks_of(answer) == whole
-        await answer.show("No.")
-        assert answer.source == "No."
+            await response.show(DOCUMENT[:end], ended=end >= len(DOCUMENT))
+        assert blocks_of(response) == whole
+        await response.show("No.")
+        assert response.source == "No."
 
 
 def test_progress_reports_how_long_it_will_take() -> None:

@@ -31,8 +31,8 @@ def test_a_table_and_the_machine_go_to_stdout(edgeinfer: CommandLine) -> None:
 
 
 def test_json_holds_every_repetition(edgeinfer: CommandLine) -> None:
-    for wanted in (("--json",), ("--output", "json")):
-        report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "-d", "0", "-d", "4", *wanted).out)
+    for expected in (("--json",), ("--output", "json")):
+        report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "-d", "0", "-d", "4", *expected).out)
         assert [row["test"] for row in report["results"]] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
         assert all(len(row["seconds"]) == 2 for row in report["results"])
         assert report["parameters"] == 31_730_176

@@ -71,10 +71,10 @@ def test_no_threads_is_a_usage_error(edgeinfer: CommandLine) -> None:
 def test_warming_builds_what_a_model_needs_and_nothing_twice(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[list[str]] = []
+    user_message: list[list[str]] = []
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
-        asked.append(sorted(units))
+        user_message.append(sorted(units))
         for unit in units:
             object_file(folder, 0, unit).write_bytes(b"code")
             yield unit
@@ -84,7 +84,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     report = json.loads(edgeinfer("doctor", "--warm", "--model", "tiny", "--json").out)
     units = ["blocks", "rows_Q4_K", "rows_Q6_K"]
     assert report["units"] == units
-    assert sorted(unit for group in asked for unit in group) == units
+    assert sorted(unit for group in user_message for unit in group) == units
     assert (report["built"], report["instruction_set"]) == (3, choose().name)
     assert report["bytes"] == 3 * (4 + 32)
     outcome = edgeinfer("doctor", "--warm", "--model", "tiny")

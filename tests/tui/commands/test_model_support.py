@@ -33,9 +33,9 @@ def test_the_same_words_in_every_command(edgeinfer: CommandLine, folder: Path) -
     words = "needs --engine llama.cpp"
     rows = {line.split()[0]: line for line in edgeinfer("list").out.splitlines()[1:] if line.strip()}
     assert (words in rows["sound"], words in rows["words"], words in rows["types"]) == (False, True, True)
-    told = {row["name"]: row["runs_with"] for row in json.loads(edgeinfer("list", "--json").out)}
-    assert told["sound"] == "edgeinfer"
-    assert told["types"].startswith(f"{words}: tensor blk.0.ffn_up.weight: type IQ2_XXS (16) is not")
+    message = {row["name"]: row["runs_with"] for row in json.loads(edgeinfer("list", "--json").out)}
+    assert message["sound"] == "edgeinfer"
+    assert message["types"].startswith(f"{words}: tensor blk.0.ffn_up.weight: type IQ2_XXS (16) is not")
     shown = " ".join(edgeinfer("show", "sound").out.split())
     assert "runs with edgeinfer" in shown
     for name in ("words", "types"):

@@ -36,23 +36,23 @@ def test_the_table_has_a_line_for_like_layers(edgeinfer: CommandLine) -> None:
 
 def test_json_reports_every_item(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", "cpu: 32GiB ram, 64GB/s ram", "--json")
-    told = json.loads(outcome.out)
-    assert told["model"] == "tiny"
-    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in told["items"])
-    assert {item["device"] for item in told["items"]} == {"cpu"}
-    assert told["prediction"]["decode_tokens_per_second"] > 0
+    message = json.loads(outcome.out)
+    assert message["model"] == "tiny"
+    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in message["items"])
+    assert {item["device"] for item in message["items"]} == {"cpu"}
+    assert message["prediction"]["decode_tokens_per_second"] > 0
 
 
 @pytest.mark.parametrize("repack", [True, False])
 def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine, repack: bool) -> None:
     options = ["--device", "cpu", "--threads", "2", "--json", *([] if repack else ["--no-repack"])]
-    told = json.loads(edgeinfer("plan", "tiny", *options).out)
-    assert told["machine"]["origin"] == "measured"
+    message = json.loads(edgeinfer("plan", "tiny", *options).out)
+    assert message["machine"]["origin"] == "measured"
     with library.load("tiny", device="cpu", threads=2, repack=repack) as model:
         assert model.plan is not None
         loaded = {(item.item, item.device): item.bytes for item in model.plan.items}
     assert ("draft model", "cpu") in loaded
-    assert {(item["item"], item["device"]): item["bytes"] for item in told["items"]} == loaded
+    assert {(item["item"], item["device"]): item["bytes"] for item in message["items"]} == loaded
 
 
 def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> None:
@@ -69,8 +69,8 @@ def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) 
     sizes = {}
     for ram in ("1GiB", "37MiB"):
         outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
-        told = json.loads(outcome.out)
-        sizes[ram] = {item["item"]: item["bytes"] for item in told["items"]}
+        message = json.loads(outcome.out)
+        sizes[ram] = {item["item"]: item["bytes"] for item in message["items"]}
         assert ("using prompt lookup instead" in outcome.err) == (ram != "1GiB")
         assert ("draft model" in sizes[ram]) == (ram == "1GiB")
     with library.load("tiny", device="cpu", threads=2, ram="37MiB") as model:
@@ -85,17 +85,17 @@ def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
     edgeinfer: CommandLine, tmp_path: Path
 ) -> None:
     path = ZOO["llama"].write(tmp_path / "zoo.gguf")
-    told = (
+    message = (
         "using prompt lookup instead of the draft model: draft: zoo has 288 tokens, the model 8192; "
         "wanted the same vocabulary"
     )
     for device in ("cpu:", LAPTOP):
         outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path))
         assert outcome.code == 0
-        assert told in outcome.err
+        assert message in outcome.err
         assert "draft model" not in outcome.out
     with library.load("tiny", device="cpu", threads=1, draft=path) as model:
-        assert told in model.warnings
+        assert message in model.warnings
 
 
 def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +127,10 @@ def test_a_gpu_here_is_measured_and_planned_for(
     monkeypatch.setattr(model_plan, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
     monkeypatch.setattr("edgeinfer_kernels.cuda.device_parts.free_bytes", lambda index: 7 << 30)
     monkeypatch.setattr(model_plan, "with_gpu", with_gpu)
-    told = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
+    message = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
     assert measured == [["Q4_K", "Q6_K"]]
-    assert told["machine"]["gpus"][0]["free_bytes"] == 7 << 30
-    assert told["budgets"]["vram"] == 7 << 30
+    assert message["machine"]["gpus"][0]["free_bytes"] == 7 << 30
+    assert message["budgets"]["vram"] == 7 << 30
 
 
 def test_a_mixture_that_is_not_run_yet_is_planned_all_the_same(

@@ -193,8 +193,8 @@ def test_rm_leaves_what_is_not_ours(edgeinfer: CommandLine, models: Path, tmp_pa
             f"manifests/registry.ollama.ai/library/small/{tag}",
             json.dumps({"layers": layers}).encode(),
         )
-    said = edgeinfer("rm", "ollama/small:1b").err
-    assert "belongs to Ollama; remove it with ollama rm; ollama/small:latest shares its file" in said
+    generated = edgeinfer("rm", "ollama/small:1b").err
+    assert "belongs to Ollama; remove it with ollama rm; ollama/small:latest shares its file" in generated
 
 
 def test_show_of_a_model_that_is_not_here_reports_what_the_catalogue_does(

@@ -34,11 +34,11 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     )
     assert started.stderr is not None
     try:
-        said = ""
-        while not (found := re.search(r"http://[\d.:]+/v1", said)):
+        output = ""
+        while not (found := re.search(r"http://[\d.:]+/v1", output)):
             line = started.stderr.readline()
-            assert line, said
-            said += line
+            assert line, output
+            output += line
         yield started, found[0]
     finally:
         if started.poll() is None:

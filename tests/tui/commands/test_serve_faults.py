@@ -252,9 +252,9 @@ def test_thousands_of_mutated_requests_are_responded_to_or_refused(
             path, body = BODIES[index % len(BODIES)]
             raw = json.dumps(mutated(body, source)).encode()
             if index % 10 == 0:
-                cut = bytearray(raw)
-                cut[source.randrange(len(cut))] = source.randrange(256)
-                raw = bytes(cut[: source.randrange(len(cut)) + 1])
+                shortened = bytearray(raw)
+                shortened[source.randrange(len(shortened))] = source.randrange(256)
+                raw = bytes(shortened[: source.randrange(len(shortened)) + 1])
             status, reply = served.post(path, raw)
             counts[status] += 1
             assert status < 500, (raw[:500], reply)

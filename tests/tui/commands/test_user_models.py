@@ -69,18 +69,18 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, *answers: str) -> None:
+def on_terminal(monkeypatch: pytest.MonkeyPatch, *completions: str) -> None:
     """As if a person sat there, who answers so."""
-    coming = iter([*(f"{answer}\n" for answer in answers), ""])
+    coming = iter([*(f"{response}\n" for response in completions), ""])
     monkeypatch.setattr("edgeinfer_tui.confirmation.on_terminal", lambda stream: True)
     monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(coming)})())
 
 
-@pytest.mark.parametrize("answers", [(), ("",), ("n",), ("what?", "no")])
+@pytest.mark.parametrize("completions", [(), ("",), ("n",), ("what?", "no")])
 def test_removing_asks_a_person_and_no_is_the_default(
-    edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...]
+    edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch, completions: tuple[str, ...]
 ) -> None:
-    on_terminal(monkeypatch, *answers)
+    on_terminal(monkeypatch, *completions)
     outcome = edgeinfer("rm", "mine")
     assert (outcome.code, outcome.out) == (0, "")
     assert outcome.err.startswith("Remove mine, 8 B? [y/N] ")

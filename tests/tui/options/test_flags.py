@@ -182,7 +182,7 @@ def test_the_prompt_may_be_an_option_or_a_file(
     (tmp_path / "prompt.txt").write_text("From a file.\n", encoding="utf-8")
     edgeinfer("run", "tiny", "-p", "Hello")
     edgeinfer("run", "tiny", "--file", str(tmp_path / "prompt.txt"))
-    assert [asked.removeprefix("raw ") for asked in fake.asked] == ["Hello", "From a file."]
+    assert [user_message.removeprefix("raw ") for user_message in fake.asked] == ["Hello", "From a file."]
     outcome = edgeinfer("run", "tiny", "Hi", "-p", "Hello")
     assert (outcome.code, outcome.out) == (2, "")
     assert "PROMPT and --prompt both give the prompt; drop one" in outcome.err

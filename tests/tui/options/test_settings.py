@@ -71,9 +71,9 @@ def test_a_flag_may_be_switched_on(
 
 def test_settings_reach_the_plan(edgeinfer: CommandLine, file: Path) -> None:
     write(file, "device = 'cpu: 8GiB ram, 20GB/s ram'", "context = 77", "draft = 'none'", "kv = 'f32'")
-    told = json.loads(edgeinfer("plan", "tiny", "--json").out)
-    assert told["context"] == 77
-    assert not [item for item in told["items"] if item["item"] == "draft model"]
+    output = json.loads(edgeinfer("plan", "tiny", "--json").out)
+    assert output["context"] == 77
+    assert not [item for item in output["items"] if item["item"] == "draft model"]
 
 
 WRONG = {
@@ -132,11 +132,11 @@ def test_config_reports_every_value_and_where_it_comes_from(
     assert ["top_k", "40", "default"] in rows
     assert ["context", "default"] in rows
     assert outcome.err == "edgeinfer: EDGEINFER_CONTXT: no such setting; did you mean EDGEINFER_CONTEXT?\n"
-    told = json.loads(edgeinfer("config", "--json").out)
-    assert list(told["settings"]) == list(setting_names())
-    assert told["settings"]["temperature"] == {"value": 0.2, "from": str(file)}
-    assert told["settings"]["kv"] == {"value": "f16", "from": "default"}
-    assert "models" in told["folders"]
+    output = json.loads(edgeinfer("config", "--json").out)
+    assert list(output["settings"]) == list(setting_names())
+    assert output["settings"]["temperature"] == {"value": 0.2, "from": str(file)}
+    assert output["settings"]["kv"] == {"value": "f16", "from": "default"}
+    assert "models" in output["folders"]
 
 
 def test_config_reports_the_other_settings_where_some_are_wrong(edgeinfer: CommandLine, file: Path) -> None:

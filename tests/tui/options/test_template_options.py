@@ -27,7 +27,7 @@ def test_values_are_json_or_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "message"),
     [
         (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template knows on, off"),
         (["--thinking", "maybe"], 2, "wanted one of on, off, low, medium, high"),
@@ -41,9 +41,9 @@ def test_values_are_json_or_text() -> None:
     ],
 )
 def test_what_the_template_lacks_is_one_line(
-    edgeinfer: CommandLine, template: str, options: list[str], code: int, told: str
+    edgeinfer: CommandLine, template: str, options: list[str], code: int, message: str
 ) -> None:
     outcome = edgeinfer("serve", "tiny", "--chat-template", template, "--port", "0", *options)
     assert outcome.code == code
-    assert told in outcome.err
+    assert message in outcome.err
     assert outcome.err.count("\n") == 1

@@ -216,10 +216,10 @@ def shown(pieces: list[str], columns: int, column: int = 0) -> list[str]:
 
 def test_streamed_text_wraps_between_words_whatever_the_pieces() -> None:
     text = "The quick brown fox jumps over the lazy dog and runs."
-    wanted = ["The quick brown fox jumps", "over the lazy dog and", "runs."]
+    expected = ["The quick brown fox jumps", "over the lazy dog and", "runs."]
     for size in (1, 2, 3, 7, 100):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        assert [line.rstrip() for line in shown(pieces, 27)] == wanted, size
+        assert [line.rstrip() for line in shown(pieces, 27)] == expected, size
 
 
 def test_a_word_longer_than_a_line_breaks_at_the_edge() -> None:

@@ -55,8 +55,8 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
         tokens_per_forward=2.25,
         speculation_gain=1.4,
     )
-    answer = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
-    assert status_line(answer, 1024) == (
+    response = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
+    assert status_line(response, 1024) == (
         "ttft 0.50 s · prompt - t/s (9 tokens, 21 cached) · decode 5.2 t/s (1 token) · 12.3 GB/s"
         " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens a pass · drafts gained +40%"
         " · context 31/1024 · stopped at --max-tokens"
@@ -64,10 +64,10 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
 
 
 def test_the_status_line_counts_what_was_left_out() -> None:
-    answer = Generation(
+    response = Generation(
         "x", [1, 2], "stop", Speed(), prompt_ids=[3] * 1500, context_shifts=2, evicted_tokens=512
     )
-    assert status_line(answer, 1024).endswith("· context 990/1024 · shifted 2 times, 512 tokens evicted")
+    assert status_line(response, 1024).endswith("· context 990/1024 · shifted 2 times, 512 tokens evicted")
 
 
 def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:

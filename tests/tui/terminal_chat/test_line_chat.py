@@ -65,9 +65,9 @@ def test_exit_leaves(talk: Talk) -> None:
 
 
 def test_help_lists_every_command(talk: Talk) -> None:
-    said = talk("/help").err
+    output = talk("/help").err
     for command in ["/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit", '"""', "Ctrl-C"]:
-        assert command in said
+        assert command in output
 
 
 def test_an_unknown_command_is_responded_to_with_the_nearest(talk: Talk) -> None:
@@ -112,8 +112,8 @@ def test_regen_takes_the_next_seed(tmp_path: Path) -> None:
 def test_edit_changes_the_last_message(talk: Talk) -> None:
     session = talk("/edit x", "One", "Two", "/edit Three")
     assert "no message yet to edit" in session.err
-    said = [message["content"] for message in session.chat.messages if message["role"] == "user"]
-    assert said == ["One", "Three"]
+    output = [message["content"] for message in session.chat.messages if message["role"] == "user"]
+    assert output == ["One", "Three"]
 
 
 def test_edit_alone_brings_the_message_back_for_editing(talk: Talk) -> None:
@@ -130,9 +130,9 @@ def test_clear_clears(talk: Talk) -> None:
 
 
 def test_stats_show_speed_and_context(talk: Talk) -> None:
-    said = talk("Hi", "/stats").err
-    assert "ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (4 tokens) · context 13/1024\n" in said
-    assert "1 message from you, context 5/1024 tokens\n" in said
+    output = talk("Hi", "/stats").err
+    assert "ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (4 tokens) · context 13/1024\n" in output
+    assert "1 message from you, context 5/1024 tokens\n" in output
 
 
 def test_ctrl_c_stops_the_response_keeps_it_and_stays(talk: Talk) -> None:
@@ -148,8 +148,8 @@ def test_ctrl_c_at_the_prompt_says_how_to_leave(talk: Talk) -> None:
 
 
 def test_dropped_turns_are_said(talk: Talk) -> None:
-    wanted = "the conversation exceeded the context of 1024 tokens: the 2 oldest messages were dropped\n"
-    assert wanted in talk("Hi", dropped_messages=2).err
+    expected = "the conversation exceeded the context of 1024 tokens: the 2 oldest messages were dropped\n"
+    assert expected in talk("Hi", dropped_messages=2).err
     assert "the oldest message was dropped\n" in talk("Hi", dropped_messages=1).err
 
 

@@ -88,11 +88,11 @@ def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
 def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
     kept.say("Hi")
     kept.say("And?")
-    asked = kept.session.last_asked
-    assert asked is not None
-    kept.hear(kept.session.regenerate(kept.chat, asked, {"progress": quiet}))
-    answers = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
-    assert [message.text for message in answers] == [ANSWER, ANSWER]
+    user_message = kept.session.last_user_message
+    assert user_message is not None
+    kept.hear(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
+    completions = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
+    assert [message.text for message in completions] == [ANSWER, ANSWER]
     kept.hear(kept.stream("Hello", kept.session.line[0]))
     assert kept.texts == ["Hello", ANSWER]
     first = kept.store.branch(kept.store.chat("kept"))[0]
@@ -107,8 +107,8 @@ def test_a_stopped_response_is_saved_as_far_as_it_came(kept: Kept) -> None:
     next(coming)
     next(coming)
     stream.cancel()
-    (_, answer) = kept.store.branch(kept.store.chat("kept"))
-    assert (answer.text, answer.state) == ("There was ", "stopped")
+    (_, response) = kept.store.branch(kept.store.chat("kept"))
+    assert (response.text, response.state) == ("There was ", "stopped")
     assert stream.result.finish_reason == "cancelled"
 
 
@@ -151,8 +151,8 @@ def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) 
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
     writer = kept.store.begin_message(stored.id, lost.id)
-    asked = kept.store.add_message(stored.id, writer.message, "user", "Again")
-    kept.store.add_message(stored.id, asked.id, "assistant", "Found")
+    user_message = kept.store.add_message(stored.id, writer.message, "user", "Again")
+    kept.store.add_message(stored.id, user_message.id, "assistant", "Found")
     assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
 
 
@@ -188,8 +188,8 @@ def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: Fa
     assert listed.out.split() == ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"]
     assert listed.err == "edgeinfer: no chats yet; `edgeinfer chat` begins one\n"
     assert edgeinfer("history", "--search", "fox").err == "edgeinfer: 'fox': found in no chat\n"
-    said = edgeinfer("run", "tiny", "Hi", "--continue")
-    assert (said.code, said.err) == (1, "edgeinfer: --continue: there is no chat yet to continue\n")
+    output = edgeinfer("run", "tiny", "Hi", "--continue")
+    assert (output.code, output.err) == (1, "edgeinfer: --continue: there is no chat yet to continue\n")
 
 
 @pytest.mark.parametrize("name", ["", " ", "99", "two\nlines", "x" * 81])
@@ -255,9 +255,9 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     terminal.process.wait()
     shown = 4 + terminal.seen.count("word")
     with chats_of(home) as store:
-        (asked, answer) = store.branch(store.chats(1)[0])
-    assert (asked.text, answer.state) == ("Count", "coming")
-    assert answer.text.count("word ") >= shown
+        (user_message, response) = store.branch(store.chats(1)[0])
+    assert (user_message.text, response.state) == ("Count", "coming")
+    assert response.text.count("word ") >= shown
     again = Terminal(home, "run", "--continue")
     opened.append(again)
     again.wait_for("continuing chat 1: Count (now)")

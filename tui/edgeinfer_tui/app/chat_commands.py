@@ -78,7 +78,7 @@ COLUMN = 35
 """Column at which descriptions begin, if the screen is wide enough."""
 NARROW, INDENT = 60, 4
 """Below this width in columns, the description is on the next line, with this indent."""
-PLACE = """Chats are saved as they proceed; `edgeinfer history` lists them on the command line, \
+STORAGE_HELP = """Chats are saved as they proceed; `edgeinfer history` lists them on the command line, \
 `edgeinfer chat --continue` continues the last one."""
 
 
@@ -116,7 +116,7 @@ def help_text(width: int) -> Content:
         lines.append(_line(f"{name:<16}{key_names(command.keys)}", command.meaning, width))
     lines += [Content(""), Content.styled("Other keys", "bold")]
     lines += [_line(key, meaning, width) for key, meaning in OTHER_KEYS]
-    lines += [Content(""), Content(PLACE)]
+    lines += [Content(""), Content(STORAGE_HELP)]
     return Content("\n").join(lines)
 
 
@@ -125,5 +125,5 @@ def _line(key: str, meaning: str, width: int) -> Content:
     indent = INDENT if narrow else COLUMN
     broken = textwrap.wrap(meaning, max(10, width - indent))
     head = key.rstrip() if narrow else f"{key:<{COLUMN}}{broken.pop(0)}"
-    rest = [head[COLUMN:], *(" " * indent + text for text in broken)]
-    return Content.assemble(Content.styled(head[:COLUMN], "bold"), "\n".join(rest))
+    remainder = [head[COLUMN:], *(" " * indent + text for text in broken)]
+    return Content.assemble(Content.styled(head[:COLUMN], "bold"), "\n".join(remainder))

@@ -166,17 +166,17 @@ class ChatController:
         self.begin(self.session.say(message, instead), 0)
         return True
 
-    def answer_again(self, asked: ChatMessage) -> None:
+    def respond_again(self, user_message: ChatMessage) -> None:
         """Generate another response to a message, as an alternative."""
         if self._ready():
-            self.begin(self.session.answer(asked), len(asked.children) - 1)
+            self.begin(self.session.add_response(user_message), len(user_message.children) - 1)
 
     def begin(self, response: ChatMessage, retries: int) -> None:
         """Start generating a response; `retries`: number of earlier responses to its message."""
-        answer = RunningResponse(response, regeneration_options(self.settings, retries))
-        self.running, self.latest, self.warnings = answer, None, ()
+        running = RunningResponse(response, regeneration_options(self.settings, retries))
+        self.running, self.latest, self.warnings = running, None, ()
         self.screen.refresh_lines()
-        self.screen.run_worker(self._follow(answer), group="answer")
+        self.screen.run_worker(self._follow(running), group="answer")
 
     def _ready(self) -> bool:
         if self.running is not None:
@@ -185,57 +185,57 @@ class ChatController:
             self.screen.notify("the model is still being loaded; a message goes out once it is there")
         return self.running is None and self.thread.model is not None
 
-    async def _follow(self, answer: RunningResponse) -> None:
+    async def _follow(self, running: RunningResponse) -> None:
         """Show a response as it is generated; a message is shown once it is saved."""
         session = self.session
-        recorder, asked = session.recorder, answer.message.parent
-        assert asked is not None
-        if recorder is not None and asked.stored is None:
-            await self.on_thread(lambda: recorder.record(asked))
+        recorder, user_message = session.recorder, running.message.parent
+        assert user_message is not None
+        if recorder is not None and user_message.stored is None:
+            await self.on_thread(lambda: recorder.record(user_message))
         await self.screen.transcript.follow(session.tree, session.line)
-        view = self.screen.transcript.view_of(answer.message)
+        view = self.screen.transcript.view_of(running.message)
         assert view is not None
         system = session.system
-        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.answer(answer, system, recorder)))
+        future = asyncio.wrap_future(self.thread.do(lambda: self.thread.respond(running, system, recorder)))
         pause = PAINT_SECONDS
         while not (await asyncio.wait({future}, timeout=pause))[0]:
             begin = time.monotonic()
-            self._report_shifts(answer)
+            self._report_shifts(running)
             await view.show(ended=False)
             self.screen.refresh_lines()
             await self.screen.drawn()
             # The layout of a long response takes long; most of the time is left for keys and for the model.
             pause = max(PAINT_SECONDS, 2 * (time.monotonic() - begin))
         await future
-        self.running, self.latest = None, answer.latest
-        await view.show(ended=True, failure=answer.error)
-        self._tell(answer)
+        self.running, self.latest = None, running.latest
+        await view.show(ended=True, failure=running.error)
+        self._tell(running)
         self.screen.refresh_lines()
 
-    def _tell(self, answer: RunningResponse) -> None:
+    def _tell(self, running: RunningResponse) -> None:
         """Report errors and warnings of a finished response."""
-        model, result, recorder = self.thread.model, answer.latest, self.session.recorder
+        model, result, recorder = self.thread.model, running.latest, self.session.recorder
         if model is not None and result is not None:
             dropped = dropped_messages_line(result, model.context)
             if dropped and result.dropped_messages != self._dropped:
                 self.screen.notify(dropped, severity="warning", markup=False, timeout=10)
             self._dropped = result.dropped_messages
-            self._report_shifts(answer)
+            self._report_shifts(running)
             if full := full_line(result, model.context):
                 self.screen.notify(full, severity="warning")
-        if told := self.session.new_trouble():
-            self.screen.notify(told, severity="error", markup=False, timeout=20)
+        if text := self.session.new_trouble():
+            self.screen.notify(text, severity="error", markup=False, timeout=20)
         self.trouble = None if recorder is None else recorder.trouble
 
-    def _report_shifts(self, answer: RunningResponse) -> None:
+    def _report_shifts(self, running: RunningResponse) -> None:
         """Report each context shift."""
-        model, result = self.thread.model, answer.latest
+        model, result = self.thread.model, running.latest
         if model is None or result is None:
             return
         if result.evicted_tokens > self._left_out:
             left_out = f"{result.evicted_tokens} after the first were evicted"
-            told = f"the context of {model.context} tokens was shifted: {left_out}"
-            self.screen.notify(told, severity="warning", markup=False, timeout=10)
+            text = f"the context of {model.context} tokens was shifted: {left_out}"
+            self.screen.notify(text, severity="warning", markup=False, timeout=10)
         self._left_out = result.evicted_tokens
 
     def stop(self) -> bool:
@@ -249,8 +249,8 @@ class ChatController:
     async def stop_and_wait(self) -> None:
         """Stop the response and wait until it has ended."""
         if self.stop():
-            answers = [worker for worker in self.screen.workers if worker.group == "answer"]
-            await self.screen.workers.wait_for_complete(answers)
+            workers = [worker for worker in self.screen.workers if worker.group == "answer"]
+            await self.screen.workers.wait_for_complete(workers)
 
     def set_system(self, text: str | None) -> None:
         """Set the system prompt, from the next response on."""

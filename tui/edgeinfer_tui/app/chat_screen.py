@@ -78,7 +78,7 @@ class ChatScreen(Screen[None]):
         super().__init__()
         self.chat = ChatController(self, options, store, fails, warnings)
         self._interrupted = 0.0
-        self._told = ""
+        self._argument = ""
         """Argument of the slash command."""
 
     def compose(self) -> ComposeResult:
@@ -111,7 +111,7 @@ class ChatScreen(Screen[None]):
         self.set_class(event.size.width < NARROW_WIDTH, "narrow")
 
     async def on_message_input_submitted(self, event: MessageInput.Submitted) -> None:
-        word, _, rest = event.text.strip().partition(" ")
+        word, _, argument = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
             command = next((command for command in COMMANDS if command.word == word), None)
             self.input.clear()
@@ -119,11 +119,11 @@ class ChatScreen(Screen[None]):
                 words = [command.word for command in COMMANDS]
                 self.notify(no_such_command(word, words), severity="error", markup=False)
                 return
-            self._told = rest.strip()
+            self._argument = argument.strip()
             try:
                 await self.run_action(command.action)
             finally:
-                self._told = ""
+                self._argument = ""
         elif await self.chat.send(event.text):
             self.input.clear()
 
@@ -133,12 +133,12 @@ class ChatScreen(Screen[None]):
         else:
             self.action_leave()
 
-    async def on_message_view_asked(self, event: MessageView.Asked) -> None:
+    async def on_message_view_action_requested(self, event: MessageView.ActionRequested) -> None:
         view, message = event.view, event.view.message
         if event.what in ("back", "on"):
             await self.chat.show_alternative(message, -1 if event.what == "back" else 1)
         elif event.what == "copy":
-            self.app.copy_to_clipboard(view.said())
+            self.app.copy_to_clipboard(view.response_text())
             self.notify("copied", timeout=2)
         elif event.what == "edit":
             self._edit(message if message.role == "user" else message.parent)
@@ -176,29 +176,29 @@ class ChatScreen(Screen[None]):
         self.app.push_screen(HelpScreen())
 
     def action_settings(self) -> None:
-        def take(chosen: SavedSettings | None) -> None:
-            if chosen is not None:
-                self.chat.settings = chosen.generation
-                self.chat.set_system(chosen.system)
+        def take(selected: SavedSettings | None) -> None:
+            if selected is not None:
+                self.chat.settings = selected.generation
+                self.chat.set_system(selected.system)
 
         self.app.push_screen(SettingsScreen(self.chat.session.system, self.chat.settings), take)
 
     def action_system(self) -> None:
-        if self._told:
-            self.chat.set_system(self._told)
+        if self._argument:
+            self.chat.set_system(self._argument)
             self.notify("from the next response on")
         else:
             self.action_settings()
 
     def action_schema(self) -> None:
         """Constrain completions to the JSON schema in a file, or remove the constraint."""
-        told, before = self._told, self.chat.is_constrained
-        if not told:
+        argument, before = self._argument, self.chat.is_constrained
+        if not argument:
             state = "constrained; /schema off ends that" if before else "not constrained"
             self.notify(f"responses are {state}; /schema FILE: constrain them to a JSON schema", markup=False)
             return
         try:
-            self.chat.set_schema(None if told == "off" else Path(told).expanduser())
+            self.chat.set_schema(None if argument == "off" else Path(argument).expanduser())
         except (EdgeInferError, OSError, BadParameter) as error:
             self.notify(_reason(error), severity="error", markup=False)
             return
@@ -212,8 +212,8 @@ class ChatScreen(Screen[None]):
 
         if self.chat.thread.loading is not None:
             self.notify("the model is still being loaded")
-        elif self._told:
-            take(self._told)
+        elif self._argument:
+            take(self._argument)
         else:
             model = self.chat.thread.model
             in_use = "" if model is None else model.name
@@ -227,7 +227,9 @@ class ChatScreen(Screen[None]):
         if self.chat.store is None:
             self.notify("this chat is private: past chats can't be opened")
         else:
-            self.app.push_screen(PickerScreen("Past chats", past_chats(self.chat.store), self._told), take)
+            self.app.push_screen(
+                PickerScreen("Past chats", past_chats(self.chat.store), self._argument), take
+            )
 
     async def _open_found(self, stored: "StoredChat", at: int | None) -> None:
         await self.chat.open_chat(stored, at)
@@ -239,15 +241,15 @@ class ChatScreen(Screen[None]):
         self.input.focus()
 
     def action_edit_last(self) -> None:
-        asked = next(
+        user_message = next(
             (message for message in reversed(self.chat.session.line) if message.role == "user"), None
         )
-        if asked is None:
+        if user_message is None:
             self.notify("no message yet to edit")
             return
-        self._edit(asked)
-        if self._told:
-            self.input.text = self._told
+        self._edit(user_message)
+        if self._argument:
+            self.input.text = self._argument
             self.input.send()
 
     def action_theme(self) -> None:
@@ -286,14 +288,14 @@ class ChatScreen(Screen[None]):
             if step < 0 and views:
                 self.set_focus(views[-1])
             return
-        place = views.index(at) + step
-        if place < 0 and await self.transcript.show_earlier():
+        index = views.index(at) + step
+        if index < 0 and await self.transcript.show_earlier():
             views = self.transcript.views()
-            place = views.index(at) + step
-        if place >= len(views):
+            index = views.index(at) + step
+        if index >= len(views):
             self.set_focus(self.input)
-        elif place >= 0:
-            self.set_focus(views[place])
+        elif index >= 0:
+            self.set_focus(views[index])
 
     def action_memory(self) -> None:
         panel = self.query_one(MemoryPanel)
@@ -323,16 +325,16 @@ class ChatScreen(Screen[None]):
         self.input.focus()
 
     def _again(self, message: ChatMessage) -> None:
-        asked = message if message.role == "user" else message.parent
-        if asked is not None:
-            self.chat.answer_again(asked)
+        user_message = message if message.role == "user" else message.parent
+        if user_message is not None:
+            self.chat.respond_again(user_message)
             self.input.focus()
 
-    def _edit(self, asked: ChatMessage | None) -> None:
+    def _edit(self, user_message: ChatMessage | None) -> None:
         """Put a sent message back into the input for editing."""
-        if asked is not None:
-            self.chat.editing = asked
-            self.input.text = asked.text
+        if user_message is not None:
+            self.chat.editing = user_message
+            self.input.text = user_message.text
             self.input.move_cursor(self.input.document.end)
             self.input.focus()
             self.refresh_lines()

@@ -23,7 +23,7 @@ from edgeinfer_tui.output.terminal_output import HARMLESS
 ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
 """Maps all line separators to newline: Textual and the parser must agree on where a line ends."""
 
-HALF_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
+PARTIAL_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
 """Matches an incomplete last line that may become a list, a table, a code block, or plain text."""
 
 BEGINS_AS_JSON = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*[{\[\"])")
@@ -101,8 +101,8 @@ class ResponseText(Markdown):
         """Display `text`; if it extends the text shown, only the rest is appended. `ended` False: more will
         follow."""
         text = _with_json_as_code(text.translate(ONE_LINE_END))
-        if not ended and (half := HALF_MARK.search(text)) and half.start() >= len(self._shown):
-            text = text[: half.start()]
+        if not ended and (partial := PARTIAL_MARK.search(text)) and partial.start() >= len(self._shown):
+            text = text[: partial.start()]
         if not text.startswith(self._shown):
             await self.update("")
             self._shown = ""
@@ -157,7 +157,7 @@ class ReasoningView(Static):
 
 
 class MessageView(Vertical, can_focus=True):
-    """A message. Actions requested by a key or a click are posted as `Asked`."""
+    """A message. Actions requested by a key or a click are posted as `ActionRequested`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "ask('back')", "another"),
@@ -179,7 +179,7 @@ class MessageView(Vertical, can_focus=True):
             super().__init__()
             self.character = character
 
-    class Asked(Message):
+    class ActionRequested(Message):
         """An action on a message: back, on, edit, again, copy."""
 
         def __init__(self, view: "MessageView", what: str) -> None:
@@ -187,12 +187,12 @@ class MessageView(Vertical, can_focus=True):
             self.view, self.what = view, what
 
     def __init__(
-        self, message: ChatMessage, speaker: str, thinks_first: bool, place: int, count: int
+        self, message: ChatMessage, speaker: str, thinks_first: bool, number: int, count: int
     ) -> None:
-        """`place`: number of this alternative among `count`, from 1."""
+        """`number`: number of this alternative among `count`, from 1."""
         super().__init__(classes=message.role)
         self.message, self._speaker, self._thinks_first = message, speaker, thinks_first
-        self._place, self._count = place, count
+        self._number, self._count = number, count
         self._head = MessageHead(classes="head")
         self._reasoning = ReasoningView()
         self._text = (
@@ -226,7 +226,7 @@ class MessageView(Vertical, can_focus=True):
             self._failure.display = True
 
     def ask(self, what: str) -> None:
-        self.post_message(self.Asked(self, what))
+        self.post_message(self.ActionRequested(self, what))
 
     def action_ask(self, what: str) -> None:
         self.ask(what)
@@ -244,7 +244,7 @@ class MessageView(Vertical, can_focus=True):
             self.app.copy_to_clipboard(codes[number - 1])
             self.app.notify(f"copied block {number}", timeout=2)
 
-    def said(self) -> str:
+    def response_text(self) -> str:
         """The text without the reasoning."""
         return self._reply(True).response if self.message.role == "assistant" else self.message.text
 
@@ -291,7 +291,7 @@ class MessageView(Vertical, can_focus=True):
             parts.append(
                 Content.from_markup(
                     "[@click=ask('back')]<[/] $place/$count [@click=ask('on')]>[/]",
-                    place=str(self._place),
+                    place=str(self._number),
                     count=str(self._count),
                 )
             )

@@ -13,7 +13,7 @@ from edgeinfer_tui.output.status_line import context_used
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
-PLACES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
+DEVICES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
 SIGNS = {"weights": "#", "keys and values": "=", "draft": "+", "workspace": "-"}
 """Kind of bytes -> fill character, since a terminal may have no colours."""
 COLOURS = {
@@ -29,7 +29,7 @@ FREE = "."
 class DeviceShare:
     """Bytes by kind on one device; `room`: usable bytes, 0 if unknown."""
 
-    place: str
+    device: str
     kinds: dict[str, int]
     room: int
 
@@ -41,12 +41,12 @@ class DeviceShare:
 def device_shares(plan: Any) -> list[DeviceShare]:
     """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
-    for place, name in PLACES.items():
+    for device, name in DEVICES.items():
         kinds = dict.fromkeys(SIGNS, 0)
         for item in plan.items:
-            if item.device == place:
+            if item.device == device:
                 kinds[_kind(item.item)] += item.bytes
-        room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(place, 0)
+        room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(device, 0)
         if any(kinds.values()):
             shares.append(DeviceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
     return shares
@@ -65,7 +65,7 @@ def drawn(shares: list[DeviceShare], width: int) -> list[Content]:
     lines: list[Content] = []
     for share in shares:
         of = f" of {shown_bytes(share.room)}" if share.room else ""
-        lines.append(Content.styled(f"{share.place}  {shown_bytes(share.total)}{of}", "bold"))
+        lines.append(Content.styled(f"{share.device}  {shown_bytes(share.total)}{of}", "bold"))
         lines.append(_bar(share, width))
         for kind, size in share.kinds.items():
             sign = Content.styled(SIGNS[kind], COLOURS[kind])
@@ -98,11 +98,11 @@ class MemoryPanel(Static):
     def __init__(self) -> None:
         super().__init__(id="memory", markup=False)
         self._plan: Any = None
-        self._remarks: tuple[str, ...] = ()
+        self._warnings: tuple[str, ...] = ()
 
     def show(self, plan: Any, warnings: tuple[str, ...] = ()) -> None:
         """`plan` None: another engine places the bytes. `warnings`: warnings from loading."""
-        self._plan, self._remarks = plan, warnings
+        self._plan, self._warnings = plan, warnings
         self._draw()
 
     def on_resize(self) -> None:
@@ -117,7 +117,7 @@ class MemoryPanel(Static):
         if (rate := plan.prediction.decode_tokens_per_second) > 0:
             lines.append(Content(f"expected: {rate:.1f} t/s" if rate < 10 else f"expected: {rate:.0f} t/s"))
         lines += [Content(f"so that it fits, {relaxation}") for relaxation in plan.relaxations]
-        lines += [Content(remark) for remark in self._remarks]
+        lines += [Content(warning) for warning in self._warnings]
         self.update(Content("\n").join(lines))
 
 
@@ -125,17 +125,17 @@ BAR = 8
 
 
 def status_text(
-    width: int, used: int | None, context: int, answer: "Generation | None", tail: Sequence[str] = ()
+    width: int, used: int | None, context: int, completion: "Generation | None", tail: Sequence[str] = ()
 ) -> str:
     """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit."""
     count = "-" if used is None else str(used)
     parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
-    if answer is not None:
-        rate = answer.speed.decode_tokens_per_second
+    if completion is not None:
+        rate = completion.speed.decode_tokens_per_second
         if rate > 0:
             parts.append(f"{rate:.1f} t/s" if rate < 10 else f"{rate:.0f} t/s")
-        if answer.speed.accepted_share is not None:
-            parts.append(f"drafts {answer.speed.accepted_share:.0%}")
+        if completion.speed.accepted_share is not None:
+            parts.append(f"drafts {completion.speed.accepted_share:.0%}")
     parts += tail
     text = parts[0]
     for part in parts[1:]:
@@ -171,11 +171,11 @@ class StatusBar(Static):
         self._keys: Sequence[str] = ()
 
     def show(
-        self, answer: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
+        self, completion: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
     ) -> None:
-        """`used`: tokens in the context; None: taken from `answer`."""
-        taken = used if answer is None else context_used(answer)
-        self._state, self._keys = (taken, context, answer, tail), ()
+        """`used`: tokens in the context; None: taken from `completion`."""
+        taken = used if completion is None else context_used(completion)
+        self._state, self._keys = (taken, context, completion, tail), ()
         self._draw()
 
     def show_keys(self, keys: Sequence[str]) -> None:
@@ -190,5 +190,5 @@ class StatusBar(Static):
         if self._keys:
             self.update(Content(keys_text(self.size.width, self._keys)))
             return
-        used, context, answer, tail = self._state
-        self.update(Content(status_text(self.size.width, used, context, answer, tail)))
+        used, context, completion, tail = self._state
+        self.update(Content(status_text(self.size.width, used, context, completion, tail)))

@@ -143,46 +143,46 @@ class ModelThread:
                 model.keep_snapshot(self._snapshot_owner)
             model.close()
 
-    def answer(self, answer: RunningResponse, system: str | None, recorder: "Recorder | None") -> None:
+    def respond(self, running: RunningResponse, system: str | None, recorder: "Recorder | None") -> None:
         """Generate a response; every piece is recorded before it is shown. Failures are set as
-        `answer.error`."""
-        message = answer.message
+        `running.error`."""
+        message = running.message
         if recorder is not None:
             recorder.begin(message)
         try:
-            state = self._speak(answer, system, recorder)
+            state = self._speak(running, system, recorder)
         except Exception as error:
-            answer.error, state = one_line(error), "failed"
+            running.error, state = one_line(error), "failed"
         message.state = state
         if recorder is not None:
             recorder.finish(message, state)
         self._snapshot_owner = None if recorder is None else recorder.snapshot_owner
 
-    def _speak(self, answer: RunningResponse, system: str | None, recorder: "Recorder | None") -> "State":
-        message, stream = answer.message, None
+    def _speak(self, running: RunningResponse, system: str | None, recorder: "Recorder | None") -> "State":
+        message, stream = running.message, None
 
         def read(done: int, total: int) -> None:
-            answer.reading.done, answer.reading.total = done, total
-            if answer.stopped and stream is not None:
+            running.reading.done, running.reading.total = done, total
+            if running.stopped and stream is not None:
                 stream.cancel()
 
-        stream = self._stream(answer, system, read)
-        if self._closing is not None and not answer.settings.keys().isdisjoint(FORMS):
+        stream = self._stream(running, system, read)
+        if self._closing is not None and not running.settings.keys().isdisjoint(FORMS):
             # Constrained output begins after the reasoning block, so the block is closed first.
             self._take(f"{self._closing}\n\n", message, recorder)
         measured = 0.0
         for token in stream:
             if token.text:
                 self._take(token.text, message, recorder)
-            answer.speaking = True
-            if answer.stopped:
+            running.speaking = True
+            if running.stopped:
                 break
             if (now := time.monotonic()) - measured > MEASURE_SECONDS:
-                measured, answer.latest = now, stream.result
-        if answer.stopped:
+                measured, running.latest = now, stream.result
+        if running.stopped:
             stream.cancel()
-        answer.latest = stream.result
-        return "stopped" if answer.stopped else "whole"
+        running.latest = stream.result
+        return "stopped" if running.stopped else "whole"
 
     @property
     def thinks_first(self) -> bool:
@@ -196,16 +196,16 @@ class ModelThread:
             recorder.add(text)
         message.text += text
 
-    def _stream(self, answer: RunningResponse, system: str | None, progress: library.Progress) -> Stream:
+    def _stream(self, running: RunningResponse, system: str | None, progress: library.Progress) -> Stream:
         """Start a response; tokens that the KV cache holds are not prefilled again."""
         assert self.model is not None
-        assert answer.message.parent is not None
+        assert running.message.parent is not None
         chat = self._conversation
         if chat is None:
             chat = self._conversation = self.model.chat(system=system)
-        asked = answer.message.parent
+        user_message = running.message.parent
         return start_response(
-            chat, asked.parent, asked.text, system, {**answer.settings, "progress": progress}
+            chat, user_message.parent, user_message.text, system, {**running.settings, "progress": progress}
         )
 
 

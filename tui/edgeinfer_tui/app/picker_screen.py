@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Value]):
+class PickerItem(Generic[Value]):
     """A list item: its line, the line below it, and the value that it selects."""
 
     line: str
@@ -34,7 +34,7 @@ class Choice(Generic[Value]):
     value: Value
 
 
-Find = Callable[[str], Sequence[Choice[Value]]]
+Find = Callable[[str], Sequence[PickerItem[Value]]]
 
 
 class PickerScreen(ModalScreen[Value | None]):
@@ -52,7 +52,7 @@ class PickerScreen(ModalScreen[Value | None]):
     def __init__(self, title: str, find: Find[Value], text: str = "") -> None:
         super().__init__()
         self._heading, self._find, self._first = title, find, text
-        self._choices: Sequence[Choice[Value]] = ()
+        self._items: Sequence[PickerItem[Value]] = ()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -71,10 +71,10 @@ class PickerScreen(ModalScreen[Value | None]):
     def on_input_submitted(self) -> None:
         at = self.query_one(OptionList).highlighted
         if at is not None:
-            self.dismiss(self._choices[at].value)
+            self.dismiss(self._items[at].value)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._choices[event.option_index].value)
+        self.dismiss(self._items[event.option_index].value)
 
     def action_move(self, step: int) -> None:
         options = self.query_one(OptionList)
@@ -86,29 +86,29 @@ class PickerScreen(ModalScreen[Value | None]):
         self.run_worker(self._show(text), exclusive=True)
 
     async def _show(self, text: str) -> None:
-        choices = await asyncio.to_thread(self._find, text)
+        items = await asyncio.to_thread(self._find, text)
         options = self.query_one(OptionList)
         options.clear_options()
-        self._choices = choices
-        options.add_options([_drawn(choice) for choice in choices])
-        if choices:
+        self._items = items
+        options.add_options([_drawn(item) for item in items])
+        if items:
             options.highlighted = 0
 
 
-def _drawn(choice: Choice[Value]) -> Content:
+def _drawn(item: PickerItem[Value]) -> Content:
     return Content.assemble(
-        choice.line.translate(HARMLESS), Content.styled(f"\n  {choice.detail}".translate(HARMLESS), "dim")
+        item.line.translate(HARMLESS), Content.styled(f"\n  {item.detail}".translate(HARMLESS), "dim")
     )
 
 
 def models_here(loaded: str) -> Find[str]:
     """Find function over the models on disk; `loaded`: name of the model in use."""
 
-    def find(text: str) -> list[Choice[str]]:
+    def find(text: str) -> list[PickerItem[str]]:
         from edgeinfer.registry.registry import list_models
 
         return [
-            Choice(
+            PickerItem(
                 model.name + (" (in use)" if model.name == loaded else ""),
                 f"{shown_bytes(model.path.stat().st_size)}, {model.source}",
                 str(model.path) if model.source == "path" else model.name,
@@ -124,11 +124,11 @@ def past_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
     """Find function over saved chats: the most recent ones, or those with messages that match the filter
     text."""
 
-    def find(text: str) -> "list[Choice[tuple[StoredChat, int | None]]]":
+    def find(text: str) -> "list[PickerItem[tuple[StoredChat, int | None]]]":
         now = time.time()
         if not text.strip():
             return [
-                Choice(
+                PickerItem(
                     f"{chat.name}: {chat.title}" if chat.name else chat.title,
                     f"{shown_ago(now - chat.changed)}, {chat.messages} messages, {chat.model}",
                     (chat, None),
@@ -136,7 +136,7 @@ def past_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
                 for chat in store.chats(MAX_CHATS)
             ]
         return [
-            Choice(
+            PickerItem(
                 found.excerpt,
                 f"{shown_ago(now - found.message.created)}, {found.message.role}, in: {found.chat.title}",
                 (found.chat, found.message.id),

@@ -38,8 +38,8 @@ def read_fields(texts: dict[str, str], before: dict[str, Any]) -> dict[str, Any]
             try:
                 settings[name] = kind(text)
             except ValueError:
-                wanted = "a whole number" if kind is int else "a number"
-                raise SettingError(f"{name}: saw {text!r}, wanted {wanted}") from None
+                expected = "a whole number" if kind is int else "a number"
+                raise SettingError(f"{name}: saw {text!r}, wanted {expected}") from None
     run_options(settings)
     return settings
 

@@ -101,8 +101,8 @@ class CommandOption:
         if allowed is None or not allowed.whole or not isinstance(value, int):
             return
         if value < allowed.low and (value != NOT_SET or self.name not in ("max_tokens", "seed")):
-            wanted = f"a whole number of at least {allowed.low:g}"
-            raise BadParameter(f"{self.flags[0]}: saw {value}, wanted {wanted}")
+            expected = f"a whole number of at least {allowed.low:g}"
+            raise BadParameter(f"{self.flags[0]}: saw {value}, wanted {expected}")
 
 
 @functools.cache

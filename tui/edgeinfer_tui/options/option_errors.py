@@ -74,13 +74,13 @@ def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
 def _restate_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
     """Rewrite the error for an option that takes a number or one of several words."""
     annotation = _annotation(command, error.param.name)
-    wanted = None if annotation is None else _wanted(*annotation)
-    if wanted is None:
+    expected = None if annotation is None else _expected(*annotation)
+    if expected is None:
         return
     flag = error.param.opts[0] if is_argument(error.param) else _longest(error.param.opts)
     seen = _seen(error.param, command, ctx, args)
     error.param = None
-    error.message = f"{flag}: saw {seen!r}, wanted {wanted}"
+    error.message = f"{flag}: saw {seen!r}, wanted {expected}"
 
 
 def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
@@ -93,15 +93,15 @@ def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
     return None
 
 
-def _wanted(kind: Any, info: Any) -> str | None:
+def _expected(kind: Any, info: Any) -> str | None:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(str(choice.value) for choice in kind)}"
     if kind not in KINDS:
         return None
-    least, most = info.min, info.max
-    if least is not None and most is not None:
-        return f"{KINDS[kind]} from {least} to {most}"
-    return KINDS[kind] + (f" of at least {least}" if least is not None else "")
+    minimum, maximum = info.min, info.max
+    if minimum is not None and maximum is not None:
+        return f"{KINDS[kind]} from {minimum} to {maximum}"
+    return KINDS[kind] + (f" of at least {minimum}" if minimum is not None else "")
 
 
 def _seen(param: Any, command: Any, ctx: Any, args: list[str]) -> str:

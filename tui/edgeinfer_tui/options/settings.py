@@ -143,7 +143,7 @@ def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
 def _meant(seen: str, names: list[str]) -> str:
     from edgeinfer.registry.near_names import nearest
 
-    near = nearest(seen, names, most=1)
+    near = nearest(seen, names, limit=1)
     return f"; did you mean {near[0]}?" if near else "; `edgeinfer config` lists them"
 
 
@@ -154,8 +154,8 @@ def _setting(name: str, value: object, origin: str) -> Setting:
         return Setting(name, _converted(name, value), origin)
     except ValueError as error:
         short = text if len(text := repr(value)) <= MAX_QUOTE else f"{text[:MAX_QUOTE]}..."
-        place = origin if origin.startswith(PREFIX) else f"{origin}: {name}"
-        raise SettingError(f"{place}: saw {short}, wanted {error}") from None
+        source = origin if origin.startswith(PREFIX) else f"{origin}: {name}"
+        raise SettingError(f"{source}: saw {short}, wanted {error}") from None
 
 
 def _converted(name: str, value: object) -> object:

@@ -9,7 +9,7 @@ from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, s
 LONGEST_ARRAY = 16
 
 # The most important values: (label, metadata key without the architecture prefix).
-FACTS = (
+METADATA_KEYS = (
     ("context", "context_length"),
     ("layers", "block_count"),
     ("width", "embedding_length"),
@@ -21,7 +21,7 @@ FACTS = (
 )
 
 
-class TensorFacts(Protocol):
+class TensorMetadata(Protocol):
     """The fields of a tensor that the report reads: see `edgeinfer_quant_formats.TensorInfo`."""
 
     @property
@@ -32,7 +32,7 @@ class TensorFacts(Protocol):
     def nbytes(self) -> int: ...
 
 
-class FileFacts(Protocol):
+class FileMetadata(Protocol):
     """The fields of a file that the report reads: see `edgeinfer_quant_formats.GGUFFile`."""
 
     path: Any
@@ -42,15 +42,15 @@ class FileFacts(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
     @property
-    def tensors(self) -> Mapping[str, TensorFacts]: ...
+    def tensors(self) -> Mapping[str, TensorMetadata]: ...
 
 
-def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
+def file_report(file: FileMetadata, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
     """Everything that `show` prints, as JSON values. `runs_with`: the engine that runs the file."""
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-    facts = {label: file.metadata.get(f"{architecture}.{key}") for label, key in FACTS}
+    values = {label: file.metadata.get(f"{architecture}.{key}") for label, key in METADATA_KEYS}
     return {
         "name": name,
         "path": str(file.path),
@@ -60,7 +60,7 @@ def file_report(file: FileFacts, name: str, size_bytes: int, runs_with: str) -> 
         "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
-        "facts": {label: _plain(value) for label, value in facts.items() if value is not None},
+        "facts": {label: _plain(value) for label, value in values.items() if value is not None},
         "vocabulary": _vocabulary(file.metadata),
         "chat_template": "tokenizer.chat_template" in file.metadata,
         "tensor_types": _by_type(file.tensors),
@@ -132,7 +132,7 @@ def shown_count(count: int) -> str:
     return str(count)
 
 
-def _by_type(tensors: Mapping[str, TensorFacts]) -> dict[str, dict[str, Any]]:
+def _by_type(tensors: Mapping[str, TensorMetadata]) -> dict[str, dict[str, Any]]:
     """Tensors, weights and bytes of each block format, the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for tensor in tensors.values():

@@ -25,14 +25,14 @@ def collected(stream: Stream, progress: ProgressLine) -> "Generation":
     return stream.result
 
 
-def completion_record(answer: "Generation", model: str, prompt: str) -> dict[str, Any]:
+def completion_record(completion: "Generation", model: str, prompt: str) -> dict[str, Any]:
     """One completion with its usage in tokens and its timings in seconds."""
-    speed = answer.speed
+    speed = completion.speed
     found: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
-        "text": answer.text,
-        "finish_reason": answer.finish_reason,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
         "usage": {
             "prompt_tokens": speed.prompt_tokens,
             "cached_tokens": speed.cached_tokens,
@@ -45,19 +45,22 @@ def completion_record(answer: "Generation", model: str, prompt: str) -> dict[str
             "accepted_share": speed.accepted_share,
         },
     }
-    if answer.evicted_tokens:
-        found["usage"] |= {"context_shifts": answer.context_shifts, "evicted_tokens": answer.evicted_tokens}
-    if any(token.logprob is not None for token in answer.tokens):
+    if completion.evicted_tokens:
+        found["usage"] |= {
+            "context_shifts": completion.context_shifts,
+            "evicted_tokens": completion.evicted_tokens,
+        }
+    if any(token.logprob is not None for token in completion.tokens):
         found["logprobs"] = [
             {"id": token.id, "text": token.text, "logprob": token.logprob, "top": list(token.top_logprobs)}
-            for token in answer.tokens
+            for token in completion.tokens
         ]
     return found
 
 
-def print_record(answer: "Generation", model: str, prompt: str) -> None:
+def print_record(completion: "Generation", model: str, prompt: str) -> None:
     """Print the record on a line of stdout and flush."""
-    print(json.dumps(completion_record(answer, model, prompt), ensure_ascii=False), flush=True)
+    print(json.dumps(completion_record(completion, model, prompt), ensure_ascii=False), flush=True)
 
 
 def print_failure(error: Exception, model: str, prompt: str) -> None:

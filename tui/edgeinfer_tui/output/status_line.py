@@ -13,11 +13,11 @@ ENDINGS = {
 }
 
 
-def status_line(answer: "Generation", context: int) -> str:
+def status_line(completion: "Generation", context: int) -> str:
     """For example: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context
     137/1024.
     """
-    speed = answer.speed
+    speed = completion.speed
     read = speed.prompt_tokens - speed.cached_tokens
     cached = f", {speed.cached_tokens} cached" if speed.cached_tokens else ""
     parts = [
@@ -35,49 +35,56 @@ def status_line(answer: "Generation", context: int) -> str:
         parts.append(f"{speed.tokens_per_forward:.1f} tokens a pass")
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
-    parts.append(f"context {context_used(answer)}/{context}")
-    if answer.evicted_tokens:
-        parts.append(f"shifted {_times(answer.context_shifts)}, {answer.evicted_tokens} tokens evicted")
-    if answer.finish_reason in ENDINGS:
-        parts.append(ENDINGS[answer.finish_reason])
+    parts.append(f"context {context_used(completion)}/{context}")
+    if completion.evicted_tokens:
+        parts.append(
+            f"shifted {_times(completion.context_shifts)}, {completion.evicted_tokens} tokens evicted"
+        )
+    if completion.finish_reason in ENDINGS:
+        parts.append(ENDINGS[completion.finish_reason])
     return " · ".join(parts)
 
 
-def context_used(answer: "Generation") -> int:
+def context_used(completion: "Generation") -> int:
     """Tokens of prompt and completion in the KV cache, without the evicted ones."""
-    if answer.evicted_tokens:
-        return len(answer.prompt_ids) + len(answer.ids) - answer.evicted_tokens
-    return answer.speed.prompt_tokens + answer.speed.generated_tokens
+    if completion.evicted_tokens:
+        return len(completion.prompt_ids) + len(completion.ids) - completion.evicted_tokens
+    return completion.speed.prompt_tokens + completion.speed.generated_tokens
 
 
-def context_lines(answer: "Generation", context: int) -> list[str]:
+def context_lines(completion: "Generation", context: int) -> list[str]:
     """Messages for a text that exceeded the context; none if it didn't."""
-    lines = dropped_messages_line(answer, context), _shift_line(answer, context), full_line(answer, context)
+    lines = (
+        dropped_messages_line(completion, context),
+        _shift_line(completion, context),
+        full_line(completion, context),
+    )
     return [line for line in lines if line]
 
 
-def full_line(answer: "Generation", context: int) -> str | None:
+def full_line(completion: "Generation", context: int) -> str | None:
     """Message for a completion that ended because the context is full, else None."""
-    if answer.finish_reason != "context":
+    if completion.finish_reason != "context":
         return None
     return f"the context of {context} tokens is full: the completion ends here"
 
 
-def dropped_messages_line(answer: "Generation", context: int) -> str | None:
+def dropped_messages_line(completion: "Generation", context: int) -> str | None:
     """Message for a chat whose oldest messages were dropped, else None."""
-    count = answer.dropped_messages
+    count = completion.dropped_messages
     if count == 0:
         return None
     messages = "oldest message was" if count == 1 else f"{count} oldest messages were"
     return f"the conversation exceeded the context of {context} tokens: the {messages} dropped"
 
 
-def _shift_line(answer: "Generation", context: int) -> str | None:
-    if not answer.evicted_tokens:
+def _shift_line(completion: "Generation", context: int) -> str | None:
+    if not completion.evicted_tokens:
         return None
     return (
-        f"the text exceeded the context of {context} tokens and was shifted {_times(answer.context_shifts)}: "
-        f"{answer.evicted_tokens} tokens after the first were evicted"
+        f"the text exceeded the context of {context} tokens and was shifted "
+        f"{_times(completion.context_shifts)}: "
+        f"{completion.evicted_tokens} tokens after the first were evicted"
     )
 
 

@@ -78,17 +78,17 @@ class LineChat:
         """Handle a command or a message; returns False to end the chat."""
         if not message.strip():
             return True
-        word, _, rest = message.strip().partition(" ")
+        word, _, argument = message.strip().partition(" ")
         if not word.startswith("/") or "\n" in message:
-            self._answer(lambda settings: self._session.stream(self._chat, message, settings))
+            self._respond(lambda settings: self._session.stream(self._chat, message, settings))
             return True
         command = self._commands.get(word)
         if command is None:
             _note(no_such_command(word, list(self._commands)))
             return True
-        return command(rest.strip())
+        return command(argument.strip())
 
-    def _answer(self, begin: Callable[[dict[str, Any]], Stream]) -> None:
+    def _respond(self, begin: Callable[[dict[str, Any]], Stream]) -> None:
         """Print a response; a failure prints one line and the chat goes on."""
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
@@ -125,16 +125,16 @@ class LineChat:
         return True
 
     def _regen(self, _: str) -> bool:
-        asked = self._session.last_asked
-        if asked is None:
+        user_message = self._session.last_user_message
+        if user_message is None:
             _note("no message yet to respond to again")
         else:
-            self._answer(lambda settings: self._session.regenerate(self._chat, asked, settings))
+            self._respond(lambda settings: self._session.regenerate(self._chat, user_message, settings))
         return True
 
     def _edit(self, text: str) -> bool:
         """Edit the last message; without `text`, it is put back into the input line."""
-        last = self._session.last_asked
+        last = self._session.last_user_message
         if last is None:
             _note("no message yet to edit")
             return True
@@ -147,7 +147,7 @@ class LineChat:
             print()
             return True
         if text.strip():
-            self._answer(lambda settings: self._session.stream(self._chat, text, settings, last))
+            self._respond(lambda settings: self._session.stream(self._chat, text, settings, last))
         return True
 
     def _clear(self, _: str) -> bool:

@@ -111,8 +111,8 @@ class LineInput:
         finally:
             readline.set_startup_hook()
 
-    def _fenced(self, rest: str) -> str:
-        lines = [rest]
+    def _fenced(self, remainder: str) -> str:
+        lines = [remainder]
         with contextlib.suppress(EOFError):
             while not lines[-1].rstrip().endswith(FENCE):
                 lines.append(self._read_line(CONTINUED))
