@@ -172,10 +172,12 @@ def _importance_metadata(path: str | Path | None, importance: Importance | None)
 def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
     warnings = []
     stand_ins = Counter(
-        (tensor.wanted.name, tensor.target.name) for tensor in plan.tensors if tensor.target != tensor.wanted
+        (tensor.requested.name, tensor.target.name)
+        for tensor in plan.tensors
+        if tensor.target != tensor.requested
     )
-    for (wanted, found), count in stand_ins.items():
-        warnings.append(f"rows of {_tensors(count)} don't fill {wanted} blocks: stored as {found}")
+    for (requested, found), count in stand_ins.items():
+        warnings.append(f"rows of {_tensors(count)} don't fill {requested} blocks: stored as {found}")
     if plan.without_importance:
         count, first = len(plan.without_importance), plan.without_importance[0]
         warnings.append(

@@ -85,7 +85,7 @@ class ShortConvolutionWeights:
     def matrices(self) -> list[Matrix]:
         return [self.b, self.c, self.x, self.output]
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
 
 

@@ -19,7 +19,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     float_rows,
     interleaved_bytes,
 )
-from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
+from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_step
@@ -83,7 +83,7 @@ class CpuShard:
         kernels: Kernels,
         exchange_buffer: ExchangeRows,
         options: ShardOptions,
-        on_placed: OnPlaced | None = None,
+        on_loaded: OnLoaded | None = None,
     ) -> None:
         self.spec, self.state, self.batch = spec, state, options.batch
         self.stages = cpu_stages(spec, weights, splits)
@@ -93,7 +93,7 @@ class CpuShard:
         self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
         sparse = self._sparse_parts(weights, options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
-        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_placed)
+        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_loaded)
         self._decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
@@ -116,7 +116,7 @@ class CpuShard:
         return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if self._splits[index.layer].changing
+            if self._splits[index.layer].has_expert_cache
         }
 
     @property
@@ -140,7 +140,7 @@ class CpuShard:
         """The matrices to repack, and those that stay memory-mapped."""
         moved, mapped = predictor_matrices(sparse), list[Matrix]()
         for index, part in self._parts.items():
-            units = part.block.unit_matrices()
+            units = part.block.granule_matrices()
             if sparse.get(index.layer, False) is not False and index == feed_forward_index(
                 self.spec, index.layer
             ):
@@ -152,7 +152,7 @@ class CpuShard:
             else:
                 (mapped if index in in_file else moved).extend(units)
             if not self._splits[index.layer].on_gpu:
-                own = set(map(id, part.block.unit_matrices()))
+                own = set(map(id, part.block.granule_matrices()))
                 moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
         return moved, mapped
 
@@ -235,7 +235,9 @@ class CpuShard:
     def expert_counts(self) -> ExpertCounts:
         """Token-expert assignments of the layers with split experts."""
         found = [ExpertsArgs.from_address(block) for block in self._selected]
-        return ExpertCounts(sum(args.pairs_seen for args in found), sum(args.pairs_here for args in found))
+        return ExpertCounts(
+            sum(args.assignments_seen for args in found), sum(args.assignments_here for args in found)
+        )
 
     def close(self) -> None:
         """Release threads and memory."""

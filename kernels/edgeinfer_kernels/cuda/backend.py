@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
-from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
+from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
 from edgeinfer_kernels.cuda.device_parts import (
@@ -38,13 +38,13 @@ from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import (
-    RejectedTrialError,
+    RejectedCandidateError,
     remember_tuning,
     remembered_tuning,
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
+from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.recent_rows import RewindLimit
@@ -87,7 +87,7 @@ class CudaBackend(Backend[DeviceRows]):
         options: DeviceOptions | None = None,
         *,
         tuning: Tuning | None = None,
-        on_placed: OnPlaced | None = None,
+        on_loaded: OnLoaded | None = None,
         exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
@@ -110,7 +110,7 @@ class CudaBackend(Backend[DeviceRows]):
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            self._fill(on_placed)
+            self._fill(on_loaded)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -139,11 +139,11 @@ class CudaBackend(Backend[DeviceRows]):
         self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._pending: tuple[int, ...] = ()
 
-    def _fill(self, on_placed: OnPlaced | None) -> None:
+    def _fill(self, on_loaded: OnLoaded | None) -> None:
         """Load the weights onto the device."""
         uploader = Uploader(self.device)
         try:
-            self._parts.model.fill(uploader, on_placed)
+            self._parts.model.fill(uploader, on_loaded)
             if self._parts.sent is not None:
                 self._parts.sent.fill_vectors()
         finally:
@@ -189,7 +189,7 @@ class CudaBackend(Backend[DeviceRows]):
         self.steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
-    def refill_experts(self, policy: ExpertPolicy) -> str | None:
+    def start_expert_cache(self, policy: ExpertPolicy) -> str | None:
         """Enable the expert cache with this policy, whose rows are the layers with changing experts. Return
         None, or the reason why the experts stay fixed.
         """
@@ -198,7 +198,7 @@ class CudaBackend(Backend[DeviceRows]):
         layers = []
         for block in self._parts.model.blocks:
             here = block.weights
-            if isinstance(here, DeviceExperts) and here.changing:
+            if isinstance(here, DeviceExperts) and here.has_expert_cache:
                 index = BlockIndex(there[block.index.layer], block.index.position)
                 split = self._options.splits[index.layer]
                 theirs = cpu_part(self._whole[1].residual(index), split).block
@@ -261,7 +261,7 @@ class CudaBackend(Backend[DeviceRows]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """As `Backend.sampling_request`."""
-        draw = DrawSettings(
+        draw = DeviceSamplingParams(
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
@@ -334,7 +334,7 @@ class CudaBackend(Backend[DeviceRows]):
             try:
                 with device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
-            except RejectedTrialError:  # Not even the default tile configs can be timed here: keep them.
+            except RejectedCandidateError:  # Not even the default tile configs can be timed here: keep them.
                 return
             self.steps.forget()
             remember_tuning(folder, key, tuning)

@@ -97,11 +97,11 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
         "count": w.ffn_up_exps.experts,
         "used": spec.experts_per_token,
         "activation": ACTIVATION_CODES[spec.activation],
-        "pair_rows": rows("expert.places")[0],
+        "assignment_rows": rows("expert.places")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
-        "gathered": _pair_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
-        "hidden": _pair_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
+        "gathered": _assignment_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        "hidden": _assignment_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
         "gate": rows("expert.gate")[0],
         "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
         "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
@@ -112,7 +112,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
     }
 
 
-def _pair_input(
+def _assignment_input(
     builder: BlockBuilder, name: str, columns: int, readers: list[Matrix], always: bool = False
 ) -> int:
     """An INPUT with a row for each token-expert assignment; float32 only if read, or `always`."""

@@ -199,14 +199,14 @@ class ExpertsArgs(Structure):
     """An MoE block.
 
     `ids` (int64, highest score first) and `weights` (float32) have `used` entries per token. A pair is a
-    token-expert assignment. Pair t·used + slot has its activations in row `pair_rows`[pair] of `gathered`
-    (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair] is the index of its expert in
-    `active`. early: the scores are already computed (`route_block`, which reads x through router_norm into
+    token-expert assignment. Pair t·used + slot has its activations in row `assignment_rows`[pair] of
+    `gathered` (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair] is the index of its expert
+    in `active`. early: the scores are already computed (`route_block`, which reads x through router_norm into
     router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its float32 vector. If a device
     selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
-    minus the expert number. pairs_seen, pairs_here: how many assignments the device has made in total, and of
-    experts on this host. requests: 0, or the address of the request counts (int64) by expert number; this
-    needs all experts on the host.
+    minus the expert number. assignments_seen, assignments_here: how many assignments the device has made in
+    total, and of experts on this host. requests: 0, or the address of the request counts (int64) by expert
+    number; this needs all experts on the host.
     """
 
     norm: Norm
@@ -226,7 +226,7 @@ class ExpertsArgs(Structure):
     ids: Int
     ids_stride: Int
     weights: Int
-    pair_rows: Int
+    assignment_rows: Int
     entries: Int
     active: Annotated[int, ActiveExperts]
     normed: Input
@@ -246,8 +246,8 @@ class ExpertsArgs(Structure):
     shared_out: Int
     shared_out_stride: Int
     shared_router: Int
-    pairs_seen: Int
-    pairs_here: Int
+    assignments_seen: Int
+    assignments_here: Int
     requests: Int
     scratch: Int
     scratch_stride: Int

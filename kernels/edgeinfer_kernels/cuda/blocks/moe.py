@@ -40,7 +40,7 @@ def take_state(arena: Arena, spec: MoeSpec, positions: int, kind: CacheType) -> 
     return
 
 
-def has_units(w: DeviceExperts) -> bool:
+def has_granules(w: DeviceExperts) -> bool:
     """The router is on the device, with or without experts."""
     return True
 
@@ -96,7 +96,7 @@ def decode(
         space.routing.weights,
         spec.scale,
         COUNT=spec.experts,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         GATING=GATINGS[spec.gating],
         NORMALIZED=spec.normalized,
         warps=1,
@@ -151,7 +151,7 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         space.routing.ids,
         source.squares_args,
         EXPERT_ROWS=w.hidden,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         HIDDEN=out.config,
         GATED=GatedConfig(*tiles, has_gate=True, has_bias=w.up_bias is not None, activation=code),
         SOURCE=launches.source_config(source),
@@ -179,7 +179,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> N
         space.routing.weights,
         SharedScores(space.routing.shared_scores, space.routing.shared_scores.stride(0)),
         WIDTH=width,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
         TILE=w.down.shapes.tile,

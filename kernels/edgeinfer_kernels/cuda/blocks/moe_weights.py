@@ -38,9 +38,9 @@ class DeviceExperts:
     """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
 
     `used`: experts per token. `here`: number of experts on the device; `slots` (2, experts) int32: slot of
-    each expert on the device, and on the host, -1: absent. `changing`: the host has all experts, and those on
-    the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for
-    every token, `shared_router` the row of its gate.
+    each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
+    those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
+    feed-forward for every token, `shared_router` the row of its gate.
     """
 
     count: int
@@ -60,12 +60,12 @@ class DeviceExperts:
     shared: DeviceFeedForward | None
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
-    changing: bool = False
+    has_expert_cache: bool = False
 
     @property
     def all_slots(self) -> int:
         """Number of slots on the device plus those on the host; with changing experts some are empty."""
-        return self.here + self.count if self.changing else self.count
+        return self.here + self.count if self.has_expert_cache else self.count
 
     @property
     def stacks(self) -> ExpertStacks:
@@ -117,7 +117,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
     """
     check_expert_rows(w)
     here = range(w.ffn_up_exps.experts) if split is None else split.experts
-    changing = split is not None and split.changing
+    has_expert_cache = split is not None and split.has_expert_cache
     shared_router = None
     if w.ffn_gate_inp_shexp is not None:
         row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
@@ -126,7 +126,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         count=spec.experts,
         used=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
-        slots=builder.slots(_slots(spec.experts, here, changing)),
+        slots=builder.slots(_slots(spec.experts, here, has_expert_cache)),
         hidden=w.ffn_up_exps.rows,
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),
@@ -140,14 +140,14 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         shared=None if w.shared is None else take_feed_forward(builder, None, w.shared),
         shared_router=None if shared_router is None else builder.matrix(shared_router),
         shared_router_rows=None if shared_router is None else builder.floats(shared_router),
-        changing=changing,
+        has_expert_cache=has_expert_cache,
     )
 
 
-def _slots(count: int, experts: Sequence[int], changing: bool) -> npt.NDArray[np.int32]:
+def _slots(count: int, experts: Sequence[int], has_expert_cache: bool) -> npt.NDArray[np.int32]:
     """(2, count): slot of each expert on the device, and on the host."""
     slots = np.full((2, count), -1, np.int32)
     slots[0, list(experts)] = np.arange(len(experts))
     others = np.flatnonzero(slots[0] < 0)
-    slots[1, others] = others if changing else np.arange(len(others))
+    slots[1, others] = others if has_expert_cache else np.arange(len(others))
     return slots

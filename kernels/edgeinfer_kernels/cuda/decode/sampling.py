@@ -32,7 +32,7 @@ _NO_NUMBERS = tl.constexpr(NO_NUMBERS)
 
 
 @dataclass(frozen=True)
-class DrawSettings:
+class DeviceSamplingParams:
     """Sampling parameters that the device supports; 0, or 1 for top_p, disables a filter."""
 
     temperature: float
@@ -303,9 +303,9 @@ def sample(
 ) -> None:
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, capacity) int32: ids
-    for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may
-    be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
+    `requests` (rows, REQUEST_SIZE) float64, from `DeviceSamplingParams.request`; `recent` (rows, capacity)
+    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
+    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]

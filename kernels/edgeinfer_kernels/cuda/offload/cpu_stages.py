@@ -71,7 +71,7 @@ class DecodeExchange:
             WIDTH=width,
             STRIDE=box.rows.shape[1],
             TOKENS=tokens,
-            USED=used,
+            EXPERTS_PER_TOKEN=used,
             COUNT=0 if slots is None else slots.shape[1],
             warps=8,
         )

@@ -13,7 +13,7 @@ EVERY_STAGE = 1 << 30
 """Value of `answered` with which the device never waits."""
 
 
-def most_used(spec: DecoderSpec) -> int:
+def max_experts_per_token(spec: DecoderSpec) -> int:
     """The maximum experts_per_token of all blocks."""
     return max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
 

@@ -77,7 +77,7 @@ def send_kernel(
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     TOKENS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     COUNT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -95,9 +95,9 @@ def send_kernel(
     for token in tl.static_range(TOKENS):
         value = tl.load(x + token * WIDTH + column, mask=inside, other=0.0)
         tl.store(rows + token * STRIDE + column, value, mask=inside)
-    if USED > 0:
-        pair = tl.arange(0, triton.next_power_of_2(TOKENS * USED))
-        selected = pair < TOKENS * USED
+    if EXPERTS_PER_TOKEN > 0:
+        pair = tl.arange(0, triton.next_power_of_2(TOKENS * EXPERTS_PER_TOKEN))
+        selected = pair < TOKENS * EXPERTS_PER_TOKEN
         expert = tl.load(ids + pair, mask=selected, other=0)
         there = tl.load(slots + expert, mask=selected, other=-1)
         here = tl.load(slots + COUNT + expert, mask=selected, other=-1)

@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.sizes.cuda_buffers import REFILL_BYTES
+from edgeinfer_kernels.sizes.cuda_buffers import EXPERT_LOAD_BYTES
 
 PIECES_PER_STEP = 3
 """Pieces of experts copied per step: a piece costs the host about 40 us."""
@@ -55,7 +55,7 @@ class ExpertPolicy(Protocol):
         """Number of tokens between two checks of the request counts."""
         ...
 
-    def note(self, requests: Counts) -> None:
+    def record(self, requests: Counts) -> None:
         """Add `requests` (layers, experts): request counts since the last call."""
         ...
 
@@ -227,7 +227,7 @@ class ExpertCache:
     def _steps(stack: Matrix) -> list[int]:
         """Group count of each piece of an expert's matrix."""
         group = group_bytes(stack)
-        groups, most = expert_bytes(stack) // group, max(REFILL_BYTES // group, 1)
+        groups, most = expert_bytes(stack) // group, max(EXPERT_LOAD_BYTES // group, 1)
         return [min(most, groups - first) for first in range(0, groups, most)]
 
     def _take_packer(self, stack: Matrix, groups: int) -> None:
@@ -267,7 +267,7 @@ class ExpertCache:
         elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
             self._tokens = 0
             requests = np.array([layer.requests for layer in self._layers])
-            self._policy.note(requests - self._seen)
+            self._policy.record(requests - self._seen)
             self._seen = requests
             self._wanted = list(self._policy.proposals())
 

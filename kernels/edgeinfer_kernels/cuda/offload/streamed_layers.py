@@ -98,13 +98,13 @@ class StreamedLayers(DeviceBuilder):
         self, index: BlockIndex, own: DeviceBlock, w: ResidualWeights[Any], split: LayerSplit
     ) -> PromptBlock:
         """A block on the device, with the CPU's part of it."""
-        parts, norms, experts = (own.weights,) if own.has_units else (), own.norms, None
+        parts, norms, experts = (own.weights,) if own.has_granules else (), own.norms, None
         if has_host_part(w.block, split):
             rest = cpu_part(w, split)
             if isinstance(rest.block, MoeWeights):
                 experts = self._stacks(rest.block)
             else:
-                norms = own.norms if own.has_units else self.norms(rest)
+                norms = own.norms if own.has_granules else self.norms(rest)
                 module = device_module(own.residual.block.kind)
                 parts = (*parts, module.take(self, own.residual.block, rest.block, None))
         return PromptBlock(index, own.residual, parts, norms, own.state, experts)

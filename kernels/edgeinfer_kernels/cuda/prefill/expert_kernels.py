@@ -34,7 +34,7 @@ def select_experts_kernel(
     weights,
     scale,
     COUNT: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr,
     NORMALIZED: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -58,7 +58,7 @@ def select_experts_kernel(
     else:
         weight = tl.where(inside, tl.exp(score - top), 0.0)
     left = tl.where(inside, score, float("-inf"))
-    for _ in range(USED):
+    for _ in range(EXPERTS_PER_TOKEN):
         place = tl.argmax(left, axis=0)
         left = tl.where(expert == place, float("-inf"), left)
     selected = inside & (left == float("-inf"))
@@ -74,11 +74,13 @@ def select_experts_kernel(
         weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
     left = tl.where(inside, score, float("-inf"))
-    for slot in range(USED):
+    for slot in range(EXPERTS_PER_TOKEN):
         place = tl.argmax(left, axis=0)
         left = tl.where(expert == place, float("-inf"), left)
-        tl.store(ids + token * USED + slot, place)
-        tl.store(weights + token * USED + slot, tl.sum(tl.where(expert == place, weight, 0.0), axis=0))
+        tl.store(ids + token * EXPERTS_PER_TOKEN + slot, place)
+        tl.store(
+            weights + token * EXPERTS_PER_TOKEN + slot, tl.sum(tl.where(expert == place, weight, 0.0), axis=0)
+        )
 
 
 @triton.jit
@@ -92,7 +94,7 @@ def expert_gated_kernel(
     ids,
     sum_squares,
     EXPERT_ROWS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     HIDDEN: tl.constexpr,
     GATED: tl.constexpr,
     SOURCE: tl.constexpr,
@@ -109,7 +111,7 @@ def expert_gated_kernel(
     wait_for_producers(DEPENDENT)
     BLOCKS: tl.constexpr = SOURCE.blocks
     program, pair = tl.program_id(0), tl.program_id(1)
-    token = pair // USED
+    token = pair // EXPERTS_PER_TOKEN
     expert = tl.load(ids + pair)
     if expert < 0:
         return
@@ -142,7 +144,7 @@ def expert_down_kernel(
     weights,
     shared,
     WIDTH: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     READ: tl.constexpr,
     GEMV: tl.constexpr,
     TILE: tl.constexpr,
@@ -167,8 +169,8 @@ def expert_down_kernel(
             total = total / (1.0 + tl.exp(-tl.load(shared.scores + token * shared.stride)))
     BLOCKS: tl.constexpr = READ.blocks
     words = READ.planes * BLOCKS
-    for slot in range(USED):
-        pair = token * USED + slot
+    for slot in range(EXPERTS_PER_TOKEN):
+        pair = token * EXPERTS_PER_TOKEN + slot
         expert = tl.load(ids + pair)
         if expert >= 0:
             row = expert * WIDTH + program * ROWS

@@ -13,10 +13,10 @@ expert's rows.
 
 
 @triton.jit(do_not_specialize=["pairs", "here"])
-def group_pairs_kernel(
+def group_assignments_kernel(
     ids,
     slots,
-    pair_slots,
+    assignment_slots,
     positions,
     tokens,
     row_slots,
@@ -24,7 +24,7 @@ def group_pairs_kernel(
     pairs,
     here,
     EXPERTS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """Sort the token-expert assignments by the expert's slot; one program per expert.
@@ -52,9 +52,9 @@ def group_pairs_kernel(
         pair = begin + offset
         mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
         position = at + tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        tl.store(pair_slots + pair, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(assignment_slots + pair, tl.zeros_like(pair) + place, mask=mine)
         tl.store(positions + pair, position, mask=mine)
-        tl.store(tokens + position, pair // USED, mask=mine)
+        tl.store(tokens + position, pair // EXPERTS_PER_TOKEN, mask=mine)
         tl.store(row_slots + position, tl.zeros_like(pair) + place, mask=mine)
         at += tl.sum(mine.to(tl.int32), axis=0)
     tl.store(counts + place, at - first)
@@ -136,7 +136,7 @@ def add_experts_kernel(
     count,
     first_slot,
     WIDTH: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
 ):
@@ -149,8 +149,8 @@ def add_experts_kernel(
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     found = tl.load(total + token * WIDTH + column, mask=inside, other=0.0)
-    for slot in range(USED):
-        pair = token * USED + slot
+    for slot in range(EXPERTS_PER_TOKEN):
+        pair = token * EXPERTS_PER_TOKEN + slot
         row = tl.load(positions + pair) - first
         here = (row >= 0) & (row < count)
         row = tl.where(here, row, 0)

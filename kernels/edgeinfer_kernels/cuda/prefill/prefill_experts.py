@@ -25,14 +25,14 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_product,
     grouped_tile,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS, Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import DecoderSpec
 
-GROUPED_PAIRS = 1024
+ASSIGNMENTS_PER_STEP = 1024
 """Assignments that a program processes together."""
 
 
@@ -128,7 +128,7 @@ class PrefillExperts:
         space = self._routing
         select_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, spec.scale,
-            COUNT=spec.experts, USED=spec.experts_per_token, GATING=GATINGS[spec.gating],
+            COUNT=spec.experts, EXPERTS_PER_TOKEN=spec.experts_per_token, GATING=GATINGS[spec.gating],
             NORMALIZED=spec.normalized,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
@@ -137,11 +137,11 @@ class PrefillExperts:
         """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
         slots, positions, tokens, row_slots = (each[:count] for each in self._pairs)
-        if w.changing:
+        if w.has_expert_cache:
             self._counts.zero_()  # Slots without an expert are not written by the kernel.
-        group_pairs_kernel[(w.count,)](
+        group_assignments_kernel[(w.count,)](
             ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
-            EXPERTS=w.count, USED=spec.experts_per_token, STEP=GROUPED_PAIRS, num_warps=4,
+            EXPERTS=w.count, EXPERTS_PER_TOKEN=spec.experts_per_token, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
         )  # fmt: skip
         self._host_counts.copy_(self._counts, non_blocking=True)
         if self._counted is not None:

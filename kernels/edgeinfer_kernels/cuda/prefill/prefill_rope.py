@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
@@ -100,7 +100,7 @@ def rope_append_kernel(
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, ROPE)
     if CACHE == Q4_0:
-        q = hadamard_of_halves(q, HEAD_DIM).to(tl.float32)
+        q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)

@@ -131,12 +131,12 @@ def quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def low_half(word):
+def low_f16(word):
     """The float16 in the low 16 bits of a word."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def high_half(word):
+def high_f16(word):
     """The float16 in the high 16 bits of a word."""
     return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -55,7 +55,7 @@ def gather(pool, counter, block, tokens):
         if pair >= tokens * used:
             break
         row = normed.floats + pair // used * normed.float_stride
-        row_index = load_i64(block.pair_rows + 8 * pair)
+        row_index = load_i64(block.assignment_rows + 8 * pair)
         if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
@@ -146,7 +146,7 @@ def activate_experts(pool, counter, block, tokens):
         pair, first, last = next_piece(pool, counter, columns)
         if pair >= pairs:
             break
-        row_index = load_i64(block.pair_rows + 8 * pair)
+        row_index = load_i64(block.assignment_rows + 8 * pair)
         if row_index < 0:
             continue
         entry = block.active.experts[load_i64(block.entries + 8 * pair)]
@@ -181,7 +181,7 @@ def combine_columns(block, token, x, first, last):
     down = block.down_matrix
     out = block.out
     out_stride = block.out_stride
-    row_indices = block.pair_rows + 8 * used * token
+    row_indices = block.assignment_rows + 8 * used * token
     ids = block.ids + token * block.ids_stride
     weights = block.weights + 4 * used * token
     shared = block.shared_up_matrix.address != 0

@@ -109,30 +109,30 @@ def rows_taken(block, pairs):
 
 
 @device_function
-def list_experts(block, pairs_of):
-    """Fill `active` from the number of pairs of each expert; `pairs_of` becomes the entry index of each
+def list_experts(block, assignments_of):
+    """Fill `active` from the number of pairs of each expert; `assignments_of` becomes the entry index of each
     expert.
     """
     active = 0
     row = 0
     for expert in range(block.count):
-        pairs = load_i64(pairs_of + 8 * expert)
+        pairs = load_i64(assignments_of + 8 * expert)
         if pairs > 0:
             entry = block.active.experts[active]
             entry.expert = expert
             entry.first_row = row
             entry.pairs = 0
-            store_i64(pairs_of + 8 * expert, active)
+            store_i64(assignments_of + 8 * expert, active)
             active += 1
             row += rows_taken(block, pairs)
     block.active.count = active
 
 
 @device_function
-def count_pairs(block, seen, here):
+def count_assignments(block, seen, here):
     """Add to the counters of token-expert assignments."""
-    block.pairs_seen = block.pairs_seen + seen
-    block.pairs_here = block.pairs_here + here
+    block.assignments_seen = block.assignments_seen + seen
+    block.assignments_here = block.assignments_here + here
 
 
 @device_function
@@ -161,7 +161,7 @@ def sort_by_expert(block, tokens, scratch):
             if expert >= 0:
                 store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
                 here += 1
-    count_pairs(block, tokens * used, here)
+    count_assignments(block, tokens * used, here)
     list_experts(block, scratch)
     for token in range(tokens):
         ids = block.ids + token * block.ids_stride
@@ -169,11 +169,11 @@ def sort_by_expert(block, tokens, scratch):
             pair = 8 * (token * used + slot)
             expert = load_i64(ids + 8 * slot)
             if expert < 0:
-                store_i64(block.pair_rows + pair, -1)
+                store_i64(block.assignment_rows + pair, -1)
                 continue
             index = load_i64(scratch + 8 * expert)
             entry = block.active.experts[index]
             pairs = entry.pairs
             store_i64(block.entries + pair, index)
-            store_i64(block.pair_rows + pair, entry.first_row + pairs)
+            store_i64(block.assignment_rows + pair, entry.first_row + pairs)
             entry.pairs = pairs + 1
