@@ -175,7 +175,7 @@ class EngineBuilder:
         return left_in_file(self.plan, source.specification, source.weights)
 
     def _cpu_notes(self, kernels: Kernels) -> list[str]:
-        notes = [kernels.note] if kernels.note else []
+        notes = [kernels.warning] if kernels.warning else []
         if self.sparse.note and self.plan.options.sparse == self.sparse.options:
             notes.append(self.sparse.note)
         if self.plan.options.disk:

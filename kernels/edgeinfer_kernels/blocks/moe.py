@@ -245,15 +245,15 @@ class MoeSizes(DivisibleSizes):
         return FeedForwardSizes(stacked(one.up), stacked(one.down), one.gate and stacked(one.gate))
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        used, neurons = self.granules_per_token, self.expert.neurons
-        rows, width = assignment_rows(used), self.router.columns
+        experts_per_token, neurons = self.granules_per_token, self.expert.neurons
+        rows, width = assignment_rows(experts_per_token), self.router.columns
         found = {
             "expert.scores": 4 * padded(self.granules),
-            "expert.ids": 8 * used,
-            "expert.weights": 4 * used,
-            "expert.places": 8 * used,
-            "expert.entries": 8 * used,
-            "expert.active": 8 + 24 * used,
+            "expert.ids": 8 * experts_per_token,
+            "expert.weights": 4 * experts_per_token,
+            "expert.places": 8 * experts_per_token,
+            "expert.entries": 8 * experts_per_token,
+            "expert.active": 8 + 24 * experts_per_token,
             "expert.gathered.quantized": rows * lines(quantized_bytes(padded(width))),
             "expert.hidden": rows * lines(4 * padded(neurons)),
             "expert.hidden.quantized": rows * lines(quantized_bytes(padded(neurons))),
@@ -276,11 +276,11 @@ class MoeSizes(DivisibleSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["MoeSizes"], step: StepShape) -> int:
-        tokens, used = step.tokens, max(block.granules_per_token for block in blocks)
+        tokens, experts_per_token = step.tokens, max(block.granules_per_token for block in blocks)
         shared = max((block.shared.neurons for block in blocks if block.shared), default=0)
         experts = max(block.expert.neurons for block in blocks)
         hidden = activation_bytes(tokens, shared, step.hidden_floats)
-        hidden += activation_bytes(tokens, experts, step.hidden_floats, used)
+        hidden += activation_bytes(tokens, experts, step.hidden_floats, experts_per_token)
         if any(block.spec.pre_attention_router for block in blocks):
             hidden += activation_bytes(tokens, step.hidden_size, step.input_floats)
         return hidden + cls._routing_bytes(blocks, tokens)
@@ -288,18 +288,18 @@ class MoeSizes(DivisibleSizes):
     @staticmethod
     def _routing_bytes(blocks: Sequence["MoeSizes"], tokens: int) -> int:
         """Bytes of the scores, expert ids and weights of a step's or chunk's tokens."""
-        used, experts = (
+        experts_per_token, experts = (
             max(block.granules_per_token for block in blocks),
             max(block.granules for block in blocks),
         )
-        words = (padded_rows(experts), used, used, ROW_MULTIPLE)
+        words = (padded_rows(experts), experts_per_token, experts_per_token, ROW_MULTIPLE)
         return sum(taken(tokens * each, 4) for each in words)
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["MoeSizes"], chunk: int, hidden_size: int) -> int:
-        used = max(block.granules_per_token for block in blocks)
+        experts_per_token = max(block.granules_per_token for block in blocks)
         rows = max(block.together(chunk, hidden_size) for block in blocks)
-        floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * used]
+        floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * experts_per_token]
         floats.append(2 * max(block.granules for block in blocks))
         return sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
 
@@ -323,11 +323,11 @@ class MoeSizes(DivisibleSizes):
         return vector_bytes(self.vectors) + self.granules * self.expert.streamed_vector_bytes()
 
 
-def assignment_rows(used: int) -> int:
+def assignment_rows(experts_per_token: int) -> int:
     """Rows per token of the expert activations on the CPU: one for each expert, plus the padding of partial
     tiles; an expert with fewer than TILE_TOKENS tokens has no padding.
     """
-    return (3 * used + 1) // 2
+    return (3 * experts_per_token + 1) // 2
 
 
 def lines(nbytes: int) -> int:

@@ -108,7 +108,7 @@ class CpuShard:
     def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
         packed = self._decoder.packed
         return {
-            matrix.place: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
+            matrix.memory_key: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
             for matrix in self._decoder.repacked
         }
 
@@ -140,17 +140,17 @@ class CpuShard:
         """The matrices to repack, and those that stay memory-mapped."""
         moved, mapped = predictor_matrices(sparse), list[Matrix]()
         for index, part in self._parts.items():
-            units = part.block.granule_matrices()
+            matrices = part.block.granule_matrices()
             if sparse.get(index.layer, False) is not False and index == feed_forward_index(
                 self.spec, index.layer
             ):
                 by_row = by_neuron(part.block, sparse[index.layer])
                 mapped += by_row
                 rows = set(map(id, by_row))
-                units = [matrix for matrix in units if id(matrix) not in rows]
-                moved += units
+                matrices = [matrix for matrix in matrices if id(matrix) not in rows]
+                moved += matrices
             else:
-                (mapped if index in in_file else moved).extend(units)
+                (mapped if index in in_file else moved).extend(matrices)
             if not self._splits[index.layer].on_gpu:
                 own = set(map(id, part.block.granule_matrices()))
                 moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
@@ -167,14 +167,14 @@ class CpuShard:
         ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
         found = dict.fromkeys(ropes.get(index.layer) for index in built)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
-        self._calls = list(tables.values())
+        self._step_args = list(tables.values())
         self.steps = []
         for stage in self.stages.stages:
             steps = []
             for index in stage:
-                call = addressof(tables[ropes.get(index.layer)][1])
+                step_args = addressof(tables[ropes.get(index.layer)][1])
                 for kernel in self._kernel_calls(index, built):
-                    steps.append((self._kernels.address(kernel.kernel), kernel.block, call))
+                    steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
             self.steps.append(steps)
         served = []
         for number, steps in enumerate(self.steps, 1):
@@ -190,7 +190,10 @@ class CpuShard:
     def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
         """The kernels of a block; before the first block of a layer also those that precede it."""
         before = [each for each in built if each.layer == index.layer] if index.position == 0 else []
-        return [*(call for each in before for call in built[each].before_layer), *built[index].calls]
+        return [
+            *(call for each in before for call in built[each].before_layer),
+            *built[index].calls,
+        ]
 
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""
@@ -203,7 +206,7 @@ class CpuShard:
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""
-        return self._memories[matrix.place]
+        return self._memories[matrix.memory_key]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Scaled embeddings of at most `batch` tokens, written to the exchange buffer."""
@@ -213,23 +216,23 @@ class CpuShard:
         self._decoder.embedding.write(ids, x)
         return x
 
-    def _fill_calls(self, tokens: int, start: int) -> None:
+    def _fill_step_args(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
         box = self._exchange_buffer
-        for table, call in self._calls:
-            fill_step(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+        for table, step_args in self._step_args:
+            fill_step(step_args, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
-        self._fill_calls(tokens, start)
+        self._fill_step_args(tokens, start)
         self.pool.run(*self._serve)
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
-        self._fill_calls(tokens, start)
-        for function, block, call in self.steps[stage - 1]:
-            self.pool.run(function, block, call)
+        self._fill_step_args(tokens, start)
+        for function, block, step_args in self.steps[stage - 1]:
+            self.pool.run(function, block, step_args)
 
     @property
     def expert_counts(self) -> ExpertCounts:

@@ -204,14 +204,14 @@ class CudaBackend(Backend[DeviceRows]):
                 theirs = cpu_part(self._whole[1].residual(index), split).block
                 requests = self._server.requests[index.layer]
                 layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
-        self.steps.refills = ExpertCache(layers, policy, self.device)
-        return self.steps.refills.ended
+        self.steps.expert_cache = ExpertCache(layers, policy, self.device)
+        return self.steps.expert_cache.ended
 
     @property
     def changed_experts(self) -> int:
         """Number of experts loaded to the device since the model was loaded."""
-        refills = self.steps.refills
-        return 0 if refills is None else refills.changes
+        expert_cache = self.steps.expert_cache
+        return 0 if expert_cache is None else expert_cache.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MAX_TOKENS)
@@ -261,7 +261,7 @@ class CudaBackend(Backend[DeviceRows]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """As `Backend.sampling_request`."""
-        draw = DeviceSamplingParams(
+        params = DeviceSamplingParams(
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
@@ -270,7 +270,7 @@ class CudaBackend(Backend[DeviceRows]):
             frequency_penalty=settings.frequency_penalty,
             presence_penalty=settings.presence_penalty,
         )
-        return draw.request(recent, uniform)
+        return params.request(recent, uniform)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with device_errors():
@@ -355,8 +355,8 @@ class CudaBackend(Backend[DeviceRows]):
         """Free the device memory."""
         self._closed = True
         steps = self.__dict__.get("steps")
-        if steps is not None and steps.refills is not None:
-            steps.refills.close()
+        if steps is not None and steps.expert_cache is not None:
+            steps.expert_cache.close()
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()

@@ -31,8 +31,10 @@ def build(
     if options.expert_weights:
         return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
     block = _routed(builder, residual, weights, options.routing)
-    early = residual.block.pre_attention_router
-    return BuiltBlock((Call("experts_block", block),), (Call("route_block", block),) if early else ())
+    pre_attention_router = residual.block.pre_attention_router
+    return BuiltBlock(
+        (Call("experts_block", block),), (Call("route_block", block),) if pre_attention_router else ()
+    )
 
 
 def _routed(
@@ -51,7 +53,7 @@ def _routed(
     return builder.arena.fill(
         ExpertsArgs,
         router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
-        early=int(spec.pre_attention_router),
+        pre_attention_router=int(spec.pre_attention_router),
         gating=GATING_CODES[spec.gating],
         normalized=int(spec.normalized),
         weight_scale=spec.scale,
@@ -95,7 +97,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
         "norm": builder.norm(residual.norm, width, weights.norm, weights.norm_bias),
         "residual_scale": residual.residual_scale,
         "count": w.ffn_up_exps.experts,
-        "used": spec.experts_per_token,
+        "experts_per_token": spec.experts_per_token,
         "activation": ACTIVATION_CODES[spec.activation],
         "assignment_rows": rows("expert.places")[0],
         "entries": rows("expert.entries")[0],

@@ -48,7 +48,7 @@ def has_granules(w: DeviceExperts) -> bool:
 def resting_bytes(w: DeviceExperts) -> int:
     """Bytes of the experts that not every token reads."""
     stacks: int = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
-    return stacks - stacks * w.used // w.count
+    return stacks - stacks * w.experts_per_token // w.count
 
 
 class Space:
@@ -60,19 +60,21 @@ class Space:
         tokens, floats = step.tokens, step.hidden_floats
         self.routing = RoutingSpace(specs, arena, tokens)
         hidden, shared = max(w.hidden for w in weights), max(w.shared_neurons for w in weights)
-        self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.used)
+        self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.experts_per_token)
         self.shared_hidden = take_activations(arena, tokens, shared, floats)
-        early = any(spec.pre_attention_router for spec in specs)
-        self.early = take_activations(arena, tokens, step.hidden_size, step.input_floats, int(early))
+        pre_attention = any(spec.pre_attention_router for spec in specs)
+        self.pre_attention = take_activations(
+            arena, tokens, step.hidden_size, step.input_floats, int(pre_attention)
+        )
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
     """Compute the scores of a pre-attention router, which reads the layer's input x."""
     if not block.residual.block.pre_attention_router:
         return
-    launches, early = step.launches, step.space("moe").early
-    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
-    _score(step, block.weights, Source(early, launches.workspace.sum_squares[0]), tokens)
+    launches, pre_attention = step.launches, step.space("moe").pre_attention
+    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), pre_attention, tokens)
+    _score(step, block.weights, Source(pre_attention, launches.workspace.sum_squares[0]), tokens)
 
 
 def _score(step: "DecodeStep", w: DeviceExperts, source: Source, tokens: int) -> None:

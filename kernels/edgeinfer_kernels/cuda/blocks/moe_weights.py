@@ -37,14 +37,14 @@ class ExpertStacks:
 class DeviceExperts:
     """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
 
-    `used`: experts per token. `here`: number of experts on the device; `slots` (2, experts) int32: slot of
+    `here`: number of experts on the device; `slots` (2, experts) int32: slot of
     each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
     those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
     feed-forward for every token, `shared_router` the row of its gate.
     """
 
     count: int
-    used: int
+    experts_per_token: int
     here: int
     slots: Tensor
     hidden: int
@@ -103,12 +103,14 @@ class RoutingSpace:
 
     def __init__(self, specs: Sequence[MoeSpec], arena: Arena, tokens: int) -> None:
         self.count = max((spec.experts for spec in specs), default=0)
-        self.used = used = max((spec.experts_per_token for spec in specs), default=0)
+        self.experts_per_token = experts_per_token = max(
+            (spec.experts_per_token for spec in specs), default=0
+        )
         padded = -(-self.count // ROW_MULTIPLE) * ROW_MULTIPLE
         self.scores = arena.take((tokens, padded), torch.float32)
-        self.ids = arena.take((tokens * used,), torch.int32)
-        self.weights = arena.take((tokens * used,), torch.float32)
-        self.shared_scores = arena.take((tokens, ROW_MULTIPLE if used else 0), torch.float32)
+        self.ids = arena.take((tokens * experts_per_token,), torch.int32)
+        self.weights = arena.take((tokens * experts_per_token,), torch.float32)
+        self.shared_scores = arena.take((tokens, ROW_MULTIPLE if experts_per_token else 0), torch.float32)
 
 
 def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit | None) -> DeviceExperts:
@@ -124,7 +126,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         shared_router = Matrix("ffn_gate_inp_shexp", "F32", 1, len(row), row.view(np.uint8)[None])
     return DeviceExperts(
         count=spec.experts,
-        used=spec.experts_per_token,
+        experts_per_token=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
         slots=builder.slots(_slots(spec.experts, here, has_expert_cache)),
         hidden=w.ffn_up_exps.rows,

@@ -211,8 +211,8 @@ def store_cache_rows(
             values = hadamard(values, HEAD_DIM)
         grouped = tl.reshape(values, (COUNT, SLOTS, DIMENSIONS // SLOTS))
         if CACHE == Q4_0:
-            most, least = tl.max(grouped, axis=2), tl.min(grouped, axis=2)
-            full = tl.where(most > -least, most, least) / -8.0
+            highest, lowest = tl.max(grouped, axis=2), tl.min(grouped, axis=2)
+            full = tl.where(highest > -lowest, highest, lowest) / -8.0
         else:
             full = tl.max(tl.abs(grouped), axis=2) / 127.0
         scale = tl.minimum(tl.maximum(full, -65504.0), 65504.0).to(tl.float16)
@@ -222,9 +222,9 @@ def store_cache_rows(
         if CACHE == Q4_0:
             steps = tl.minimum(tl.maximum(steps, -8.0), 7.0) + 8.0
             WORDS: tl.constexpr = (HEAD_DIM + 7) // 8
-            place = tl.arange(0, 8)
+            index = tl.arange(0, 8)
             codes = tl.reshape(steps.to(tl.int32), (COUNT, DIMENSIONS // 8, 8))
-            words = tl.sum(codes << (place // 2 * 4 + place % 2 * 16)[None, None, :], axis=2)
+            words = tl.sum(codes << (index // 2 * 4 + index % 2 * 16)[None, None, :], axis=2)
             word = tl.arange(0, DIMENSIONS // 8)
             held = rows_mask[:, None] & (word < WORDS)[None, :]
             tl.store(base + rows[:, None] * WORDS + word[None, :], words, mask=held)

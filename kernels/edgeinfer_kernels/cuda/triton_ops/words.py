@@ -73,12 +73,12 @@ def dot_signed(weights, activations, sums):
 def select_bytes(low, high, selector):
     """Byte k of the result is the byte of low (0…3) or high (4…7) selected by nibble k of the selector."""
     if INTERPRETED:
-        chosen = tl.zeros_like(selector)
+        selected = tl.zeros_like(selector)
         for byte in tl.static_range(4):
             index = (selector >> (4 * byte)) & 7
             word = tl.where(index < 4, low, high)
-            chosen = chosen | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
-        return chosen
+            selected = selected | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
+        return selected
     else:
         return _instruction("prmt.b32 $0, $1, $2, $3;", low, high, selector)
 

@@ -40,7 +40,7 @@ class StepTimer:
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
-        self._most_spills: dict[int, int] = {}
+        self._max_spills: dict[int, int] = {}
 
     def __call__(self, tuning: Tuning, tokens: int) -> float:
         """Raises `RejectedCandidateError`: it cannot be compiled with these tile configs, or spills more than
@@ -56,7 +56,7 @@ class StepTimer:
         except TritonError as error:
             raise RejectedCandidateError(str(error)) from error
         torch.cuda.synchronize(space.state.device)
-        if launches.spills > self._most_spills.setdefault(tokens, launches.spills):
+        if launches.spills > self._max_spills.setdefault(tokens, launches.spills):
             raise RejectedCandidateError(f"{launches.spills} words a thread are spilled")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

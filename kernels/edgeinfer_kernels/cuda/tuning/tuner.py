@@ -96,29 +96,29 @@ def tune(
     end = clock() + budget_seconds
     best, before = start, time_step(start, 1)
     of_one, seconds, count = before, before, 0
-    for index, trials in enumerate(CANDIDATES):
+    for index, candidates in enumerate(CANDIDATES):
         if index and clock() < end:
-            seconds = time_step(best, trials.tokens)
-        for change in trials.changes:
+            seconds = time_step(best, candidates.tokens)
+        for change in candidates.changes:
             if clock() >= end:
                 return Tuned(best, before, of_one, count)
-            trial = best.replace(**change)
-            if trial == best:
+            candidate = best.replace(**change)
+            if candidate == best:
                 continue
             count += 1
             limit = seconds * (1 - GAIN)
-            if _seconds(time_step, trial, trials.tokens) < limit:
-                again = _seconds(time_step, trial, trials.tokens)
+            if _seconds(time_step, candidate, candidates.tokens) < limit:
+                again = _seconds(time_step, candidate, candidates.tokens)
                 if again < limit:
-                    best, seconds = trial, again
-        if trials.tokens == 1:
+                    best, seconds = candidate, again
+        if candidates.tokens == 1:
             of_one = seconds
     return Tuned(best, before, of_one, count)
 
 
-def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: int) -> float:
+def _seconds(time_step: Callable[[Tuning, int], float], candidate: Tuning, tokens: int) -> float:
     try:
-        return time_step(trial, tokens)
+        return time_step(candidate, tokens)
     except RejectedCandidateError:
         return math.inf
 
@@ -180,11 +180,11 @@ def _as_tuning(found: Any) -> Tuning | None:
         numbers = value if isinstance(value, list) else [value]
         if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):
             return None
-        if not all(_is_cut(number, least=0 if is_shape else 1) for number in numbers):
+        if not all(_is_tile_number(number, minimum=0 if is_shape else 1) for number in numbers):
             return None
         values[name] = Shape(*numbers) if is_shape else value
     return Tuning(**values) if values["splits"] <= MAX_SPLITS else None
 
 
-def _is_cut(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value <= 1024 and value & (value - 1) == 0
+def _is_tile_number(value: Any, minimum: int) -> bool:
+    return type(value) is int and minimum <= value <= 1024 and value & (value - 1) == 0

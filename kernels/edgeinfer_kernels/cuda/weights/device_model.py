@@ -122,7 +122,7 @@ class DeviceModel(DeviceBuilder):
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
-        self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
+        self._fills += [_Fill(part, target, index * source.rows, None) for index, part in enumerate(parts)]
         return target
 
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:

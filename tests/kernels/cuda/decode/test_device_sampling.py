@@ -8,8 +8,8 @@ import torch
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
-    CHOSEN,
     NO_NUMBERS,
+    SAMPLED,
     TOO_FEW,
     DeviceSamplingParams,
     SamplingBuffers,
@@ -119,7 +119,7 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
                 assert chosen[row] == -7
                 assert needs_more_than(kept, settings[row], logits[row], histories[row])
                 continue
-            assert status == CHOSEN
+            assert status == SAMPLED
             assert chosen[row] == token
             if is_borderline(
                 probabilities,
@@ -154,7 +154,7 @@ def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
     logits[1] = -1
     logits[1, 100], logits[1, 60] = -0.0, 0.0
     results, _ = run(device, logits, [DeviceSamplingParams(0.0)] * 2, [[], []], [0.9, 0.9], 16, 64)
-    assert results.tolist() == [[77, CHOSEN], [60, CHOSEN]]
+    assert results.tolist() == [[77, SAMPLED], [60, SAMPLED]]
     results, _ = run(
         device, logits, [DeviceSamplingParams(0.0, presence_penalty=9)] * 2, [[77], [60, 100]], [0, 0], 16, 64
     )
@@ -171,7 +171,7 @@ def test_what_is_no_number_chooses_nothing(device: str, value: float, temperatur
     results, chosen = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
     assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
     assert chosen.tolist()[:2] == [-7, -7]
-    assert results[2, 1] == CHOSEN
+    assert results[2, 1] == SAMPLED
 
 
 def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> None:
@@ -184,7 +184,7 @@ def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> 
         DeviceSamplingParams(1.0, top_p=0.999),
     ]
     results, _ = run(device, logits, asked, [[]] * 5, [0.3] * 5, 16, 64)
-    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, CHOSEN, TOO_FEW, TOO_FEW]
+    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
@@ -198,7 +198,7 @@ def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
     results = torch.full((6, 2), -7, dtype=torch.int32, device=device)
     argmax(torch.from_numpy(logits).to(device), buffers, chosen, results)
     assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == chosen[:4].tolist()
-    assert results[:4, 1].tolist() == [CHOSEN] * 4
+    assert results[:4, 1].tolist() == [SAMPLED] * 4
     assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
 
 

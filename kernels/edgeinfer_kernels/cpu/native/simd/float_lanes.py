@@ -233,10 +233,10 @@ def store_f16(features, builder, at, vector):
 @operation(types.void, (address, float16x))
 def scatter_f16(features, builder, at, vector):
     """Sixteen float16, 32 bytes apart: a column of sixteen rows of sixteen."""
-    halves = _narrow_to_f16(features, builder, vector)
+    f16_values = _narrow_to_f16(features, builder, vector)
     for lane in range(LANES):
-        place = builder.add(at, ir.Constant(at.type, 2 * LANES * lane))
-        store(builder, builder.extract_element(halves, ir.Constant(I32, lane)), place)
+        to = builder.add(at, ir.Constant(at.type, 2 * LANES * lane))
+        store(builder, builder.extract_element(f16_values, ir.Constant(I32, lane)), to)
 
 
 @operation(float16x, (address,))
