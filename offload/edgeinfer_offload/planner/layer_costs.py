@@ -114,8 +114,8 @@ class Pricing:
 class LayerCosts:
     """Costs of a layer's parts on either device; GPU costs are None if the GPU can't run the part.
 
-    The feed-forward is divided into `granules`: groups of neurons, or experts, hottest first. `cpu_units[u]`
-    and `gpu_units[u]` are the bytes and seconds on each device if u units are on the GPU.
+    The feed-forward is divided into `granules`: groups of neurons, or experts, hottest first. The arrays of
+    bytes and seconds have at index u the costs on their device if u granules are on the GPU.
     """
 
     attention: tuple[Cost, Cost | None]
@@ -123,7 +123,7 @@ class LayerCosts:
     always: tuple[Cost, Cost | None] | None
     """MoE only: the router and the shared expert, which run on the device of the attention."""
     granule_neurons: tuple[int, ...]
-    """Number of neurons (or experts) on the GPU for each number of units, from 0."""
+    """Number of neurons (or experts) on the GPU for each number of granules, from 0."""
     cpu_bytes: Array
     cpu_seconds: Array
     gpu_bytes: Array
@@ -136,7 +136,7 @@ class LayerCosts:
 
     @property
     def granules(self) -> int:
-        """Maximum number of units on the GPU; 0: none."""
+        """Maximum number of granules on the GPU; 0: none."""
         return len(self.granule_neurons) - 1
 
     @cached_property
@@ -175,13 +175,13 @@ def _layer(
             pricing.on_cpu(matrices),
             there and replace(there, seconds=there.seconds + ROUTER_SECONDS),
         )
-    neurons, cpu, gpu = _units(block, pricing, probs, by_neuron)
+    neurons, cpu, gpu = _granules(block, pricing, probs, by_neuron)
 
     def column(costs: Sequence[Cost], name: str) -> Array:
         return np.array([getattr(cost, name) for cost in costs], np.float64)
 
     def undivided_bytes() -> int:
-        """The vectors of a block whose units are routed are stored once, with the undivided blocks."""
+        """The vectors of a block whose granules are routed are stored once, with the undivided blocks."""
         return sum(each.undivided_device_bytes() for each in undivided) + (
             cuda_matrices.vector_bytes(block.undivided_vectors()) if block is not None else 0
         )
@@ -210,20 +210,20 @@ NOTHING = Cost(0, 0.0, 0.0)
 _Divided = tuple[list[int], list[Cost], list[Cost]]
 
 
-def _units(
+def _granules(
     block: DivisibleSizes | None,
     pricing: Pricing,
     probs: tuple[float, ...] | None,
     by_neuron: SparseLayer | None,
 ) -> _Divided:
-    """Units on the GPU, CPU cost and GPU cost of a divisible block, for every number of units on the GPU."""
+    """Neurons on the GPU, CPU cost and GPU cost of a divisible block, by the number of granules there."""
     if block is None:
         return [0], [NOTHING], [NOTHING]
     return _routed(block, pricing, probs) if block.is_routed else _dense(block, pricing, by_neuron)
 
 
 def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
-    """As `_units`, of a block of which a token reads all units."""
+    """As `_granules`, of a block of which a token reads all granules."""
     whole, counts = block.granules, block.granule_counts()
     cpu, gpu = [], []
     for count in counts:
@@ -245,7 +245,7 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
 
 
 def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
-    """As `_units`, of a block of which a token reads the units that a router selects, hottest first.
+    """As `_granules`, of a block of which a token reads the granules that a router selects, hottest first.
     `probs`: usage probability of each; None: uniform.
     """
     matrices, total = block.granule_matrices(), block.granules

@@ -38,7 +38,7 @@ class LayerDevices(NamedTuple):
 class LayerTables:
     """Seconds and bytes of every option of every layer, shape (layer, option).
 
-    Option 0: all on the CPU. Option 1 + u: attention and u units on the GPU. `seconds[device_index]`: with
+    Option 0: all on the CPU. Option 1 + u: attention and u granules on the GPU. `seconds[device_index]`: with
     the input on that device; infinite if impossible. `out`: the device of the output.
     """
 
@@ -71,7 +71,7 @@ class LayerTables:
 
 def _feed_forward(costs: LayerCosts, device_index: int, sync_seconds: float) -> tuple[Array, Indices]:
     """Seconds of the feed-forward after attention on device `device_index` without what always runs there,
-    and the device of the output; both by the number of units on the GPU.
+    and the device of the output; both by the number of granules on the GPU.
 
     Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
     A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router.

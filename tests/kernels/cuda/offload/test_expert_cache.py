@@ -61,7 +61,7 @@ class Restless(ExpertCachePolicy):
         return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
 
 
-def has_expert_cache(decoder: Decoder) -> list[LayerSplit]:
+def cached_splits(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
     found = []
     for index, layer in enumerate(decoder.weights.layers):
@@ -84,15 +84,15 @@ def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, ids = has_expert_cache(decoder), decoder.ids(sum(steps))
+        divisions, ids = cached_splits(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
         with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
-            policy, device_half = Restless(count, used, experts_of(divisions)), backend.gpu_shard
-            assert isinstance(device_half, CudaBackend)
-            device_half.start_expert_cache(policy)
+            policy, gpu_shard = Restless(count, used, experts_of(divisions)), backend.gpu_shard
+            assert isinstance(gpu_shard, CudaBackend)
+            gpu_shard.start_expert_cache(policy)
             found = read_split(backend, ids, steps)
-            assert device_half.changed_experts or device == "cuda"
+            assert gpu_shard.changed_experts or device == "cuda"
         assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
@@ -116,7 +116,7 @@ def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, steps = has_expert_cache(decoder), (4, 12, 3, 1, 1)
+        divisions, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
@@ -135,7 +135,7 @@ def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions = has_expert_cache(decoder)
+        divisions = cached_splits(decoder)
         with divided(decoder, device, divisions, kernels) as backend:
             facts = decoder.specification.layers[0].block_of(MoeSpec)
             policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
@@ -170,7 +170,7 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
 ) -> None:
     monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions, ids = has_expert_cache(decoder), decoder.ids(6)
+        divisions, ids = cached_splits(decoder), decoder.ids(6)
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
@@ -194,7 +194,7 @@ def test_experts_come_in_pieces(
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)
     with opened(model, tmp_path, LAYERS) as decoder:
-        divisions, ids = has_expert_cache(decoder), decoder.ids(len(steps))
+        divisions, ids = cached_splits(decoder), decoder.ids(len(steps))
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)

@@ -394,8 +394,8 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
         assert all(0 < len(layer.gpu_experts) < layer.experts for layer in cached)
         needed = model.plan.bytes_on("cpu")
         assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
-        device_half: Any = engine.backend.gpu_shard
-        assert device_half.changed_experts == 0
+        gpu_shard: Any = engine.backend.gpu_shard
+        assert gpu_shard.changed_experts == 0
     with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
         assert model.plan is not None
         assert not any(layer.expert_cache for layer in model.plan.layers)

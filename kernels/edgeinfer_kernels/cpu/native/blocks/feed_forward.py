@@ -98,7 +98,7 @@ def project_activated(pool, counter, thread, block, tokens, scratch):
 
 @exports.add("feed_forward_block", FeedForwardArgs, StepArgs, ThreadPoolArgs, int)
 def feed_forward_block(block, step_args, pool, thread):
-    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `step_args`."""
+    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of a step."""
     tokens = step_args.tokens
     scratch = block.scratch
     scratch += thread * block.scratch_stride
@@ -135,7 +135,7 @@ def feed_forward_block(block, step_args, pool, thread):
 
 @exports.add("head_block", HeadArgs, StepArgs, ThreadPoolArgs, int)
 def head_block(block, step_args, pool, thread):
-    """logits = W_output · norm(x) for the tokens of `step_args`."""
+    """logits = W_output · norm(x) for the tokens of a step."""
     scratch = block.scratch + thread * block.scratch_stride
     normed = block.normed
     tokens = step_args.tokens

@@ -14,7 +14,7 @@ exports = Exports()
 
 @exports.add("embed_block", EmbedArgs, StepArgs, ThreadPoolArgs, int)
 def embed_block(block, step_args, pool, thread):
-    """x = scale · rows `ids` of the embeddings, for the tokens of `step_args`. Reads a row's bytes per token."""
+    """x = scale · rows `ids` of the embeddings, for the tokens of a step. Reads a row's bytes per token."""
     columns = block.columns
     scale = block.scale
     scratch = block.scratch + thread * block.scratch_stride
