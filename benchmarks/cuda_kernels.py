@@ -19,7 +19,7 @@ from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
-from edgeinfer_kernels.cuda.cache.shift_kernels import slide
+from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import sample_best_kernel
@@ -28,7 +28,7 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
-from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
     add_experts,
@@ -36,8 +36,8 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_tile,
 )
 from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
-from edgeinfer_kernels.cuda.prefill.prefill_experts import GROUPED_PAIRS
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
+from edgeinfer_kernels.cuda.prefill.prefill_experts import ASSIGNMENTS_PER_STEP
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, add_norm_rows, norm_rows
@@ -93,7 +93,7 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
     flash_attention(queries, cache.args, 7, facts, out, tile, sinks)
-    slide(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
+    shift_context(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
 
 
 def sent(kind: str, width: int) -> None:
@@ -110,9 +110,9 @@ def grouped(width: int, hidden: int, capability: int) -> None:
         grouped_product(rows, chosen, empty(2, hidden, width, dtype=HALF), tiles.view(3, 3), y, 0, tile)
     pairs = empty(2 * TOKENS, dtype=WHOLE)
     choice = ExpertRows(pairs, empty(2 * TOKENS), pairs, pairs, pairs)
-    group_pairs_kernel[(8,)](
+    group_assignments_kernel[(8,)](
         pairs, empty(2, 8, dtype=WHOLE), pairs, pairs, pairs, pairs, empty(8, dtype=WHOLE), 2 * TOKENS, 3,
-        EXPERTS=8, USED=2, STEP=GROUPED_PAIRS, num_warps=4,
+        EXPERTS=8, EXPERTS_PER_TOKEN=2, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
     )  # fmt: skip
     for bias in (None, empty(8 * width)):
         add_experts(empty(TOKENS, width), scales, bias, choice, empty(TOKENS, width), 0, TOKENS, 0)
@@ -134,7 +134,9 @@ def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     facts, there = gpu_shard(specification, weights, divisions)
     arena = Arena()
     model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, splits=divisions)
-    exchange_buffer = ExchangeBuffer(torch.device("cpu"), tokens, facts.hidden_size, most_used(facts))
+    exchange_buffer = ExchangeBuffer(
+        torch.device("cpu"), tokens, facts.hidden_size, max_experts_per_token(facts)
+    )
     launches = StepLaunches(
         model,
         Workspace(model, arena),

@@ -181,7 +181,9 @@ def _importance_metadata(path: str | Path | None, importance: Importance | None)
 def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str]:
     warnings = []
     stand_ins = Counter(
-        (tensor.wanted.name, tensor.target.name) for tensor in plan.tensors if tensor.target != tensor.wanted
+        (tensor.requested.name, tensor.target.name)
+        for tensor in plan.tensors
+        if tensor.target != tensor.requested
     )
     for (requested, found), count in stand_ins.items():
         warnings.append(f"rows of {_tensors(count)} don't fill {requested} blocks: stored as {found}")

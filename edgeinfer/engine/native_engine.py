@@ -213,7 +213,7 @@ class NativeEngine:
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
-        self._check(ids, len(request.least))
+        self._check(ids, len(request.min_probs))
         with DEVICE_FAILURES:
             found = self.backend.draft(ids, len(self.cache.ids), request)
         self.cache.append([*ids, *found.ids][: found.read])

@@ -49,8 +49,8 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
         store = KernelCache(user_folder("cache"), choose())
         built = sum(store.find(unit) is None for unit in units)
         store.objects(units, progress)
-        if store.note:
-            raise KernelError(store.note)
+        if store.warning:
+            raise KernelError(store.warning)
     except (UnsupportedProcessorError, KernelBuildError) as error:
         raise KernelError(str(error)) from error
     nbytes = sum(file.stat().st_size for file in store.folder.glob("*.o"))

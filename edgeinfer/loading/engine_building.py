@@ -72,7 +72,7 @@ class EngineBuilder:
             kernels,
             CpuOptions(CPU_BATCH, plan.machine.processor.threads, self._left_in_file(), self._sparse_layers),
             routing=Routing.allocate(source.specification, CPU_BATCH),
-            on_placed=progress,
+            on_loaded=progress,
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
@@ -154,11 +154,9 @@ class EngineBuilder:
         from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy
 
         routed = [layer.routed for layer in self.source.sizes.layers if layer.routed]
-        experts_per_token, slots = (
-            max(block.units_per_token for block in routed),
-            [layer.gpu_experts for layer in cached],
-        )
-        return gpu_shard.refill_experts(ExpertCachePolicy(cached[0].experts, experts_per_token, slots))
+        experts_per_token = max(block.granules_per_token for block in routed)
+        slots = [layer.gpu_experts for layer in cached]
+        return gpu_shard.start_expert_cache(ExpertCachePolicy(cached[0].experts, experts_per_token, slots))
 
     def _kernels(self, *, head: bool) -> Kernels:
         """The CPU kernels; without the `head`, those that serve a GPU."""
@@ -175,7 +173,7 @@ class EngineBuilder:
         return left_in_file(self.plan, source.specification, source.weights)
 
     def _cpu_warnings(self, kernels: Kernels) -> list[str]:
-        warnings = [kernels.note] if kernels.note else []
+        warnings = [kernels.warning] if kernels.warning else []
         if self.sparse.note and self.plan.options.sparse == self.sparse.options:
             warnings.append(self.sparse.note)
         if self.plan.options.disk:

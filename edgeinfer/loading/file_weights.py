@@ -24,7 +24,7 @@ def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -
     """The whole matrices of which the plan keeps any part on disk."""
     found: list[Matrix] = []
     for index in blocks_in_file(plan, spec):
-        found += weights.residual(index).block.unit_matrices()
+        found += weights.residual(index).block.granule_matrices()
     return [*found, weights.output] if plan.head == "disk" else found
 
 

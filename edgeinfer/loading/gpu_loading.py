@@ -8,7 +8,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, EVERY_WIDTH, FEW_WIDTHS
@@ -24,7 +24,7 @@ TUNED_FROM_BYTES = 200 << 20
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
     """The buffer through which a GPU and the CPU exchange hidden states and selected experts."""
-    return ExchangeBuffer(cuda_device(gpu.index), CHUNK, spec.hidden_size, most_used(spec))
+    return ExchangeBuffer(cuda_device(gpu.index), CHUNK, spec.hidden_size, max_experts_per_token(spec))
 
 
 def load_gpu_shard(
@@ -50,7 +50,7 @@ def load_gpu_shard(
             source.context,
             cuda_device(gpu.index),
             options,
-            on_placed=progress,
+            on_loaded=progress,
             exchange_buffer=exchange,
         )
     except UnsupportedOnDeviceError as error:

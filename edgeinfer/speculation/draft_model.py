@@ -68,7 +68,7 @@ class DraftModel(AutoregressiveDrafter):
             missed = missed[-1:]
         found = self.engine.draft(missed, self._loop_request(request, sampling, uniforms))
         distributions = _distributions(found) if is_sampled else None
-        return Draft(tuple(found.ids), distributions, probs=tuple(found.chances))
+        return Draft(tuple(found.ids), distributions, probs=tuple(found.probs))
 
     def _loop_request(
         self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]

@@ -47,13 +47,13 @@ def _groups(rows: Rows) -> npt.NDArray[np.float32]:
     return whole.reshape(*outer, groups, SCALED)
 
 
-def _coded(rows: Rows, parts: npt.NDArray[np.float32], scales: Scales, least: int, most: int) -> Codes:
-    """Elements divided by their scales, rounded to the nearest integer and clipped to `least`…`most`; 0 where
-    the scale is 0.
+def _coded(rows: Rows, parts: npt.NDArray[np.float32], scales: Scales, min_code: int, max_code: int) -> Codes:
+    """Elements divided by their scales, rounded to the nearest integer and clipped to `min_code`…`max_code`;
+    0 where the scale is 0.
     """
     wide = scales.astype(np.float32)
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
-    codes = np.clip(np.rint(parts * inverse[..., None]), least, most).astype(np.int8)
+    codes = np.clip(np.rint(parts * inverse[..., None]), min_code, max_code).astype(np.int8)
     return codes.reshape(*rows.shape[:-1], -1)[..., : rows.shape[-1]]
 
 
@@ -74,8 +74,8 @@ def rounded_to_nibbles(rows: Rows) -> tuple[Codes, Scales]:
     nearest.
     """
     parts = _groups(rows)
-    most, least = parts.max(-1), parts.min(-1)
-    furthest = np.where(most > -least, most, least)
+    highest, lowest = parts.max(-1), parts.min(-1)
+    furthest = np.where(highest > -lowest, highest, lowest)
     scales = np.clip(furthest / np.float32(-8), -LARGEST, LARGEST).astype(np.float16)
     return _coded(rows, parts, scales, -8, 7), scales
 

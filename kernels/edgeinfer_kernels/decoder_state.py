@@ -70,10 +70,10 @@ class DecoderState:
             ValueError: the arrays have other shapes or dtypes.
         """
         views = self.snapshot(end)
-        cut = [array[:, : view.shape[1]] for view, array in zip(views, arrays, strict=False)]
-        if [(each.shape, each.dtype) for each in cut] != [(each.shape, each.dtype) for each in views]:
+        trimmed = [array[:, : view.shape[1]] for view, array in zip(views, arrays, strict=False)]
+        if [(each.shape, each.dtype) for each in trimmed] != [(each.shape, each.dtype) for each in views]:
             raise ValueError("the snapshot is of another cache")
-        for view, array in zip(views, cut, strict=True):
+        for view, array in zip(views, trimmed, strict=True):
             view[...] = array
         self.rewind_limit.restored(end)
         return len(views)
@@ -119,5 +119,5 @@ class Routing:
     @classmethod
     def allocate(cls, spec: DecoderSpec, batch: int) -> "Routing":
         """A buffer for steps of at most `batch` tokens."""
-        used = max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
-        return cls(np.full((len(spec.layers), batch, used), NO_EXPERTS, np.int64))
+        experts_per_token = max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
+        return cls(np.full((len(spec.layers), batch, experts_per_token), NO_EXPERTS, np.int64))

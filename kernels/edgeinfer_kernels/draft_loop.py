@@ -24,16 +24,16 @@ class DraftRequest(NamedTuple):
     """Parameters of a draft of at most len(least) tokens.
 
     The draft ends before token i if the product of its probability and the earlier ones is below least[i]. It
-    ends after token i if that product is below further[i], if given. `choices`: only token ids below this
-    value may be drafted. `numbers`: empty, or one uniform number in [0, 1) for each draft token, used to
+    ends after token i if that product is below further[i], if given. `id_limit`: only token ids below this
+    value may be drafted. `uniforms`: empty, or one uniform number in [0, 1) for each draft token, used to
     sample it; if empty, the argmax is drafted.
     """
 
-    least: Sequence[float]
+    min_probs: Sequence[float]
     further: Sequence[float]
-    choices: int
-    manner: DraftSampling
-    numbers: Sequence[float] = ()
+    id_limit: int
+    sampling: DraftSampling
+    uniforms: Sequence[float] = ()
 
 
 class DraftedTokens(NamedTuple):
@@ -45,6 +45,6 @@ class DraftedTokens(NamedTuple):
     """
 
     ids: list[int]
-    chances: list[float]
+    probs: list[float]
     read: int
     candidates: tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]], ...] = ()

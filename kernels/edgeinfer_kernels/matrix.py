@@ -85,7 +85,7 @@ class Matrix:
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)
 
     @property
-    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    def memory_key(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """Memory address, shape and strides of the raw bytes; equal only for two views of the same
         weights.
         """

@@ -72,14 +72,14 @@ class LayerSplit:
 
     `on_gpu`: the blocks that aren't divisible and their state are on the GPU (with the router and the shared
     expert of an MoE block); otherwise nothing is. Of a dense feed-forward the GPU has the first `neurons`, of
-    an MoE block the experts listed in `experts`. `changing`: the CPU has all experts, so the GPU can replace
-    its experts at run time.
+    an MoE block the experts listed in `experts`. `has_expert_cache`: the CPU has all experts, so the GPU can
+    replace its experts at run time.
     """
 
     on_gpu: bool
     neurons: int = 0
     experts: tuple[int, ...] = ()
-    changing: bool = False
+    has_expert_cache: bool = False
 
 
 def layer_splits(stages: Sequence[Stage], layers: int) -> tuple[LayerSplit, ...]:
@@ -91,7 +91,7 @@ def layer_splits(stages: Sequence[Stage], layers: int) -> tuple[LayerSplit, ...]
             if stage.device.kind == "gpu":
                 on_gpu, neurons = split.on_gpu or shard.undivided, split.neurons + len(shard.neurons)
                 split = replace(split, on_gpu=on_gpu, neurons=neurons, experts=split.experts + shard.experts)
-            found[shard.layer] = replace(split, changing=split.changing or shard.holds_all)
+            found[shard.layer] = replace(split, has_expert_cache=split.has_expert_cache or shard.holds_all)
     return tuple(found)
 
 
@@ -206,7 +206,7 @@ def cpu_part(residual: ResidualWeights[Any], split: LayerSplit) -> ResidualWeigh
     if not split.on_gpu:
         return residual
     if isinstance(block, MoeWeights):
-        there = () if split.changing else set(split.experts)
+        there = () if split.has_expert_cache else set(split.experts)
         return residual.with_block(
             block.of_experts([i for i in range(block.ffn_up_exps.experts) if i not in there])
         )

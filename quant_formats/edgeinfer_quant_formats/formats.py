@@ -178,14 +178,14 @@ class FormatSpec:
         return math.prod(shape[:-1]) * self.row_bytes(shape[-1])
 
 
-def _spec(name: str, type_id: int, elements: int, fields: str, **facts: Any) -> FormatSpec:
+def _spec(name: str, type_id: int, elements: int, fields: str, **options: Any) -> FormatSpec:
     """A specification; `fields` is the struct, such as "f16 d; u8 qs[16]"."""
     found: list[Field] = []
     for field in fields.split("; "):
-        dtype, _, rest = field.partition(" ")
-        field_name, _, count = rest.rstrip("]").partition("[")
+        dtype, _, remainder = field.partition(" ")
+        field_name, _, count = remainder.rstrip("]").partition("[")
         found.append(Field(field_name, dtype, found[-1].end if found else 0, int(count or 1)))
-    return FormatSpec(name, type_id, elements, found[-1].end, tuple(found), **facts)
+    return FormatSpec(name, type_id, elements, found[-1].end, tuple(found), **options)
 
 
 def _number(name: str, type_id: int, nbytes: int) -> FormatSpec:

@@ -20,8 +20,8 @@ from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
 from edgeinfer_offload.planner.placement_search import (
     CPU,
+    DEVICE_INDICES,
     GPU,
-    SIDES,
     Budget,
     LayerDevices,
     NonLayerPlacement,
@@ -35,11 +35,11 @@ SMALLEST_GAP_BYTES = 32 << 20
 
 
 class Choice(NamedTuple):
-    """The placement of one layer's parts; `units` of its feed-forward are on the GPU."""
+    """The placement of one layer's parts; `granules` of its feed-forward are on the GPU."""
 
     attention: int
     cache: int
-    units: int
+    granules: int
 
 
 class Part(NamedTuple):
@@ -64,7 +64,7 @@ class LayerTable:
 
     def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
         """`attend`: attention must be on the GPU."""
-        shape = len(PAIRS), costs.units + 1
+        shape = len(PAIRS), costs.granules + 1
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.zeros(shape, np.int64)
         own = np.full(shape, np.inf)
@@ -84,14 +84,14 @@ class LayerTable:
             self.out[row] = out
         self._parts: dict[Choice, Part] = {}
         half = hand_over / 2
-        crossing = [[half if pair[0] != side else 0.0] for side in SIDES for pair in PAIRS]
+        crossing = [[half if pair[0] != side else 0.0] for side in DEVICE_INDICES for pair in PAIRS]
         self.seconds = (
             own + np.array(crossing[: len(PAIRS)]),
             own + np.array(crossing[len(PAIRS) :]),
         )
 
     def index(self, choice: Choice) -> tuple[int, int]:
-        return PAIRS.index((choice.attention, choice.cache)), choice.units
+        return PAIRS.index((choice.attention, choice.cache)), choice.granules
 
     def part(self, choice: Choice) -> Part:
         """The costs of a choice; cached, because the search repeats them."""
@@ -104,17 +104,17 @@ class LayerTable:
         return found
 
     def choice(self, flat: int) -> Choice:
-        row, units = divmod(flat, self.out.shape[1])
-        return Choice(*PAIRS[row], units)
+        row, granules = divmod(flat, self.out.shape[1])
+        return Choice(*PAIRS[row], granules)
 
     def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
         """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
         it.
         """
         found = {}
-        for side in SIDES:
+        for side in DEVICE_INDICES:
             score = self.seconds[side] + price * self.gpu_bytes
-            for out in SIDES:
+            for out in DEVICE_INDICES:
                 flat = int(np.argmin(np.where(self.out == out, score, np.inf)))
                 found[side, out] = float(score.flat[flat]), flat
                 if self.out.flat[flat] != out:
@@ -130,21 +130,21 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
     An MoE router runs before both; it and the experts of its device are where the attention is. A dense
     feed-forward wholly on the other device moves the activations there permanently.
     """
-    units = np.arange(costs.units + 1)
+    granules = np.arange(costs.granules + 1)
     own, other = (
         (costs.gpu_seconds, costs.cpu_seconds) if side == GPU else (costs.cpu_seconds, costs.gpu_seconds)
     )
-    elsewhere = units < costs.units if side == GPU else units > 0
+    elsewhere = granules < costs.granules if side == GPU else granules > 0
     if costs.is_moe:
         always = costs.always[side] if costs.always else None
         begin = always.seconds if always else 0.0
-        if costs.units == 0 and side == GPU:  # no expert can be on the GPU
+        if costs.granules == 0 and side == GPU:  # no expert can be on the GPU
             elsewhere = np.array([True])
-        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(units), side)
+        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(granules), side)
     seconds = _at_once(own, other) + hand_over * elsewhere
-    out = np.full(len(units), side)
-    whole = 0 if side == GPU else costs.units
-    if side == GPU or costs.units:
+    out = np.full(len(granules), side)
+    whole = 0 if side == GPU else costs.granules
+    if side == GPU or costs.granules:
         seconds[whole] = other[whole] + hand_over / 2
         out[whole] = 1 - side
     return seconds, out
@@ -188,7 +188,7 @@ class OracleSearch:
         found = self._searches[attend].best(budget)
         if found is None:
             return None
-        layers = [LayerDevices(choice.attention, choice.units) for choice in found.choices]
+        layers = [LayerDevices(choice.attention, choice.granules) for choice in found.choices]
         return replace(self.placement(layers, found.non_layer), seconds=found.seconds)
 
     def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
@@ -254,9 +254,9 @@ class PricedSearch:
         return found
 
     @staticmethod
-    def _least(table: LayerTable, side: int, units: int) -> Choice:
-        """Attention and cache on that device if possible, and `units` units on the GPU."""
-        choice = Choice(side, side, units)
+    def _least(table: LayerTable, side: int, granules: int) -> Choice:
+        """Attention and cache on that device if possible, and `granules` units on the GPU."""
+        choice = Choice(side, side, granules)
         possible = isfinite(table.part(choice).seconds[CPU])
         return choice if possible else Choice(CPU, CPU, 0)
 
@@ -278,21 +278,22 @@ class PricedSearch:
 
     def _at_price(self, price: float, non_layer: NonLayerPlacement) -> Found:
         """The placement with the minimum of seconds + price · GPU bytes."""
-        scores = {side: (0.0 if side == non_layer.embedding else np.inf) for side in SIDES}
+        scores = {side: (0.0 if side == non_layer.embedding else np.inf) for side in DEVICE_INDICES}
         came: list[dict[int, tuple[int, int]]] = []
         priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
         for table in self._tables:
             best = priced.setdefault(id(table), {}) or table.best(price)
             priced[id(table)] = best
             step, back = {}, {}
-            for out in SIDES:
-                sums = [scores[side] + best[side, out][0] for side in SIDES]
+            for out in DEVICE_INDICES:
+                sums = [scores[side] + best[side, out][0] for side in DEVICE_INDICES]
                 side = int(np.argmin(sums))
                 step[out], back[out] = sums[side], (side, best[side, out][1])
             scores = step
             came.append(back)
         side = min(
-            SIDES, key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0)
+            DEVICE_INDICES,
+            key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0),
         )
         choices = []
         for table, back in zip(reversed(self._tables), reversed(came), strict=True):
@@ -346,7 +347,9 @@ class PricedSearch:
     def _after(self, layer: int, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Array:
         """Seconds of the part after the layer, indexed by the device of the layer's output."""
         if layer + 1 == len(choices):
-            return np.array([self._hand_over / 2 if side != non_layer.head else 0.0 for side in SIDES])
+            return np.array(
+                [self._hand_over / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
+            )
         return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
 
 

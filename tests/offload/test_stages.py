@@ -83,7 +83,7 @@ def test_stages_compute_each_part_once_and_give_the_split_of_the_layers(
         options = PlanOptions(4096, vram=int(vram * GIB / 4), expert_cache=expert_cache)
         plan = plan_memory(model, laptop(), options)
         found = computed(plan)
-        assert len(found) == len(set(found)) == sum(1 + layer.units for layer in plan.layers)
+        assert len(found) == len(set(found)) == sum(1 + layer.granules for layer in plan.layers)
         assert layer_splits(plan.stages, len(plan.layers)) == tuple(
             LayerSplit(
                 layer.attention == "gpu",

@@ -46,8 +46,8 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
 def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None:
     for mix in MIXES:
         kept = GOLDEN[name][mix]
-        for wanted, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
-            assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == wanted, (mix, importance)
+        for expected, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
+            assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == expected, (mix, importance)
 
 
 @pytest.mark.default_cases(1)
@@ -90,15 +90,15 @@ def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str
         if "tt_overrides" in options:
             kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)
             options["tt_overrides"] = ctypes.cast(overrides, kind)
-        wanted = mix_models.by_llama_cpp(path, mix, **options)
-        assert formats(MODELS[name], mix, **mine) == wanted, mine
+        expected = mix_models.by_llama_cpp(path, mix, **options)
+        assert formats(MODELS[name], mix, **mine) == expected, mine
 
 
 def test_rows_that_fill_no_blocks_use_the_fallback() -> None:
     chosen = choices(MODELS["llama, rows of 224"], "Q4_K_M")
     query, value = chosen["blk.4.attn_q.weight"], chosen["blk.0.attn_v.weight"]
-    assert (query.format.name, query.wanted.name) == ("Q5_0", "Q4_K")
-    assert (value.format.name, value.wanted.name) == ("Q8_0", "Q6_K")
+    assert (query.format.name, query.requested.name) == ("Q5_0", "Q4_K")
+    assert (value.format.name, value.requested.name) == ("Q8_0", "Q6_K")
     assert formats(MODELS["llama, tied, rows of 200"], "Q4_K_M")["blk.0.attn_q.weight"] == "F16"
 
 
@@ -123,8 +123,8 @@ def test_a_pattern_without_a_match_is_reported() -> None:
 
 
 def test_a_requested_format_that_rows_cannot_fill_is_refused() -> None:
-    wanted = r"token_embd.weight: row of 224 weights is not a multiple of the Q4_K block \(256\)"
-    with pytest.raises(FormatError, match=wanted):
+    expected = r"token_embd.weight: row of 224 weights is not a multiple of the Q4_K block \(256\)"
+    with pytest.raises(FormatError, match=expected):
         choices(MODELS["llama, rows of 224"], "Q8_0", embedding=FORMATS["Q4_K"])
 
 

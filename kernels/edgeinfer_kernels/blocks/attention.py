@@ -153,7 +153,7 @@ class AttentionWeights:
     def matrices(self) -> list[Matrix]:
         return [self.attn_q, self.attn_k, self.attn_v, self.attn_output]
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
 
 

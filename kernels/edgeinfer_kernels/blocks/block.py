@@ -62,7 +62,7 @@ class BlockWeights(Protocol):
         """Every matrix; the stacked matrices of experts once."""
         ...
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         """The matrices of the block's neurons or experts; if it isn't divisible, all."""
         ...
 
@@ -266,45 +266,45 @@ class DivisibleSizes(BlockSizes):
     """A block of units, hottest first: the neurons of a feed-forward, or the experts of an MoE block."""
 
     is_divisible: ClassVar[bool] = True
-    units_label: ClassVar[str]
+    granules_label: ClassVar[str]
     """The name of the units' part in plans."""
-    unit_name: ClassVar[str]
-    """What is counted, if it isn't `units_label`."""
+    granule_name: ClassVar[str]
+    """What is counted, if it isn't `granules_label`."""
     is_routed: ClassVar[bool]
     """Whether a token reads only the units that a router selects for it."""
 
     @property
-    def units(self) -> int:
+    def granules(self) -> int:
         """Number of units."""
         raise NotImplementedError
 
     @property
-    def units_per_token(self) -> int:
+    def granules_per_token(self) -> int:
         """Number of units that a token reads."""
-        return self.units
+        return self.granules
 
     def undivided_vectors(self) -> tuple[int, ...]:
         """Lengths of the vectors that exist once, however the units are divided."""
         return ()
 
-    def unit_counts(self) -> list[int]:
+    def granule_counts(self) -> list[int]:
         """The numbers of units that can be on one device."""
         raise NotImplementedError
 
-    def part(self, units: int) -> Self:
+    def part(self, granules: int) -> Self:
         """The sizes of a part with this many units."""
         raise NotImplementedError
 
-    def unit_matrices(self) -> list[MatrixSize]:
+    def granule_matrices(self) -> list[MatrixSize]:
         """The matrices of all units together; of one expert if the block is routed."""
         raise NotImplementedError
 
-    def units_device_bytes(self) -> int:
-        """Bytes of `unit_matrices` on a GPU, with their vectors. Raises `UnsupportedOnDeviceError`."""
+    def granules_device_bytes(self) -> int:
+        """Bytes of `granule_matrices` on a GPU, with their vectors. Raises `UnsupportedOnDeviceError`."""
         raise NotImplementedError
 
     @property
     def file_bytes(self) -> int:
         """Bytes of the units in the file."""
-        times = self.units if self.is_routed else 1
-        return times * sum(matrix.nbytes for matrix in self.unit_matrices())
+        times = self.granules if self.is_routed else 1
+        return times * sum(matrix.nbytes for matrix in self.granule_matrices())

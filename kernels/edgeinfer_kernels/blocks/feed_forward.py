@@ -84,7 +84,7 @@ class FeedForwardWeights:
     def matrices(self) -> list[Matrix]:
         return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
 
     def of_neurons(self, first: int, last: int) -> "FeedForwardWeights":
@@ -115,8 +115,8 @@ class FeedForwardSizes(DivisibleSizes):
     """
 
     label: ClassVar[str] = "feed-forward"
-    units_label: ClassVar[str] = "feed-forward"
-    unit_name: ClassVar[str] = " neurons"
+    granules_label: ClassVar[str] = "feed-forward"
+    granule_name: ClassVar[str] = " neurons"
     is_routed: ClassVar[bool] = False
 
     up: MatrixSize
@@ -143,16 +143,16 @@ class FeedForwardSizes(DivisibleSizes):
         return self.up.rows
 
     @property
-    def units(self) -> int:
+    def granules(self) -> int:
         return self.neurons
 
-    def unit_counts(self) -> list[int]:
+    def granule_counts(self) -> list[int]:
         """In groups of NEURON_GROUP; all or none if a post-norm follows the sum."""
         inner = () if self.post_normed else range(NEURON_GROUP, self.neurons, NEURON_GROUP)
         return [0, *inner, self.neurons]
 
     def matrices(self) -> Iterator[MatrixSize]:
-        yield from self.unit_matrices()
+        yield from self.granule_matrices()
 
     def undivided(self) -> list[MatrixSize]:
         return []
@@ -160,18 +160,18 @@ class FeedForwardSizes(DivisibleSizes):
     def undivided_device_bytes(self) -> int:
         return 0
 
-    def unit_matrices(self) -> list[MatrixSize]:
+    def granule_matrices(self) -> list[MatrixSize]:
         return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
 
-    def units_device_bytes(self) -> int:
-        return sum(map(matrix_bytes, self.unit_matrices())) + self._bias_bytes + vector_bytes(self.vectors)
+    def granules_device_bytes(self) -> int:
+        return sum(map(matrix_bytes, self.granule_matrices())) + self._bias_bytes + vector_bytes(self.vectors)
 
-    def part(self, units: int) -> "FeedForwardSizes":
+    def part(self, granules: int) -> "FeedForwardSizes":
         return replace(
             self,
-            up=replace(self.up, rows=units),
-            gate=None if self.gate is None else replace(self.gate, rows=units),
-            down=replace(self.down, columns=units),
+            up=replace(self.up, rows=granules),
+            gate=None if self.gate is None else replace(self.gate, rows=granules),
+            down=replace(self.down, columns=granules),
         )
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:

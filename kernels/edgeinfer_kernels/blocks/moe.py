@@ -151,7 +151,7 @@ class MoeWeights:
             ffn_down_exps_bias=part(self.ffn_down_exps, self.ffn_down_exps_bias),
         )
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         return self.stacks()
 
     def stacks(self) -> list[Matrix]:
@@ -172,8 +172,8 @@ class MoeSizes(DivisibleSizes):
     `vectors`: of the norm before the block.
     """
 
-    units_label: ClassVar[str] = "experts"
-    unit_name: ClassVar[str] = ""
+    granules_label: ClassVar[str] = "experts"
+    granule_name: ClassVar[str] = ""
     is_routed: ClassVar[bool] = True
 
     spec: MoeSpec
@@ -189,25 +189,25 @@ class MoeSizes(DivisibleSizes):
         return "router and shared expert" if self.shared else "router"
 
     @property
-    def units(self) -> int:
+    def granules(self) -> int:
         return self.spec.experts
 
     @property
-    def units_per_token(self) -> int:
+    def granules_per_token(self) -> int:
         return self.spec.experts_per_token
 
     def undivided_vectors(self) -> tuple[int, ...]:
         return self.vectors
 
-    def unit_counts(self) -> list[int]:
-        return list(range(self.units + 1))
+    def granule_counts(self) -> list[int]:
+        return list(range(self.granules + 1))
 
     def matrices(self) -> Iterator[MatrixSize]:
         yield from self.undivided()
-        yield from self.expert.unit_matrices() * self.units
+        yield from self.expert.granule_matrices() * self.granules
 
     def undivided(self) -> list[MatrixSize]:
-        return [self.router, *(self.shared.unit_matrices() if self.shared else ())]
+        return [self.router, *(self.shared.granule_matrices() if self.shared else ())]
 
     def routers(self) -> list[MatrixSize]:
         """The router, and the gate row of the shared expert."""
@@ -217,20 +217,20 @@ class MoeSizes(DivisibleSizes):
     def undivided_device_bytes(self) -> int:
         """The routers in planes and as floats, the slot of each expert, and the shared expert."""
         routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
-        bias = taken(padded_rows(self.units), 4) if self.router_biased else 0
-        slots = taken(2 * self.units, 4)
-        return routers + slots + bias + (self.shared.units_device_bytes() if self.shared else 0)
+        bias = taken(padded_rows(self.granules), 4) if self.router_biased else 0
+        slots = taken(2 * self.granules, 4)
+        return routers + slots + bias + (self.shared.granules_device_bytes() if self.shared else 0)
 
-    def unit_matrices(self) -> list[MatrixSize]:
-        return self.expert.unit_matrices()
+    def granule_matrices(self) -> list[MatrixSize]:
+        return self.expert.granule_matrices()
 
-    def units_device_bytes(self) -> int:
-        return self.expert.units_device_bytes()
+    def granules_device_bytes(self) -> int:
+        return self.expert.granules_device_bytes()
 
     @property
     def expert_stack(self) -> FeedForwardSizes:
         """All experts as one feed-forward, with stacked rows."""
-        one, count = self.expert, self.units
+        one, count = self.expert, self.granules
 
         def stacked(matrix: MatrixSize) -> MatrixSize:
             return replace(matrix, rows=count * matrix.rows)
@@ -238,15 +238,15 @@ class MoeSizes(DivisibleSizes):
         return FeedForwardSizes(stacked(one.up), stacked(one.down), one.gate and stacked(one.gate))
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        used, neurons = self.units_per_token, self.expert.neurons
-        rows, width = assignment_rows(used), self.router.columns
+        experts_per_token, neurons = self.granules_per_token, self.expert.neurons
+        rows, width = assignment_rows(experts_per_token), self.router.columns
         found = {
-            "expert.scores": 4 * padded(self.units),
-            "expert.ids": 8 * used,
-            "expert.weights": 4 * used,
-            "expert.places": 8 * used,
-            "expert.entries": 8 * used,
-            "expert.active": 8 + 24 * used,
+            "expert.scores": 4 * padded(self.granules),
+            "expert.ids": 8 * experts_per_token,
+            "expert.weights": 4 * experts_per_token,
+            "expert.places": 8 * experts_per_token,
+            "expert.entries": 8 * experts_per_token,
+            "expert.active": 8 + 24 * experts_per_token,
             "expert.gathered.quantized": rows * lines(quantized_bytes(padded(width))),
             "expert.hidden": rows * lines(4 * padded(neurons)),
             "expert.hidden.quantized": rows * lines(quantized_bytes(padded(neurons))),
@@ -269,11 +269,11 @@ class MoeSizes(DivisibleSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["MoeSizes"], step: StepShape) -> int:
-        tokens, used = step.tokens, max(block.units_per_token for block in blocks)
+        tokens, experts_per_token = step.tokens, max(block.granules_per_token for block in blocks)
         shared = max((block.shared.neurons for block in blocks if block.shared), default=0)
         experts = max(block.expert.neurons for block in blocks)
         hidden = activation_bytes(tokens, shared, step.hidden_floats)
-        hidden += activation_bytes(tokens, experts, step.hidden_floats, used)
+        hidden += activation_bytes(tokens, experts, step.hidden_floats, experts_per_token)
         if any(block.spec.pre_attention_router for block in blocks):
             hidden += activation_bytes(tokens, step.hidden_size, step.input_floats)
         return hidden + cls._routing_bytes(blocks, tokens)
@@ -281,19 +281,19 @@ class MoeSizes(DivisibleSizes):
     @staticmethod
     def _routing_bytes(blocks: Sequence["MoeSizes"], tokens: int) -> int:
         """Bytes of the scores, expert ids and weights of a step's or chunk's tokens."""
-        used, experts = (
-            max(block.units_per_token for block in blocks),
-            max(block.units for block in blocks),
+        experts_per_token, experts = (
+            max(block.granules_per_token for block in blocks),
+            max(block.granules for block in blocks),
         )
-        words = (padded_rows(experts), used, used, ROW_MULTIPLE)
+        words = (padded_rows(experts), experts_per_token, experts_per_token, ROW_MULTIPLE)
         return sum(taken(tokens * each, 4) for each in words)
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["MoeSizes"], chunk: int, hidden_size: int) -> int:
-        used = max(block.units_per_token for block in blocks)
+        experts_per_token = max(block.granules_per_token for block in blocks)
         rows = max(block.together(chunk, hidden_size) for block in blocks)
-        floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * used]
-        floats.append(2 * max(block.units for block in blocks))
+        floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * experts_per_token]
+        floats.append(2 * max(block.granules for block in blocks))
         return sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
@@ -310,17 +310,17 @@ class MoeSizes(DivisibleSizes):
         more.
         """
         fitting = EXPERT_PRODUCT_BYTES // (4 * max(2 * self.expert.neurons, hidden_size))
-        return max(min(fitting, chunk * self.units_per_token), chunk)
+        return max(min(fitting, chunk * self.granules_per_token), chunk)
 
     def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors) + self.units * self.expert.streamed_vector_bytes()
+        return vector_bytes(self.vectors) + self.granules * self.expert.streamed_vector_bytes()
 
 
-def assignment_rows(used: int) -> int:
+def assignment_rows(experts_per_token: int) -> int:
     """Rows per token of the expert activations on the CPU: one for each expert, plus the padding of partial
     tiles; an expert with fewer than TILE_TOKENS tokens has no padding.
     """
-    return (3 * used + 1) // 2
+    return (3 * experts_per_token + 1) // 2
 
 
 def lines(nbytes: int) -> int:

@@ -35,13 +35,13 @@ class RopeSpec:
         """x (..., head_dim) with RoPE from a `table` that broadcasts to the rows of x; dimensions beyond the
         RoPE dimensions are unchanged.
         """
-        half = self.dimensions // 2
-        cosine, sine = table[..., :half], table[..., half:]
+        half_dim = self.dimensions // 2
+        cosine, sine = table[..., :half_dim], table[..., half_dim:]
         y = x.copy()
         first, second = (
-            (slice(0, half), slice(half, 2 * half))
+            (slice(0, half_dim), slice(half_dim, 2 * half_dim))
             if self.neox
-            else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+            else (slice(0, 2 * half_dim, 2), slice(1, 2 * half_dim, 2))
         )
         y[..., first] = x[..., first] * cosine - x[..., second] * sine
         y[..., second] = x[..., first] * sine + x[..., second] * cosine

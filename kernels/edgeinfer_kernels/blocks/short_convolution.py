@@ -85,7 +85,7 @@ class ShortConvolutionWeights:
     def matrices(self) -> list[Matrix]:
         return [self.b, self.c, self.x, self.output]
 
-    def unit_matrices(self) -> list[Matrix]:
+    def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
 
 
@@ -172,8 +172,8 @@ class ShortConvolutionSizes(BlockSizes):
         """The three projections, the rows before the last projection, and these as its input."""
         channels = max(block.spec.channels for block in blocks)
         rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
-        mixed = activation_bytes(step.tokens, channels, has_floats(block.output for block in blocks))
-        return mixed + taken(step.tokens * rows, 4) + taken(step.tokens * channels, 4)
+        conv_out = activation_bytes(step.tokens, channels, has_floats(block.output for block in blocks))
+        return conv_out + taken(step.tokens * rows, 4) + taken(step.tokens * channels, 4)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         channels = self.spec.channels

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
-from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
+from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
@@ -108,7 +108,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         kernels: Kernels,
         options: CpuOptions,
         *,
-        on_placed: OnPlaced | None = None,
+        on_loaded: OnLoaded | None = None,
         routing: Routing | None = None,
         pool: ThreadPool | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             repacked=[*weights.matrices(head=options.head), *predictor_matrices(options.sparse)],
             in_file=[*options.in_file, *matrices_by_neuron(weights, options.sparse)],
             sparse=options.sparse,
-            on_placed=on_placed,
+            on_loaded=on_loaded,
         )
         blocks = {index: weights.residual(index) for index in spec.indices()}
         self.decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)

@@ -53,8 +53,8 @@ def _handler(libc: ctypes.CDLL) -> ir.Module:
 
     def call(name: str, *arguments: ir.Value) -> None:
         kind = ir.FunctionType(word, [argument.type for argument in arguments])
-        place = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
-        builder.call(builder.inttoptr(ir.Constant(word, place), kind.as_pointer()), arguments)
+        function_address = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value
+        builder.call(builder.inttoptr(ir.Constant(word, function_address), kind.as_pointer()), arguments)
 
     at = builder.ptrtoint(text, word)
     call("write", ir.Constant(number, STDERR), at, ir.Constant(word, len(MESSAGE)))

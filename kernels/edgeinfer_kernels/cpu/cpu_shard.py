@@ -19,7 +19,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     float_rows,
     interleaved_bytes,
 )
-from edgeinfer_kernels.cpu.layout.repacking import OnPlaced
+from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_step
@@ -83,7 +83,7 @@ class CpuShard:
         kernels: Kernels,
         exchange_buffer: ExchangeRows,
         options: ShardOptions,
-        on_placed: OnPlaced | None = None,
+        on_loaded: OnLoaded | None = None,
     ) -> None:
         self.spec, self.state, self.batch = spec, state, options.batch
         self.stages = cpu_stages(spec, weights, splits)
@@ -93,7 +93,7 @@ class CpuShard:
         self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
         sparse = self._sparse_parts(weights, options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
-        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_placed)
+        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_loaded)
         self._decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
@@ -108,7 +108,7 @@ class CpuShard:
     def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
         packed = self._decoder.packed
         return {
-            matrix.place: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
+            matrix.memory_key: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
             for matrix in self._decoder.repacked
         }
 
@@ -116,7 +116,7 @@ class CpuShard:
         return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if self._splits[index.layer].changing
+            if self._splits[index.layer].has_expert_cache
         }
 
     @property
@@ -140,19 +140,19 @@ class CpuShard:
         """The matrices to repack, and those that stay memory-mapped."""
         moved, mapped = predictor_matrices(sparse), list[Matrix]()
         for index, part in self._parts.items():
-            units = part.block.unit_matrices()
+            matrices = part.block.granule_matrices()
             if sparse.get(index.layer, False) is not False and index == feed_forward_index(
                 self.spec, index.layer
             ):
                 by_row = by_neuron(part.block, sparse[index.layer])
                 mapped += by_row
                 rows = set(map(id, by_row))
-                units = [matrix for matrix in units if id(matrix) not in rows]
-                moved += units
+                matrices = [matrix for matrix in matrices if id(matrix) not in rows]
+                moved += matrices
             else:
-                (mapped if index in in_file else moved).extend(units)
+                (mapped if index in in_file else moved).extend(matrices)
             if not self._splits[index.layer].on_gpu:
-                own = set(map(id, part.block.unit_matrices()))
+                own = set(map(id, part.block.granule_matrices()))
                 moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
         return moved, mapped
 
@@ -167,14 +167,14 @@ class CpuShard:
         ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
         found = dict.fromkeys(ropes.get(index.layer) for index in built)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
-        self._calls = list(tables.values())
+        self._step_args = list(tables.values())
         self.steps = []
         for stage in self.stages.stages:
             steps = []
             for index in stage:
-                call = addressof(tables[ropes.get(index.layer)][1])
+                step_args = addressof(tables[ropes.get(index.layer)][1])
                 for kernel in self._kernel_calls(index, built):
-                    steps.append((self._kernels.address(kernel.kernel), kernel.block, call))
+                    steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
             self.steps.append(steps)
         served = []
         for number, steps in enumerate(self.steps, 1):
@@ -190,7 +190,10 @@ class CpuShard:
     def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
         """The kernels of a block; before the first block of a layer also those that precede it."""
         before = [each for each in built if each.layer == index.layer] if index.position == 0 else []
-        return [*(call for each in before for call in built[each].before_layer), *built[index].calls]
+        return [
+            *(call for each in before for call in built[each].before_layer),
+            *built[index].calls,
+        ]
 
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""
@@ -203,7 +206,7 @@ class CpuShard:
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""
-        return self._memories[matrix.place]
+        return self._memories[matrix.memory_key]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Scaled embeddings of at most `batch` tokens, written to the exchange buffer."""
@@ -213,29 +216,31 @@ class CpuShard:
         self._decoder.embedding.write(ids, x)
         return x
 
-    def _fill_calls(self, tokens: int, start: int) -> None:
+    def _fill_step_args(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
         box = self._exchange_buffer
-        for table, call in self._calls:
-            fill_step(call, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+        for table, step_args in self._step_args:
+            fill_step(step_args, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
-        self._fill_calls(tokens, start)
+        self._fill_step_args(tokens, start)
         self.pool.run(*self._serve)
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
-        self._fill_calls(tokens, start)
-        for function, block, call in self.steps[stage - 1]:
-            self.pool.run(function, block, call)
+        self._fill_step_args(tokens, start)
+        for function, block, step_args in self.steps[stage - 1]:
+            self.pool.run(function, block, step_args)
 
     @property
     def expert_counts(self) -> ExpertCounts:
         """Token-expert assignments of the layers with split experts."""
         found = [ExpertsArgs.from_address(block) for block in self._selected]
-        return ExpertCounts(sum(args.pairs_seen for args in found), sum(args.pairs_here for args in found))
+        return ExpertCounts(
+            sum(args.assignments_seen for args in found), sum(args.assignments_here for args in found)
+        )
 
     def close(self) -> None:
         """Release threads and memory."""

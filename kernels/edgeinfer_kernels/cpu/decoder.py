@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.blocks.builder import (
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes
-from edgeinfer_kernels.cpu.layout.repacking import OnPlaced, leave_in_file, repack
+from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, feed_forward_index
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
@@ -31,7 +31,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 class WeightPlacement:
     """Where the weights of a decoder are.
 
-    The matrices `repacked` are copied to the kernel layout; `on_placed` is called after each. Those `in_file`
+    The matrices `repacked` are copied to the kernel layout; `on_loaded` is called after each. Those `in_file`
     stay memory-mapped: each group of their rows is interleaved whenever it is multiplied. The layers of
     `sparse` read only the weights of active neurons in short steps; longer steps read the weights in the
     per-neuron layout from the file.
@@ -40,7 +40,7 @@ class WeightPlacement:
     repacked: Sequence[Matrix]
     in_file: Sequence[Matrix]
     sparse: SparseLayers
-    on_placed: OnPlaced | None = None
+    on_loaded: OnLoaded | None = None
 
 
 class CpuDecoder:
@@ -70,7 +70,7 @@ class CpuDecoder:
         self.repacked = [matrix for matrix in placement.repacked if id(matrix) not in self.packed]
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         if self.repacked:
-            self.packed |= self._repack(placement.on_placed)
+            self.packed |= self._repack(placement.on_loaded)
         self.workspace = Workspace(self.arena, self.sizes, batch, threads.threads, repack=not in_file)
         scratch = Scratch(self.workspace.scratch, self.workspace.scratch_stride)
         self.embedding = Embedding(
@@ -79,10 +79,10 @@ class CpuDecoder:
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self._sparse = self._sparse_blocks(placement.sparse)
 
-    def _repack(self, on_placed: OnPlaced | None) -> dict[int, PackedMatrix]:
+    def _repack(self, on_loaded: OnLoaded | None) -> dict[int, PackedMatrix]:
         """Repack every matrix into the kernel layout; keyed by id."""
         begin = time.perf_counter()
-        packed = repack(self.repacked, self.kernels, self.arena, self.threads.threads, on_placed)
+        packed = repack(self.repacked, self.kernels, self.arena, self.threads.threads, on_loaded)
         self.repack_seconds = time.perf_counter() - begin
         self.repacked_bytes = sum(map(interleaved_bytes, self.repacked))
         return packed

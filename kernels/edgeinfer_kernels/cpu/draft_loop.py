@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
-from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftCall, EmbedArgs, HeadArgs, LogitsPart
+from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, EmbedArgs, HeadArgs, LogitsPart
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
@@ -38,32 +38,32 @@ class DraftLoop:
         self,
         specification: DecoderSpec,
         kernels: Kernels,
-        programs: StepSchedules,
+        schedules: StepSchedules,
         steps: tuple[int, int],
         embed: int,
         head: tuple[StepArgs, HeadArgs],
     ) -> None:
         self._arena, self._function = Arena(), kernels.address("draft_tokens")
-        self._programs, (self._head_step, self._head) = programs, head
+        self._schedules, (self._head_step, self._head) = schedules, head
         self._embed = EmbedArgs.from_address(embed)
         self._logits = np.zeros(padded(specification.vocabulary_size), np.float32)
-        self._given, self._least = (
+        self._given, self._min_probs = (
             np.zeros(MAX_DRAFT_TOKENS, np.int64),
             np.zeros(MAX_DRAFT_TOKENS, np.float32),
         )
-        self._further = np.zeros_like(self._least)
-        self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._least)
-        self._uniforms, self._counts = np.zeros_like(self._least), np.zeros_like(self._given)
+        self._further = np.zeros_like(self._min_probs)
+        self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._min_probs)
+        self._uniforms, self._counts = np.zeros_like(self._min_probs), np.zeros_like(self._given)
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
         self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
-        self._calls = (DraftCall * len(programs.calls))()
-        for draft_call, (_, step_args) in zip(self._calls, programs.calls, strict=True):
-            draft_call.step = addressof(step_args)
+        self._step_args = (DraftStepArgs * len(schedules.step_args))()
+        for draft_args, (_, step_args) in zip(self._step_args, schedules.step_args, strict=True):
+            draft_args.step = addressof(step_args)
         self._block = self._fill(specification.logit_scale, steps, embed)
         self._args = DraftArgs.from_address(self._block)
         self._logits_address, self._given_address = address(self._logits), address(self._given)
         self._uniforms_address = address(self._uniforms)
-        self._choice: tuple[int, DraftSampling] | None = None
+        self._selected: tuple[int, DraftSampling] | None = None
 
     def _fill(self, logit_scale: float, steps: tuple[int, int], embed: int) -> int:
         """Allocate the arguments of the loop."""
@@ -73,14 +73,14 @@ class DraftLoop:
             schedule=steps[0],
             steps=steps[1],
             embed=embed,
-            calls=keep_args(self._calls),
-            call_count=len(self._calls),
+            step_args=keep_args(self._step_args),
+            step_arg_count=len(self._step_args),
             head_step=addressof(self._head_step),
-            x=self._programs.x,
+            x=self._schedules.x,
             logits=keep(self._logits),
             logit_scale=logit_scale,
             parts=keep_args((LogitsPart * -(-len(self._logits) // LOGITS_PER_PART))()),
-            least=keep(self._least),
+            min_probs=keep(self._min_probs),
             further=keep(self._further),
             candidates=keep(self._candidates),
             weights=keep(self._weights),
@@ -90,44 +90,44 @@ class DraftLoop:
             probs=keep(self._probs),
         )
 
-    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, wanted: DraftRequest) -> DraftedTokens:
+    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
-        args, given, most = self._args, len(ids), len(wanted.least)
-        if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < most <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"{given} tokens, {most} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
-        if self._choice != (wanted.choices, wanted.manner):
-            self._choose(wanted.choices, wanted.manner)
-        programs = self._programs
-        programs.fill(given, start, span=given + most)
-        for index, (table, _) in enumerate(programs.calls):
-            self._calls[index].rope_bytes = table.stride
-        last = programs.x + (given - 1) * programs.stride
-        fill_step(self._head_step, last, programs.stride, 1, 0, 0)
+        args, given, max_tokens = self._args, len(ids), len(request.min_probs)
+        if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < max_tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(f"{given} tokens, {max_tokens} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
+        if self._selected != (request.id_limit, request.sampling):
+            self._choose(request.id_limit, request.sampling)
+        schedules = self._schedules
+        schedules.fill(given, start, span=given + max_tokens)
+        for index, (table, _) in enumerate(schedules.step_args):
+            self._step_args[index].rope_bytes = table.stride
+        last = schedules.x + (given - 1) * schedules.stride
+        fill_step(self._head_step, last, schedules.stride, 1, 0, 0)
         self._head.logits = self._logits_address
         self._embed.ids = self._given_address
-        self._given[:given], self._least[:most] = ids, wanted.least
-        self._further[:most] = wanted.further or 0.0
-        if wanted.numbers:
-            self._uniforms[:most] = wanted.numbers
-        args.uniforms = self._uniforms_address if wanted.numbers else 0
-        args.most, args.count, args.is_running, args.reached = most, 0, 1, 1.0
+        self._given[:given], self._min_probs[:max_tokens] = ids, request.min_probs
+        self._further[:max_tokens] = request.further or 0.0
+        if request.uniforms:
+            self._uniforms[:max_tokens] = request.uniforms
+        args.uniforms = self._uniforms_address if request.uniforms else 0
+        args.max_tokens, args.count, args.is_running, args.reached = max_tokens, 0, 1, 1.0
         pool.run(self._function, self._block, 0)
         found = args.count
         return DraftedTokens(
             self._ids[:found].tolist(),
             self._probs[:found].tolist(),
             given + args.forwards - 1,
-            self._drawn_from(found) if wanted.numbers else (),
+            self._candidates_of(found) if request.uniforms else (),
         )
 
-    def _choose(self, choices: int, manner: DraftSampling) -> None:
+    def _choose(self, id_limit: int, sampling: DraftSampling) -> None:
         """Set the sampling parameters of the following drafts."""
-        reach, args = -math.log(manner.min_p) if manner.min_p > 0 else WIDEST_REACH, self._args
-        args.choices, args.temperature = choices, manner.temperature
-        args.top_k, args.top_p, args.reach = manner.top_k, manner.top_p, min(reach, WIDEST_REACH)
-        self._choice = choices, manner
+        reach, args = -math.log(sampling.min_p) if sampling.min_p > 0 else WIDEST_REACH, self._args
+        args.id_limit, args.temperature = id_limit, sampling.temperature
+        args.top_k, args.top_p, args.reach = sampling.top_k, sampling.top_p, min(reach, WIDEST_REACH)
+        self._selected = id_limit, sampling
 
-    def _drawn_from(self, found: int) -> tuple[tuple[Integers, Floats], ...]:
+    def _candidates_of(self, found: int) -> tuple[tuple[Integers, Floats], ...]:
         counts = self._counts[:found].tolist()
         return tuple(
             (self._candidates[step, :count].copy(), self._weights[step, :count].copy())

@@ -101,8 +101,8 @@ class Embedding:
             return
         if self.block:
             target = quick_address(x)
-            for place, row in enumerate(ids):
-                at = target + place * x.strides[0]
+            for index, row in enumerate(ids):
+                at = target + index * x.strides[0]
                 self._decode(self._source + row * self._row_bytes, *self._settings, at)
         else:
             x[:] = self._matrix.decoded_rows(np.asarray(ids))

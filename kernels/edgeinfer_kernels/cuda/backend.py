@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
-from edgeinfer_kernels.cuda.decode.sampling import DrawSettings
+from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
 from edgeinfer_kernels.cuda.device_parts import (
@@ -38,13 +38,13 @@ from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import (
-    RejectedTrialError,
+    RejectedCandidateError,
     remember_tuning,
     remembered_tuning,
     tune,
     tuning_key,
 )
-from edgeinfer_kernels.cuda.weights.device_model import OnPlaced
+from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.recent_rows import RewindLimit
@@ -87,7 +87,7 @@ class CudaBackend(Backend[DeviceRows]):
         options: DeviceOptions | None = None,
         *,
         tuning: Tuning | None = None,
-        on_placed: OnPlaced | None = None,
+        on_loaded: OnLoaded | None = None,
         exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
@@ -108,7 +108,7 @@ class CudaBackend(Backend[DeviceRows]):
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            self._fill(on_placed)
+            self._fill(on_loaded)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -137,11 +137,11 @@ class CudaBackend(Backend[DeviceRows]):
         self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._pending: tuple[int, ...] = ()
 
-    def _fill(self, on_placed: OnPlaced | None) -> None:
+    def _fill(self, on_loaded: OnLoaded | None) -> None:
         """Load the weights onto the device."""
         uploader = Uploader(self.device)
         try:
-            self._parts.model.fill(uploader, on_placed)
+            self._parts.model.fill(uploader, on_loaded)
             if self._parts.sent is not None:
                 self._parts.sent.fill_vectors()
         finally:
@@ -187,7 +187,7 @@ class CudaBackend(Backend[DeviceRows]):
         self.steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
-    def refill_experts(self, policy: ExpertPolicy) -> str | None:
+    def start_expert_cache(self, policy: ExpertPolicy) -> str | None:
         """Enable the expert cache with this policy, whose rows are the layers with changing experts. Return
         None, or the reason why the experts stay fixed.
         """
@@ -196,20 +196,20 @@ class CudaBackend(Backend[DeviceRows]):
         layers = []
         for block in self._parts.model.blocks:
             here = block.weights
-            if isinstance(here, DeviceExperts) and here.changing:
+            if isinstance(here, DeviceExperts) and here.has_expert_cache:
                 index = BlockIndex(there[block.index.layer], block.index.position)
                 split = self._options.splits[index.layer]
                 theirs = cpu_part(self._whole[1].residual(index), split).block
                 requests = self._server.requests[index.layer]
                 layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
-        self.steps.refills = ExpertCache(layers, policy, self.device)
-        return self.steps.refills.ended
+        self.steps.expert_cache = ExpertCache(layers, policy, self.device)
+        return self.steps.expert_cache.ended
 
     @property
     def changed_experts(self) -> int:
         """Number of experts loaded to the device since the model was loaded."""
-        refills = self.steps.refills
-        return 0 if refills is None else refills.changes
+        expert_cache = self.steps.expert_cache
+        return 0 if expert_cache is None else expert_cache.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MAX_TOKENS)
@@ -259,7 +259,7 @@ class CudaBackend(Backend[DeviceRows]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """As `Backend.sampling_request`."""
-        draw = DrawSettings(
+        params = DeviceSamplingParams(
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
@@ -268,7 +268,7 @@ class CudaBackend(Backend[DeviceRows]):
             frequency_penalty=settings.frequency_penalty,
             presence_penalty=settings.presence_penalty,
         )
-        return draw.request(recent, uniform)
+        return params.request(recent, uniform)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with device_errors():
@@ -332,7 +332,7 @@ class CudaBackend(Backend[DeviceRows]):
             try:
                 with device_errors():
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
-            except RejectedTrialError:  # Not even the default tile configs can be timed here: keep them.
+            except RejectedCandidateError:  # Not even the default tile configs can be timed here: keep them.
                 return
             self.steps.forget()
             remember_tuning(folder, key, tuning)
@@ -353,8 +353,8 @@ class CudaBackend(Backend[DeviceRows]):
         """Free the device memory."""
         self._closed = True
         steps = self.__dict__.get("steps")
-        if steps is not None and steps.refills is not None:
-            steps.refills.close()
+        if steps is not None and steps.expert_cache is not None:
+            steps.expert_cache.close()
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()

@@ -75,10 +75,10 @@ class DeviceParts:
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
-        splits, half = options.splits, (specification, weights)
+        splits, shard = options.splits, (specification, weights)
         if splits:
-            half = gpu_shard(specification, weights, splits)
-        model = DeviceModel(*half, arena, context, kv=options.kv, splits=splits)
+            shard = gpu_shard(specification, weights, splits)
+        model = DeviceModel(*shard, arena, context, kv=options.kv, splits=splits)
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)

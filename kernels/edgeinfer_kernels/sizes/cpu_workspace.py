@@ -39,8 +39,8 @@ def whole_tiles(tokens: int) -> int:
 
 def group_offset(sizes: ModelSizes) -> int:
     """Offset in a thread's scratch at which file rows are interleaved: after the part for the blocks."""
-    most = max(block.cpu_scratch() for block in sizes.blocks)
-    return -(-most // PAGE) * PAGE
+    max_bytes = max(block.cpu_scratch() for block in sizes.blocks)
+    return -(-max_bytes // PAGE) * PAGE
 
 
 def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
@@ -52,8 +52,8 @@ def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:
     """Bytes of the partial results that threads exchange."""
-    most = max(block.cpu_states(threads) for block in sizes.blocks)
-    return -(-most // PAGE) * PAGE
+    max_bytes = max(block.cpu_states(threads) for block in sizes.blocks)
+    return -(-max_bytes // PAGE) * PAGE
 
 
 def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = True) -> int:

@@ -39,9 +39,9 @@ SENT_PIECE_BYTES = 16 << 20
 """Maximum bytes of streamed weights per transfer during prefill."""
 SENT_PIECES = 4
 """Maximum number of such transfers that are on the device at once."""
-REFILL_BYTES = 1 << 20
+EXPERT_LOAD_BYTES = 1 << 20
 """Bytes of an expert that are loaded to the device at a time during decode."""
-REFILL_COPIES = 48
+EXPERT_LOAD_COPIES = 48
 """Device bytes needed to pack a loaded piece, as a multiple of its size, for all formats of a model."""
 SLICE = 2048
 """Logits per program of the sampler, which keeps the largest of them."""
@@ -55,7 +55,7 @@ RECENT = 1024
 
 def moe_width(sizes: ModelSizes) -> int:
     """The maximum experts_per_token; 0: no experts."""
-    return max((layer.routed.units_per_token for layer in sizes.layers if layer.routed), default=0)
+    return max((layer.routed.granules_per_token for layer in sizes.layers if layer.routed), default=0)
 
 
 def _step_bytes(sizes: ModelSizes) -> int:
@@ -139,11 +139,11 @@ def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
     return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
 
 
-def refill_bytes(sizes: ModelSizes) -> int:
+def expert_load_bytes(sizes: ModelSizes) -> int:
     """Device bytes for loading experts during decode; see `expert_loading.py`."""
     blocks = [layer.routed for layer in sizes.layers if layer.routed]
-    stacks = [matrix.nbytes for block in blocks for matrix in block.unit_matrices()]
-    return REFILL_COPIES * min(REFILL_BYTES, max(stacks, default=0))
+    stacks = [matrix.nbytes for block in blocks for matrix in block.granule_matrices()]
+    return EXPERT_LOAD_COPIES * min(EXPERT_LOAD_BYTES, max(stacks, default=0))
 
 
 def _drawing_bytes(vocabulary: int) -> int:

@@ -42,7 +42,7 @@ FREE_SHARE = 0.75
 """Share of main memory that is free besides other programs."""
 OPERATIONS_PER_BYTE = 100
 """Float16 operations per byte read, the ratio of most cards; used if the description has no tflops."""
-WANTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
+EXPECTED = 'wanted a known card, or terms as "8GiB, 256GB/s, pcie 12GB/s, 64GB/s ram, 32GiB ram"'
 
 
 class DescriptionError(ValueError):
@@ -102,14 +102,14 @@ def describe_machine(text: str) -> Machine:
             a GPU term without a GPU, or an empty description.
     """
     line = " ".join(text.split())
-    name, colon, rest = line.partition(":")
+    name, colon, remainder = line.partition(":")
     if not colon:
         first, _, others = line.partition(",")
-        name, rest = ("", line) if _is_term(first) else (first, others)
+        name, remainder = ("", line) if _is_term(first) else (first, others)
     name, size = _with_size(name.strip())
-    terms = [part.strip() for part in (size, *rest.split(",")) if part.strip()]
+    terms = [part.strip() for part in (size, *remainder.split(",")) if part.strip()]
     if not name and not terms:
-        raise DescriptionError(f"{text!r}: {WANTED}")
+        raise DescriptionError(f"{text!r}: {EXPECTED}")
     given = _read(terms, line)
     wrong = [given[field][0] for field in _OF_A_GPU if field in given]
     if name.lower() == "cpu" and wrong:
@@ -199,7 +199,7 @@ def _read_term(term: str, whole: str) -> tuple[str, float]:
             if not any(float(number) for number in found.groups() if number and number[0].isdigit()):
                 raise DescriptionError(f"{term!r}: saw 0, wanted more than nothing")
             return field, value(found)
-    raise DescriptionError(f"{term!r} in {whole!r}: {WANTED}")
+    raise DescriptionError(f"{term!r} in {whole!r}: {EXPECTED}")
 
 
 def _nearest(name: str) -> str:

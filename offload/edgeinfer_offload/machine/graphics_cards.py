@@ -73,14 +73,14 @@ def find_card(name: str) -> Card | None:
 
 def matching_cards(name: str) -> list[Card]:
     """The cards with this name; if there is none, those whose name also has the memory size ("A100 40GB")."""
-    wanted, known = _words(name), cards()
-    for words in (wanted, *({family, *wanted} for family in FAMILIES)):
+    requested, known = _words(name), cards()
+    for words in (requested, *({family, *requested} for family in FAMILIES)):
         # A driver also names the memory of an H100, of which the table has only one.
         for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
             if found := [card for card in known if _words(card.name) == names]:
                 own = found[0].gib
-                said = [float(word.removesuffix("gb")) for word in words - names]
-                return found if all(size == own for size in said) else []
+                given_sizes = [float(word.removesuffix("gb")) for word in words - names]
+                return found if all(size == own for size in given_sizes) else []
         more = [card for card in known if words and words < _words(card.name) and _only_size(card, words)]
         if more:
             return more

@@ -33,7 +33,7 @@ def read_bandwidth(cache_folder: Path, threads: int | None = None) -> float:
 
 def reading_bytes() -> int:
     """Bytes to read in a measurement: larger than caches, and a small part of the free memory."""
-    return uncached_bytes(most=host_memory().free_bytes // FREE_SHARE)
+    return uncached_bytes(max_bytes=host_memory().free_bytes // FREE_SHARE)
 
 
 def remembered_bandwidth(cache_folder: Path, threads: int) -> float:

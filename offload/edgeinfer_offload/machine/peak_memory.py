@@ -47,6 +47,6 @@ def own_resident_bytes(status: Path = _STATUS) -> int:
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         lines = []
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    found = [int(facts[name].split()[0]) for name in OWN_PAGES if name in facts]
+    values = dict(line.split(":", 1) for line in lines if ":" in line)
+    found = [int(values[name].split()[0]) for name in OWN_PAGES if name in values]
     return 1024 * sum(found) if found else int(psutil.Process().memory_info().rss)

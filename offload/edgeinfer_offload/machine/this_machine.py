@@ -52,16 +52,16 @@ def with_cpu_speeds(
     """
     threads, figures = machine.processor.threads, remembered_figures(cache_folder)
     reading = remembered_bandwidth(cache_folder, threads)
-    wanted = sorted({name for name in formats if name in FIELDS})
+    requested = sorted({name for name in formats if name in FIELDS})
     known, prefix, few = figures.known(), f"{threads} threads ", _few(model_bytes)
-    missing = _unknown_formats(known, wanted, threads, model_bytes)
+    missing = _unknown_formats(known, requested, threads, model_bytes)
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
         figures.keep(_measured_formats(kernels, missing, threads, model_bytes, known))
         known = figures.known()
     speeds = {
         name: KernelSpeed(known[f"{prefix}{name}{few}"], known[f"{prefix}{name}{few} prompt"])
-        for name in wanted
+        for name in requested
     }
     products = [speed.operations_per_second for speed in speeds.values()]
     processor = replace(
@@ -81,20 +81,20 @@ def with_known_cpu_speeds(
 ) -> Machine | None:
     """As `with_cpu_speeds`, from stored measurements only; None: a measurement is missing."""
     threads, known = machine.processor.threads, remembered_figures(cache_folder).known()
-    wanted = [name for name in formats if name in FIELDS]
-    if f"{threads} threads" not in known or _unknown_formats(known, wanted, threads, model_bytes):
+    requested = [name for name in formats if name in FIELDS]
+    if f"{threads} threads" not in known or _unknown_formats(known, requested, threads, model_bytes):
         return None
-    return with_cpu_speeds(machine, cache_folder, wanted, model_bytes)
+    return with_cpu_speeds(machine, cache_folder, requested, model_bytes)
 
 
 def _unknown_formats(
-    known: Mapping[str, float], wanted: Iterable[str], threads: int, model_bytes: int
+    known: Mapping[str, float], requested: Iterable[str], threads: int, model_bytes: int
 ) -> list[str]:
     """The formats for which a measurement is missing."""
     prefix, few = f"{threads} threads ", _few(model_bytes)
     return [
         name
-        for name in wanted
+        for name in requested
         if not {f"{prefix}{name}{few}", f"{prefix}{name}{few} prompt", f"{prefix}block"} <= known.keys()
     ]
 

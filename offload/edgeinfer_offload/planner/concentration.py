@@ -20,7 +20,7 @@ class Coverage:
     half.
     """
 
-    units: int
+    granules: int
     active: float
     """Mean share of the units that a token activates."""
     covered: tuple[float, ...]
@@ -37,7 +37,7 @@ def coverage(layers: Sequence[Counts], tokens: tuple[int, int]) -> Coverage:
 
     Units are ranked by the counts of the first half of the text; coverage is counted in the second half.
     """
-    units = sum(counts.shape[1] for counts in layers)
+    granules = sum(counts.shape[1] for counts in layers)
     held_out = sum(int(counts[1].sum()) for counts in layers)
     used = sum(int(counts.sum()) for counts in layers)
     covered = []
@@ -47,15 +47,15 @@ def coverage(layers: Sequence[Counts], tokens: tuple[int, int]) -> Coverage:
             ranked = counts[1][np.argsort(-counts[0].astype(np.int64), kind="stable")].astype(np.float64)
             inside += _sum_of_first(ranked, share * len(ranked))
         covered.append(inside / held_out if held_out else 0.0)
-    active = used / max(units * sum(tokens), 1)
-    return Coverage(units, active, tuple(covered))
+    active = used / max(granules * sum(tokens), 1)
+    return Coverage(granules, active, tuple(covered))
 
 
 def _sum_of_first(values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]", count: float) -> float:
     """The sum of the first `count` values; a fractional count includes part of the last one."""
     whole = int(count)
-    rest = (count - whole) * values[whole] if whole < len(values) else 0.0
-    return float(values[:whole].sum() + rest)
+    remainder = (count - whole) * values[whole] if whole < len(values) else 0.0
+    return float(values[:whole].sum() + remainder)
 
 
 def expert_probs(profile: ActivityProfile, sizes: ModelSizes) -> tuple[tuple[float, ...], ...] | None:
@@ -71,7 +71,7 @@ def expert_probs(profile: ActivityProfile, sizes: ModelSizes) -> tuple[tuple[flo
         if block is None:
             found.append(())
             continue
-        counts, count, used = counted.get(index), block.units, block.units_per_token
+        counts, count, used = counted.get(index), block.granules, block.granules_per_token
         if counts is None or counts.shape[1] != count or not counts.sum():
             return None
         if coverage([counts], profile.tokens).beats_uniform:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from edgeinfer_offload.machine.cost_constants import MAPPED_SLOWDOWN
 from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.plan_items import Placed
+from edgeinfer_offload.planner.plan_items import PlacementItems
 from edgeinfer_offload.planner.plan_types import PlannedItem
 
 
 def offloaded(
-    found: Placed, problem: PlacementProblem
+    found: PlacementItems, problem: PlacementProblem
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
     """Move CPU weights to disk until main memory is large enough.
 

@@ -114,16 +114,16 @@ class Pricing:
 class LayerCosts:
     """Costs of a layer's parts on either device; GPU costs are None if the GPU can't run the part.
 
-    The feed-forward is divided into `units`: groups of neurons, or experts, hottest first. `cpu_units[u]` and
-    `gpu_units[u]` are the bytes and seconds on each device if u units are on the GPU.
+    The feed-forward is divided into `granules`: groups of neurons, or experts, hottest first. The arrays of
+    bytes and seconds have at index u the costs on their device if u granules are on the GPU.
     """
 
     attention: tuple[Cost, Cost | None]
     cache: tuple[Cost, Cost | None]
     always: tuple[Cost, Cost | None] | None
     """MoE only: the router and the shared expert, which run on the device of the attention."""
-    unit_neurons: tuple[int, ...]
-    """Number of neurons (or experts) on the GPU for each number of units, from 0."""
+    granule_neurons: tuple[int, ...]
+    """Number of neurons (or experts) on the GPU for each number of granules, from 0."""
     cpu_bytes: Array
     cpu_seconds: Array
     gpu_bytes: Array
@@ -135,9 +135,9 @@ class LayerCosts:
     """Bytes of the whole feed-forward in the file."""
 
     @property
-    def units(self) -> int:
-        """Maximum number of units on the GPU; 0: none."""
-        return len(self.unit_neurons) - 1
+    def granules(self) -> int:
+        """Maximum number of granules on the GPU; 0: none."""
+        return len(self.granule_neurons) - 1
 
     @cached_property
     def gpu_can_attend(self) -> bool:
@@ -175,13 +175,13 @@ def _layer(
             pricing.on_cpu(matrices),
             there and replace(there, seconds=there.seconds + ROUTER_SECONDS),
         )
-    neurons, cpu, gpu = _units(block, pricing, probs, by_neuron)
+    neurons, cpu, gpu = _granules(block, pricing, probs, by_neuron)
 
     def column(costs: Sequence[Cost], name: str) -> Array:
         return np.array([getattr(cost, name) for cost in costs], np.float64)
 
     def undivided_bytes() -> int:
-        """The vectors of a block whose units are routed are stored once, with the undivided blocks."""
+        """The vectors of a block whose granules are routed are stored once, with the undivided blocks."""
         return sum(each.undivided_device_bytes() for each in undivided) + (
             cuda_matrices.vector_bytes(block.undivided_vectors()) if block is not None else 0
         )
@@ -194,7 +194,7 @@ def _layer(
         ),
         cache=(pricing.state_on_cpu(layer), pricing.state_on_gpu(layer)),
         always=always,
-        unit_neurons=tuple(neurons),
+        granule_neurons=tuple(neurons),
         cpu_bytes=column(cpu, "nbytes"),
         cpu_seconds=column(cpu, "seconds"),
         gpu_bytes=column(gpu, "nbytes"),
@@ -210,27 +210,27 @@ NOTHING = Cost(0, 0.0, 0.0)
 _Divided = tuple[list[int], list[Cost], list[Cost]]
 
 
-def _units(
+def _granules(
     block: DivisibleSizes | None,
     pricing: Pricing,
     probs: tuple[float, ...] | None,
     by_neuron: SparseLayer | None,
 ) -> _Divided:
-    """Units on the GPU, CPU cost and GPU cost of a divisible block, for every number of units on the GPU."""
+    """Neurons on the GPU, CPU cost and GPU cost of a divisible block, by the number of granules there."""
     if block is None:
         return [0], [NOTHING], [NOTHING]
     return _routed(block, pricing, probs) if block.is_routed else _dense(block, pricing, by_neuron)
 
 
 def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
-    """As `_units`, of a block of which a token reads all units."""
-    whole, counts = block.units, block.unit_counts()
+    """As `_granules`, of a block of which a token reads all granules."""
+    whole, counts = block.granules, block.granule_counts()
     cpu, gpu = [], []
     for count in counts:
         hot, cold = block.part(count), block.part(whole - count)
         there = NOTHING
         if count:
-            found = pricing.on_gpu(hot.unit_matrices(), hot.units_device_bytes, FEED_FORWARD_LAUNCHES)
+            found = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
             if found is None:
                 break
             there = found
@@ -238,21 +238,21 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
         if count == whole:
             cpu.append(NOTHING)
         elif by_neuron:
-            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), block.unit_matrices()[-1]))
+            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), block.granule_matrices()[-1]))
         else:
-            cpu.append(pricing.on_cpu(cold.unit_matrices()))
+            cpu.append(pricing.on_cpu(cold.granule_matrices()))
     return counts[: len(gpu)], cpu, gpu
 
 
 def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
-    """As `_units`, of a block of which a token reads the units that a router selects, hottest first.
+    """As `_granules`, of a block of which a token reads the granules that a router selects, hottest first.
     `probs`: usage probability of each; None: uniform.
     """
-    matrices, total = block.unit_matrices(), block.units
+    matrices, total = block.granule_matrices(), block.granules
     one_here = pricing.on_cpu(matrices)
-    one_there = pricing.on_gpu(matrices, block.units_device_bytes, FEED_FORWARD_LAUNCHES)
-    used = np.full(total, block.units_per_token / total) if probs is None else np.sort(probs)[::-1]
-    hits = np.concatenate([[0.0], np.cumsum(used)])
+    one_there = pricing.on_gpu(matrices, block.granules_device_bytes, FEED_FORWARD_LAUNCHES)
+    expert_probs = np.full(total, block.granules_per_token / total) if probs is None else np.sort(probs)[::-1]
+    hits = np.concatenate([[0.0], np.cumsum(expert_probs)])
     counts = list(range(total + 1)) if one_there else [0]
     cpu, gpu = [], []
     for count in counts:

@@ -28,12 +28,12 @@ class LayerPlacement:
     expert_cache: bool = False
 
     @property
-    def units(self) -> int:
+    def granules(self) -> int:
         """Number of neurons, or of experts."""
         return self.neurons or self.experts
 
     @property
-    def units_on_gpu(self) -> int:
+    def granules_on_gpu(self) -> int:
         return self.hot_neurons if self.neurons else len(self.gpu_experts)
 
     @property
@@ -44,12 +44,12 @@ class LayerPlacement:
     @property
     def whole_on(self) -> DeviceName | None:
         """The device that holds the whole layer; None: the layer is split."""
-        own = self.units_on_gpu
+        own = self.granules_on_gpu
         devices = {
             self.attention,
             self.kv_cache,
             *(["gpu"] if own else []),
-            *([self.rest] if own < self.units else []),
+            *([self.rest] if own < self.granules else []),
         }
         return self.attention if len(devices) == 1 else None
 
@@ -68,9 +68,9 @@ def plan_stages(layers: Sequence[LayerPlacement], head: str, embedding: str) -> 
     stages = _Stages(Device.of(embedding))
     for index, layer in enumerate(layers):
         attention, rest = Device.of(layer.attention), Device.of(layer.rest)
-        is_split = 0 < layer.units_on_gpu < layer.units
+        is_split = 0 < layer.granules_on_gpu < layer.granules
         stages.go_to(attention)
-        if attention == rest or layer.units_on_gpu == layer.units:
+        if attention == rest or layer.granules_on_gpu == layer.granules:
             stages.add(layer.shard(index, on_gpu=attention != rest, undivided=True))
             continue
         stages.add(Shard(index, undivided=True))

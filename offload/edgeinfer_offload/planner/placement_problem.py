@@ -93,10 +93,10 @@ class PlacementProblem:
         )
         problem = PlacementProblem(draft, self.machine, alone)
 
-        def on(side: int, workspace: int) -> Cost:
-            whole = problem.whole(side)
+        def on(device_index: int, workspace: int) -> Cost:
+            whole = problem.whole(device_index)
             nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
-            if side == CPU and not options.repack:  # its weights stay memory-mapped
+            if device_index == CPU and not options.repack:  # its weights stay memory-mapped
                 nbytes = problem.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
@@ -109,10 +109,10 @@ class PlacementProblem:
         rope = self.sizes.rope_device_bytes(self.options.context)
         return rope + cuda_buffers.workspace_bytes(self.sizes, self.options.chunk)
 
-    def context_bytes(self, side: int, context: int) -> int:
+    def context_bytes(self, device_index: int, context: int) -> int:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
         blocks, kv = self.sizes.blocks, self.pricing.kv
-        if side == GPU:
+        if device_index == GPU:
             states = sum(block.state_device_bytes(context, kv) for block in blocks)
             return states + self.sizes.rope_device_bytes(context)
         return sum(block.state_bytes(context, kv) for block in blocks)
@@ -164,8 +164,11 @@ class PlacementProblem:
         if draft is not None and self.draft:
             cost = self.draft[draft]
             costs.append((draft, cost and replace(cost, seconds=DRAFT_WEIGHT * cost.seconds)))
-        placed = [(side, cost) for side, cost in costs if cost]
-        taken = {side: sum(cost.nbytes for at, cost in placed if at == side) for side in (CPU, GPU)}
+        placed = [(device_index, cost) for device_index, cost in costs if cost]
+        taken = {
+            device_index: sum(cost.nbytes for at, cost in placed if at == device_index)
+            for device_index in (CPU, GPU)
+        }
         return NonLayerPlacement(
             head=head,
             embedding=embedding,
@@ -197,15 +200,17 @@ class PlacementProblem:
             return [self.non_layer(CPU, CPU, drafts[0])]
         return [self.non_layer(GPU, CPU, draft) for draft in drafts]
 
-    def whole(self, side: int, draft: int | None = None) -> Placement:
+    def whole(self, device_index: int, draft: int | None = None) -> Placement:
         """Everything on one device. `draft`: the device of the draft model; None: the same one if
         possible.
         """
         if draft is None:
-            draft = side if self.draft and self.draft[side] else CPU
+            draft = device_index if self.draft and self.draft[device_index] else CPU
         draft = draft if self.draft else None
-        layers = [LayerDevices(side, cost.units if side == GPU else 0) for cost in self.costs]
-        found = self.search.placement(layers, self.non_layer(side, side, draft))
+        layers = [
+            LayerDevices(device_index, cost.granules if device_index == GPU else 0) for cost in self.costs
+        ]
+        found = self.search.placement(layers, self.non_layer(device_index, device_index, draft))
         return replace(found, seconds=found.seconds + self.host_seconds(found))
 
     def _draft_alone(self) -> Placement | None:
@@ -253,7 +258,7 @@ class PlacementProblem:
         if not self.options.disk:
             return float("inf")
         routed = [layer.routed for layer in self.sizes.layers if layer.routed]
-        shares = [block.units_per_token / block.units for block in routed]
+        shares = [block.granules_per_token / block.granules for block in routed]
         slower = (MAPPED_SLOWDOWN - 1) / self.machine.processor.bytes_per_second
         return min(shares, default=1.0) * (self.disk_seconds(self.sizes.nbytes, self.ram) + slower)
 
@@ -298,16 +303,16 @@ class PlacementProblem:
         layers = [
             i
             for i, (devices, cost) in enumerate(zip(placement.layers, self.costs, strict=True))
-            if devices.attention == GPU and cost.is_moe and cost.units
+            if devices.attention == GPU and cost.is_moe and cost.granules
         ]
-        each = sum(placement.layers[i].units for i in layers) // max(len(layers), 1)
-        if not each or any(each >= self.costs[i].units for i in layers):
+        each = sum(placement.layers[i].granules for i in layers) // max(len(layers), 1)
+        if not each or any(each >= self.costs[i].granules for i in layers):
             return None
         budget = self._budget(vram, host_attends=any(c.attention == CPU for c in placement.layers))
-        room = vram - budget.gpu_fixed - cuda_buffers.refill_bytes(self.sizes)
+        room = vram - budget.gpu_fixed - cuda_buffers.expert_load_bytes(self.sizes)
         for slots in range(each, 0, -1):
             spread = [
-                devices._replace(units=slots) if i in layers else devices
+                devices._replace(granules=slots) if i in layers else devices
                 for i, devices in enumerate(placement.layers)
             ]
             found = self.search.placement(spread, placement.non_layer)
@@ -329,7 +334,7 @@ class PlacementProblem:
         return self.pricing.graphics.context_bytes if self.pricing.graphics else 0
 
     @property
-    def least_gpu_bytes(self) -> int:
+    def min_gpu_bytes(self) -> int:
         """GPU bytes that any use of the GPU takes before the first weight."""
         return self._gpu_fixed + self._streamed_bytes(host_attends=False)
 
@@ -342,7 +347,7 @@ class PlacementProblem:
     def works_on_cpu(self, placement: Placement) -> bool:
         """Whether the CPU computes any part of a token."""
         return placement.non_layer.head == CPU or any(
-            devices.attention == CPU or devices.units < cost.units
+            devices.attention == CPU or devices.granules < cost.granules
             for devices, cost in zip(placement.layers, self.costs, strict=True)
         )
 
@@ -350,5 +355,5 @@ class PlacementProblem:
     def can_be_whole(self) -> bool:
         """Whether the GPU has kernels for every layer."""
         return self.pricing.graphics is not None and all(
-            cost.gpu_can_attend and cost.cache[GPU] and cost.units for cost in self.costs
+            cost.gpu_can_attend and cost.cache[GPU] and cost.granules for cost in self.costs
         )

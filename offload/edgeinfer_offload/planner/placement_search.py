@@ -17,7 +17,7 @@ from edgeinfer_offload.machine.cost_constants import OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Array, LayerCosts
 
 CPU, GPU = 0, 1
-SIDES = (CPU, GPU)
+DEVICE_INDICES = (CPU, GPU)
 MAX_PAIRS = 8
 """Number of promising exchanges whose exact cost is computed before the search ends."""
 MIN_GAIN_SECONDS = 1e-9
@@ -27,23 +27,23 @@ Indices = npt.NDArray[np.int64]
 
 
 class LayerDevices(NamedTuple):
-    """The devices of one layer: `attention` and the cache that it reads are on one device; `units` of the
+    """The devices of one layer: `attention` and the cache that it reads are on one device; `granules` of the
     feed-forward are on the GPU, 0 if the attention isn't.
     """
 
     attention: int
-    units: int = 0
+    granules: int = 0
 
 
 class LayerTables:
     """Seconds and bytes of every option of every layer, shape (layer, option).
 
-    Option 0: all on the CPU. Option 1 + u: attention and u units on the GPU. `seconds[side]`: with the input
-    on that device; infinite if impossible. `out`: the device of the output.
+    Option 0: all on the CPU. Option 1 + u: attention and u granules on the GPU. `seconds[device_index]`: with
+    the input on that device; infinite if impossible. `out`: the device of the output.
     """
 
     def __init__(self, costs: Sequence[LayerCosts], sync_seconds: float) -> None:
-        shape = len(costs), 2 + max(cost.units for cost in costs)
+        shape = len(costs), 2 + max(cost.granules for cost in costs)
         own = np.full(shape, np.inf)
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.full(shape, CPU)
@@ -54,34 +54,34 @@ class LayerTables:
         self.seconds = np.stack([own + crossing, own + (sync_seconds / 2 - crossing)])
 
     def _fill(self, layer: int, costs: LayerCosts, sync_seconds: float, own: Array) -> None:
-        end = 2 + costs.units
-        for side, at in ((CPU, slice(0, 1)), (GPU, slice(1, end))):
-            fixed = [costs.attention[side], costs.cache[side]]
-            fixed += [costs.always[side]] if costs.always else []
+        end = 2 + costs.granules
+        for device_index, at in ((CPU, slice(0, 1)), (GPU, slice(1, end))):
+            fixed = [costs.attention[device_index], costs.cache[device_index]]
+            fixed += [costs.always[device_index]] if costs.always else []
             held = [cost for cost in fixed if cost]
             if len(held) < len(fixed):
                 continue
-            units = slice(0, 1) if side == CPU else slice(0, end - 1)
-            seconds, self.out[layer, at] = _feed_forward(costs, side, sync_seconds)
-            own[layer, at] = seconds[units] + sum(cost.seconds for cost in held)
+            granules = slice(0, 1) if device_index == CPU else slice(0, end - 1)
+            seconds, self.out[layer, at] = _feed_forward(costs, device_index, sync_seconds)
+            own[layer, at] = seconds[granules] + sum(cost.seconds for cost in held)
             nbytes = sum(cost.nbytes for cost in held)
-            self.cpu_bytes[layer, at] = costs.cpu_bytes[units] + (nbytes if side == CPU else 0)
-            self.gpu_bytes[layer, at] = costs.gpu_bytes[units] + (nbytes if side == GPU else 0)
+            self.cpu_bytes[layer, at] = costs.cpu_bytes[granules] + (nbytes if device_index == CPU else 0)
+            self.gpu_bytes[layer, at] = costs.gpu_bytes[granules] + (nbytes if device_index == GPU else 0)
 
 
-def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Array, Indices]:
-    """Seconds of the feed-forward after attention on device `side` without what always runs there, and the
-    device of the output; both by the number of units on the GPU.
+def _feed_forward(costs: LayerCosts, device_index: int, sync_seconds: float) -> tuple[Array, Indices]:
+    """Seconds of the feed-forward after attention on device `device_index` without what always runs there,
+    and the device of the output; both by the number of granules on the GPU.
 
     Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
     A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router.
     """
-    if side == CPU:
+    if device_index == CPU:
         return costs.cpu_seconds[:1], np.array([CPU])
     here, there = costs.gpu_seconds, costs.cpu_seconds
     seconds = np.maximum(here, there) + OVERLAP_LOSS * np.minimum(here, there)
     out = np.full(len(seconds), GPU)
-    split = np.arange(len(seconds)) < max(costs.units, 1)
+    split = np.arange(len(seconds)) < max(costs.granules, 1)
     seconds = seconds + sync_seconds * split
     if not costs.is_moe:
         seconds[0], out[0] = there[0] + sync_seconds / 2, CPU
@@ -167,7 +167,7 @@ class _Moves:
         self.options = options
         out = tables.out[layers, options]
         before = np.concatenate([[self.non_layer.embedding], out[:-1]])
-        following = np.zeros((len(SIDES), len(layers)))
+        following = np.zeros((len(DEVICE_INDICES), len(layers)))
         following[:, :-1] = tables.seconds[:, layers[1:], options[1:]]
         following[1 - self.non_layer.head, -1] = self._search.sync_seconds / 2
         seconds = tables.seconds[before, layers] + following[tables.out, layers[:, None]]
@@ -270,17 +270,17 @@ class Search:
 
     def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
         """A placement with its cost, computed as in the search."""
-        seconds, gpu_bytes, cpu_bytes, side = (
+        seconds, gpu_bytes, cpu_bytes, device_index = (
             non_layer.seconds,
             non_layer.gpu_bytes,
             non_layer.cpu_bytes,
             non_layer.embedding,
         )
         for index, layer in enumerate(layers):
-            at = index, 1 + layer.units if layer.attention == GPU else 0
-            seconds += float(self.tables.seconds[side, *at])
+            at = index, 1 + layer.granules if layer.attention == GPU else 0
+            seconds += float(self.tables.seconds[device_index, *at])
             gpu_bytes += float(self.tables.gpu_bytes[at])
             cpu_bytes += float(self.tables.cpu_bytes[at])
-            side = int(self.tables.out[at])
-        seconds += self.sync_seconds / 2 if side != non_layer.head else 0.0
+            device_index = int(self.tables.out[at])
+        seconds += self.sync_seconds / 2 if device_index != non_layer.head else 0.0
         return Placement(tuple(layers), non_layer, seconds, gpu_bytes, cpu_bytes)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeinfer_kernels.blocks.block import DivisibleSizes
-from edgeinfer_kernels.sizes.cuda_buffers import refill_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import expert_load_bytes
 from edgeinfer_kernels.stages import host_batch
 from edgeinfer_offload.machine.cost_constants import LIBRARY_BYTES, OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.placement_search import CPU, GPU, SIDES, LayerDevices, Placement
+from edgeinfer_offload.planner.placement_search import CPU, DEVICE_INDICES, GPU, LayerDevices, Placement
 from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 
@@ -19,14 +19,14 @@ DEVICES = ("cpu", "gpu")
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacementItems:
     """The items of a placement before disk offload, and the placements of its layers."""
 
     items: list[PlannedItem]
     layers: list[LayerPlacement]
 
 
-def placed(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) -> Placed:
+def placement_items(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) -> PlacementItems:
     """All items: the layers in order, then what is outside of them."""
     items: list[PlannedItem] = []
     for index, devices in enumerate(placement.layers):
@@ -36,48 +36,50 @@ def placed(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) 
     items += _buffer_items(problem, placement, speed)
     items += _latency_items(problem, placement, overlapped)
     layers = [_layer_placement(problem, index, devices) for index, devices in enumerate(placement.layers)]
-    return Placed(items, layers)
+    return PlacementItems(items, layers)
 
 
 def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -> list[PlannedItem]:
-    layer, costs, side = problem.sizes.layers[index], problem.costs[index], devices.attention
-    attention, cache, block = costs.attention[side], costs.cache[side], layer.divisible
+    layer, costs, device_index = problem.sizes.layers[index], problem.costs[index], devices.attention
+    attention, cache, block = costs.attention[device_index], costs.cache[device_index], layer.divisible
     assert attention is not None
     assert cache is not None
-    device = problem.weights_device if side == CPU else "gpu"
-    items = [_layer_item(index, layer.undivided_label, device, side, attention)]
+    device = problem.weights_device if device_index == CPU else "gpu"
+    items = [_layer_item(index, layer.undivided_label, device, device_index, attention)]
     if cache.nbytes:
-        items.append(_layer_item(index, layer.state_label, DEVICES[side], side, cache, read=0.0))
+        items.append(
+            _layer_item(index, layer.state_label, DEVICES[device_index], device_index, cache, read=0.0)
+        )
     if block is None:
         return items
-    if costs.always and (always := costs.always[side]):
-        items.append(_layer_item(index, block.label, device, side, always))
-    return items + _unit_items(problem, index, devices, block)
+    if costs.always and (always := costs.always[device_index]):
+        items.append(_layer_item(index, block.label, device, device_index, always))
+    return items + _granule_items(problem, index, devices, block)
 
 
-def _unit_items(
+def _granule_items(
     problem: PlacementProblem, index: int, devices: LayerDevices, block: DivisibleSizes
 ) -> list[PlannedItem]:
     """The shards of a divisible block on the GPU and on the CPU."""
-    costs, total, items = problem.costs[index], block.units, []
-    own, by_neuron = costs.unit_neurons[devices.units], problem.sparse_layers.get(index)
+    costs, total, items = problem.costs[index], block.granules, []
+    own, by_neuron = costs.granule_neurons[devices.granules], problem.sparse_layers.get(index)
     cold = by_neuron.cold(own, total) if by_neuron and own < total else None
-    overlapped = _overlapped_side(costs, devices)
-    for side, count in ((GPU, own), (CPU, total - own)):
+    overlapped = _overlapped_device(costs, devices)
+    for device_index, count in ((GPU, own), (CPU, total - own)):
         if not count:
             continue
-        name = block.units_label
+        name = block.granules_label
         if count < total:
-            name += f", {count} of {total}{block.unit_name}"
-        read = block.units_per_token / total if block.is_routed else 1.0
-        if side == CPU and _has_expert_cache(problem, index, own):
-            name, read = f"{block.units_label}, all for {count} of {total}", read * count / total
-        if cold and side == CPU:
+            name += f", {count} of {total}{block.granule_name}"
+        read = block.granules_per_token / total if block.is_routed else 1.0
+        if device_index == CPU and _has_expert_cache(problem, index, own):
+            name, read = f"{block.granules_label}, all for {count} of {total}", read * count / total
+        if cold and device_index == CPU:
             name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
             read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
-        device = problem.weights_device if side == CPU else "gpu"
-        cost = _shard_cost(costs, devices.units, side)
-        items.append(_layer_item(index, name, device, side, cost, overlapped == side, read))
+        device = problem.weights_device if device_index == CPU else "gpu"
+        cost = _shard_cost(costs, devices.granules, device_index)
+        items.append(_layer_item(index, name, device, device_index, cost, overlapped == device_index, read))
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)
         items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, read=0.0))
@@ -88,7 +90,7 @@ def _layer_item(
     index: int,
     name: str,
     device: DeviceName,
-    side: int,
+    device_index: int,
     cost: Cost,
     overlapped: bool = False,
     read: float = 1.0,
@@ -96,50 +98,52 @@ def _layer_item(
     """`read`: the share of its bytes that a token reads as weights."""
     ms, weights = 1000 * cost.seconds, int(read * cost.nbytes)
     name = f"layer {index} {name}"
-    return PlannedItem(name, device, cost.nbytes, ms, _bound_by(side, cost), index, overlapped, weights)
+    return PlannedItem(
+        name, device, cost.nbytes, ms, _bound_by(device_index, cost), index, overlapped, weights
+    )
 
 
-def _shard_cost(costs: LayerCosts, units: int, side: int) -> Cost:
+def _shard_cost(costs: LayerCosts, granules: int, device_index: int) -> Cost:
     columns = costs.gpu_bytes, costs.gpu_seconds, costs.gpu_reading
-    if side == CPU:
+    if device_index == CPU:
         columns = costs.cpu_bytes, costs.cpu_seconds, costs.cpu_reading
-    nbytes, seconds, reading = (float(column[units]) for column in columns)
+    nbytes, seconds, reading = (float(column[granules]) for column in columns)
     return Cost(int(nbytes), seconds, reading)
 
 
-def _overlapped_side(costs: LayerCosts, devices: LayerDevices) -> int | None:
+def _overlapped_device(costs: LayerCosts, devices: LayerDevices) -> int | None:
     """The device whose feed-forward shard finishes first; None: there is only one shard."""
-    seconds = [float(costs.cpu_seconds[devices.units]), float(costs.gpu_seconds[devices.units])]
-    return min(SIDES, key=lambda side: seconds[side]) if min(seconds) else None
+    seconds = [float(costs.cpu_seconds[devices.granules]), float(costs.gpu_seconds[devices.granules])]
+    return min(DEVICE_INDICES, key=lambda device_index: seconds[device_index]) if min(seconds) else None
 
 
-def _bound_by(side: int, cost: Cost) -> str:
+def _bound_by(device_index: int, cost: Cost) -> str:
     """The limiting factor of a part: its device's memory bandwidth, or startup."""
     if not cost.seconds:
         return ""
     what = "memory" if cost.reading >= cost.seconds / 2 else "latency"
-    return f"{DEVICES[side].upper()} {what}"
+    return f"{DEVICES[device_index].upper()} {what}"
 
 
 def _has_expert_cache(problem: PlacementProblem, index: int, own: int) -> bool:
     """Whether the CPU holds all experts of a layer, of which `own` are on the GPU."""
     block = problem.sizes.layers[index].routed
-    return problem.options.expert_cache and block is not None and 0 < own < block.units
+    return problem.options.expert_cache and block is not None and 0 < own < block.granules
 
 
 def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevices) -> LayerPlacement:
     rest, block = problem.weights_device, problem.sizes.layers[index].divisible
     attention = rest if devices.attention == CPU else "gpu"
-    cache, own = DEVICES[devices.attention], problem.costs[index].unit_neurons[devices.units]
+    cache, own = DEVICES[devices.attention], problem.costs[index].granule_neurons[devices.granules]
     if block is None or not block.is_routed:
-        neurons = 0 if block is None else block.units
+        neurons = 0 if block is None else block.granules
         return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=rest)
-    routing, numbers = problem.options.routing, range(block.units)
+    routing, numbers = problem.options.routing, range(block.granules)
     hottest = sorted(numbers, key=lambda number: -routing[index][number]) if routing else numbers
     experts = tuple(sorted(hottest[:own]))
     has_cache = _has_expert_cache(problem, index, own)
     return LayerPlacement(
-        attention, cache, gpu_experts=experts, experts=block.units, rest=rest, expert_cache=has_cache
+        attention, cache, gpu_experts=experts, experts=block.granules, rest=rest, expert_cache=has_cache
     )
 
 
@@ -175,7 +179,7 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
             (LIBRARIES, "gpu", LIBRARY_BYTES),
             (CUDA_CONTEXT, "gpu", problem.driver_bytes),
             ("buffers for streamed weights", "gpu", problem.streamed_bytes(placement)),
-            ("expert cache buffers", "gpu", refill_bytes(problem.sizes) * problem.options.expert_cache),
+            ("expert cache buffers", "gpu", expert_load_bytes(problem.sizes) * problem.options.expert_cache),
             ("pinned buffers", "cpu", problem.staging(on_cpu)),
         ]
     return [PlannedItem(name, device, nbytes, 0.0) for name, device, nbytes in found if nbytes]
@@ -198,15 +202,15 @@ def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: 
 
 def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: float) -> float:
     """Seconds per token of CPU-GPU synchronization: half of `each` one way, all of it where shards join."""
-    crossings, side = 0, placement.non_layer.embedding
+    crossings, device_index = 0, placement.non_layer.embedding
     for layer, devices in zip(costs, placement.layers, strict=True):
-        crossings += devices.attention != side
-        side = devices.attention
-        whole = CPU if devices.units == 0 else GPU if devices.units == layer.units else None
-        if whole == side:
+        crossings += devices.attention != device_index
+        device_index = devices.attention
+        whole = CPU if devices.granules == 0 else GPU if devices.granules == layer.granules else None
+        if whole == device_index:
             continue
         if whole is None or layer.is_moe:
             crossings += 2
         else:
-            crossings, side = crossings + 1, whole
-    return (crossings + (side != placement.non_layer.head)) * each / 2
+            crossings, device_index = crossings + 1, whole
+    return (crossings + (device_index != placement.non_layer.head)) * each / 2

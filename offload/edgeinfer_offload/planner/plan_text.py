@@ -39,7 +39,7 @@ def plan_text(plan: PlanData, details: bool = False) -> str:
     rows = [HEAD, *(line.cells() for line in (*lines, total))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     table = [_aligned(row, widths) for row in rows]
-    return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_notes(plan)])
+    return "\n".join([*table, "", *_memory(plan), *_speed(plan), *_warnings(plan)])
 
 
 def _milliseconds(plan: PlanData) -> float | None:
@@ -132,7 +132,7 @@ def _speed(plan: PlanData) -> list[str]:
     return lines
 
 
-def _notes(plan: PlanData) -> list[str]:
+def _warnings(plan: PlanData) -> list[str]:
     lines = [plan.limit_reason] if plan.limit_reason else []
     lines += [f"so that it fits, {relaxation}" for relaxation in plan.relaxations]
     if plan.machine.origin == "described":

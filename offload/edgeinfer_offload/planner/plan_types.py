@@ -77,7 +77,7 @@ class PlanOptions:
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model.
     - `expert_cache`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
       them if they fit, so that the GPU's can change while decoding.
-    - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `least_context` (a
+    - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `min_context` (a
       shorter context, down to this), `disk` (some of the CPU's weights stay memory-mapped). The options in a
       plan have `disk` only if it was needed.
     """
@@ -95,7 +95,7 @@ class PlanOptions:
     draft: ModelSizes | None = None
     expert_cache: bool = False
     kv_may_shrink: bool = False
-    least_context: int | None = None
+    min_context: int | None = None
     batch: int = CPU_BATCH
     chunk: int = CHUNK
     prompt: int = PROMPT

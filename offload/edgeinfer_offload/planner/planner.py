@@ -14,7 +14,7 @@ from edgeinfer_offload.planner.disk_offload import offloaded
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, Placement
-from edgeinfer_offload.planner.plan_items import DEVICES, placed
+from edgeinfer_offload.planner.plan_items import DEVICES, placement_items
 from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_offload.planner.plan_types import PlannedItem, PlanOptions, Prediction
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
@@ -82,8 +82,8 @@ def _relaxed(options: PlanOptions) -> Iterator[tuple[PlanOptions, tuple[str, ...
         relaxations = ("keys and values are q8_0 instead of f16",)
         yield options, relaxations
     context, kept = options.context, relaxations
-    while options.least_context and context > options.least_context:
-        context = max(context * 3 // 4 // 256 * 256, options.least_context)
+    while options.min_context and context > options.min_context:
+        context = max(context * 3 // 4 // 256 * 256, options.min_context)
         relaxations = (*kept, f"the context is {context}, not {options.context}")
         yield replace(options, context=context), relaxations
     if disk:
@@ -98,15 +98,17 @@ def largest_context(sizes: ModelSizes, machine: Machine, options: PlanOptions, t
     if options.device == "any":
         here = largest_context(sizes, machine, replace(options, device="cpu"), trained)
         return here or _split_context(sizes, machine, options)
-    side = GPU if options.device == "gpu" else CPU
+    device_index = GPU if options.device == "gpu" else CPU
     problem = PlacementProblem(sizes, machine, options)
-    if side == GPU and not problem.can_be_whole:
+    if device_index == GPU and not problem.can_be_whole:
         return 0
-    fixed = sum(item.bytes for item in _refusable(problem, side)) - problem.context_bytes(
-        side, options.context
+    fixed = sum(item.bytes for item in _refusable(problem, device_index)) - problem.context_bytes(
+        device_index, options.context
     )
-    room = (problem.vram if side == GPU else problem.ram) - fixed
-    return bisect_right(range(1, trained + 1), room, key=lambda context: problem.context_bytes(side, context))
+    room = (problem.vram if device_index == GPU else problem.ram) - fixed
+    return bisect_right(
+        range(1, trained + 1), room, key=lambda context: problem.context_bytes(device_index, context)
+    )
 
 
 def _split_context(sizes: ModelSizes, machine: Machine, options: PlanOptions) -> int:
@@ -114,46 +116,46 @@ def _split_context(sizes: ModelSizes, machine: Machine, options: PlanOptions) ->
     kept = replace(options, disk=False, expert_cache=False)
     try:
         plan_memory(sizes, machine, replace(kept, context=min(MIN_CONTEXT, options.context)))
-        return plan_memory(sizes, machine, replace(kept, least_context=MIN_CONTEXT)).options.context
+        return plan_memory(sizes, machine, replace(kept, min_context=MIN_CONTEXT)).options.context
     except PlanError:
         return 0
 
 
-def _refusal(problem: PlacementProblem, side: int) -> PlanError:
+def _refusal(problem: PlacementProblem, device_index: int) -> PlanError:
     """The error if not everything fits one device: that device is full, or the main memory it needs."""
-    items, allowed = _refusable(problem, side), problem.vram if side == GPU else problem.ram
-    if side == GPU and sum(item.bytes for item in items) <= allowed:
-        items, allowed = _held(problem, side, CPU), problem.ram
-        side = CPU
-    return refuse(DEVICES[side], sum(item.bytes for item in items), allowed, items)
+    items, allowed = _refusable(problem, device_index), problem.vram if device_index == GPU else problem.ram
+    if device_index == GPU and sum(item.bytes for item in items) <= allowed:
+        items, allowed = _held(problem, device_index, CPU), problem.ram
+        device_index = CPU
+    return refuse(DEVICES[device_index], sum(item.bytes for item in items), allowed, items)
 
 
-def _refusable(problem: PlacementProblem, side: int) -> list[PlannedItem]:
+def _refusable(problem: PlacementProblem, device_index: int) -> list[PlannedItem]:
     """The items that the device would have to hold."""
-    return _held(problem, side, side)
+    return _held(problem, device_index, device_index)
 
 
-def _held(problem: PlacementProblem, whole: int, side: int) -> list[PlannedItem]:
-    """The items that device `side` holds if everything runs on device `whole`."""
+def _held(problem: PlacementProblem, whole: int, device_index: int) -> list[PlannedItem]:
+    """The items that device `device_index` holds if everything runs on device `whole`."""
     placement = problem.whole(whole)
-    items = placed(problem, placement, PromptSpeed(problem, placement)).items
-    return [item for item in items if item.device == DEVICES[side]]
+    items = placement_items(problem, placement, PromptSpeed(problem, placement)).items
+    return [item for item in items if item.device == DEVICES[device_index]]
 
 
 def _placement(problem: PlacementProblem) -> Placement:
     """The fastest placement. Raises `PlanError`."""
-    side = GPU if problem.options.device == "gpu" else CPU
-    if side == GPU and not problem.can_be_whole:
+    device_index = GPU if problem.options.device == "gpu" else CPU
+    if device_index == GPU and not problem.can_be_whole:
         raise PlanError(problem.refusal or "the GPU has no kernels for one of the layers")
     placement = problem.best(problem.vram)
     if placement is None:
-        raise _refusal(problem, side)
+        raise _refusal(problem, device_index)
     return placement
 
 
 def _plan_of(problem: PlacementProblem, placement: Placement) -> MemoryPlan:
     speed, non_layer = PromptSpeed(problem, placement), placement.non_layer
-    found = placed(problem, placement, speed)
+    found = placement_items(problem, placement, speed)
     items, layers, waiting = offloaded(found, problem)
     on_cpu = [item for item in items if item.device == "cpu"]
     if sum(item.bytes for item in on_cpu) > problem.ram:
@@ -212,14 +214,14 @@ def _limit_reason(
     if problem.pricing.graphics is None or not problem.works_on_cpu(placement):
         return None
     taken = sum(item.bytes for item in items if item.device == "gpu")
-    free = problem.vram - (taken or problem.least_gpu_bytes)
+    free = problem.vram - (taken or problem.min_gpu_bytes)
     if free < 0:
         return (
             "nothing is on the GPU: its buffers and libraries alone take "
-            f"{mebibytes(problem.least_gpu_bytes)}, {mebibytes(problem.vram)} may be used"
+            f"{mebibytes(problem.min_gpu_bytes)}, {mebibytes(problem.vram)} may be used"
         )
     room = f"{mebibytes(free)} are left of {mebibytes(problem.vram)}"
-    if any(devices.units for devices in placement.layers) and problem.options.expert_cache:
+    if any(devices.granules for devices in placement.layers) and problem.options.expert_cache:
         return f"{_expert_cache_text(problem, placement)}; {room}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
@@ -234,9 +236,9 @@ def _limit_reason(
 def _expert_cache_text(problem: PlacementProblem, placement: Placement) -> str:
     """The sentence about the expert cache: what one more expert in each layer takes."""
     taken = [
-        float(cost.gpu_bytes[devices.units]) / devices.units
+        float(cost.gpu_bytes[devices.granules]) / devices.granules
         for cost, devices in zip(problem.costs, placement.layers, strict=True)
-        if devices.units
+        if devices.granules
     ]
     return (
         "the GPU's experts change while decoding, so tokens that share experts are faster; one more "

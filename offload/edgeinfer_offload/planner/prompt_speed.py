@@ -185,25 +185,27 @@ def _unpacking(matrices: Sequence[MatrixSize], rate: UnpackedRate | None) -> flo
     return sum(matrix.nbytes / rate(matrix.format) for matrix in matrices) / nbytes if rate else 0.0
 
 
-def _probs(problem: PlacementProblem, index: int, units: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `units` are on the
-    GPU. For a dense feed-forward, all of it.
+def _probs(
+    problem: PlacementProblem, index: int, granules: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Probability that a token uses each expert, for the CPU's and the GPU's; the hottest `granules` are on
+    the GPU. For a dense feed-forward, all of it.
     """
     block, routing = problem.sizes.layers[index].routed, problem.options.routing
     if block is None:
         return (1.0,), (1.0,)
     if routing is None:
-        alike = (block.units_per_token / block.units,)
+        alike = (block.granules_per_token / block.granules,)
         return alike, alike
     hottest = sorted(routing[index], reverse=True)
-    return tuple(hottest[units:]), tuple(hottest[:units])
+    return tuple(hottest[granules:]), tuple(hottest[:granules])
 
 
-def _host_bytes(problem: PlacementProblem, costs: LayerCosts, units: int) -> float:
+def _host_bytes(problem: PlacementProblem, costs: LayerCosts, granules: int) -> float:
     """Bytes of a feed-forward that the CPU computes, without the copies it holds for the expert cache."""
-    nbytes, there = float(costs.cpu_bytes[units]), costs.unit_neurons[units]
-    expert_cache = problem.options.expert_cache and costs.is_moe and 0 < there < costs.unit_neurons[-1]
-    return nbytes * (1 - there / costs.unit_neurons[-1]) if expert_cache else nbytes
+    nbytes, there = float(costs.cpu_bytes[granules]), costs.granule_neurons[granules]
+    expert_cache = problem.options.expert_cache and costs.is_moe and 0 < there < costs.granule_neurons[-1]
+    return nbytes * (1 - there / costs.granule_neurons[-1]) if expert_cache else nbytes
 
 
 def _slowness(matrices: Sequence[MatrixSize], slowness: Callable[[str], float]) -> float:
@@ -220,7 +222,7 @@ def _layer(
 ) -> _Layer:
     """The parts of layer `index` on the CPU and on the GPU."""
     layer = problem.sizes.layers[index]
-    sides: tuple[list[_Part], list[_Part]] = ([], [])
+    parts_by_device: tuple[list[_Part], list[_Part]] = ([], [])
     always = [matrix for each in layer.blocks for matrix in each.undivided()]
     own = costs.attention[devices.attention]
     shared = costs.always[devices.attention] if costs.always else None
@@ -228,37 +230,42 @@ def _layer(
     operations, slow = 2.0 * sum(matrix.weights for matrix in always), problem.machine.processor.slowness
     unpacking = nbytes * _unpacking(always, unpacked)
     alike = _slowness(always, slow)
-    sides[devices.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
+    parts_by_device[devices.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
     block = layer.divisible
     if block is not None:
-        _add_units(problem, index, costs, devices, unpacked, block, sides)
+        _add_granules(problem, index, costs, devices, unpacked, block, parts_by_device)
     cached = problem.context_bytes_of(layer) / problem.options.context
     attends = devices.attention == GPU
-    return _Layer(layer, attends, sides[CPU], sides[GPU], 0.0 if attends else cached)
+    return _Layer(layer, attends, parts_by_device[CPU], parts_by_device[GPU], 0.0 if attends else cached)
 
 
-def _add_units(
+def _add_granules(
     problem: PlacementProblem,
     index: int,
     costs: LayerCosts,
     devices: LayerDevices,
     unpacked: UnpackedRate | None,
     block: DivisibleSizes,
-    sides: tuple[list[_Part], list[_Part]],
+    parts_by_device: tuple[list[_Part], list[_Part]],
 ) -> None:
     """Add the units of a divisible block on the CPU and on the GPU."""
-    matrices, total = block.unit_matrices(), block.units
-    share = costs.unit_neurons[devices.units] / total
-    weights = sum(matrix.weights for matrix in matrices) * (block.units_per_token if block.is_routed else 1)
+    matrices, total = block.granule_matrices(), block.granules
+    share = costs.granule_neurons[devices.granules] / total
+    weights = sum(matrix.weights for matrix in matrices) * (
+        block.granules_per_token if block.is_routed else 1
+    )
     byte_unpacking, at_once = _unpacking(matrices, unpacked), 0
     slowness = _slowness(matrices, problem.machine.processor.slowness)
     if block.is_routed:
         slowness /= CPU_EXPERT_PREFILL_SHARE
         at_once = max(SCRATCH_WEIGHTS // max(matrix.weights for matrix in matrices), 1)
-    probs = _probs(problem, index, devices.units)
-    shards = (_host_bytes(problem, costs, devices.units), 1 - share), (costs.gpu_bytes[devices.units], share)
-    for side, (nbytes, part), touched in zip(sides, shards, probs, strict=True):
+    probs = _probs(problem, index, devices.granules)
+    shards = (
+        (_host_bytes(problem, costs, devices.granules), 1 - share),
+        (costs.gpu_bytes[devices.granules], share),
+    )
+    for parts, (nbytes, part), touched in zip(parts_by_device, shards, probs, strict=True):
         if nbytes:
             pieces, operations = round(part * total), 2 * weights * part
             unpacking = float(nbytes) * byte_unpacking
-            side.append(_Part(float(nbytes), operations, touched, unpacking, slowness, at_once, pieces))
+            parts.append(_Part(float(nbytes), operations, touched, unpacking, slowness, at_once, pieces))

@@ -2,7 +2,7 @@
 model's hash.
 
 Counts are separate for the two halves of the text, so that what is learned on one can be checked on the
-other. A file is a NumPy archive: `facts` (JSON in UTF-8), and arrays of counts (2, units) uint32 by name:
+other. A file is a NumPy archive: `header` (JSON in UTF-8), and arrays of counts (2, units) uint32 by name:
 `neurons.3` for the neurons of layer 3, `experts.3` for its experts. Other arrays, such as predictors, are
 stored next to them.
 """
@@ -61,14 +61,14 @@ class ActivityProfile:
     def active_share(self, name: str) -> float:
         """The mean share of a layer's units that a token activates."""
         counts = self.counts[name]
-        units: int = counts.shape[1]
-        return int(counts.sum()) / max(sum(self.tokens) * units, 1)
+        granules: int = counts.shape[1]
+        return int(counts.sum()) / max(sum(self.tokens) * granules, 1)
 
     def save(self, path: Path) -> None:
         """Write the file atomically. Raises OSError if the folder can't be written."""
-        facts = {"version": VERSION, "model": self.model_hash, "tokens": self.tokens, "rule": self.rule}
+        header = {"version": VERSION, "model": self.model_hash, "tokens": self.tokens, "rule": self.rule}
         arrays: dict[str, Any] = {**self.arrays, **self.counts}
-        arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        arrays["facts"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         partial = path.with_name(f".{path.name}.partial")
         try:
             with partial.open("wb") as file:
@@ -90,8 +90,8 @@ class ActivityProfile:
         try:
             with file, np.load(file, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-            facts = json.loads(bytes(arrays.pop("facts")))
-            return cls._checked(path, facts, arrays)
+            header = json.loads(bytes(arrays.pop("facts")))
+            return cls._checked(path, header, arrays)
         except ProfileError:
             raise
         except DAMAGE as error:
@@ -102,15 +102,15 @@ class ActivityProfile:
 
     @classmethod
     def _checked(
-        cls, path: Path, facts: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
+        cls, path: Path, header: dict[str, Any], arrays: dict[str, npt.NDArray[Any]]
     ) -> "ActivityProfile":
-        if facts["version"] != VERSION:
+        if header["version"] != VERSION:
             raise ProfileError(
-                f"{path}: an activity profile of version {facts['version']}, wanted {VERSION}; "
+                f"{path}: an activity profile of version {header['version']}, wanted {VERSION}; "
                 "write it anew with edgeinfer profile"
             )
         counts = {name: value for name, value in arrays.items() if name.partition(".")[0] in COUNTED}
-        first, last = (int(count) for count in facts["tokens"])
+        first, last = (int(count) for count in header["tokens"])
         for name, value in counts.items():
             int(name.partition(".")[2])
             if value.ndim != 2 or len(value) != 2 or value.dtype != np.uint32 or not value.shape[1]:
@@ -118,7 +118,7 @@ class ActivityProfile:
             if (value.max(axis=1) > (first, last)).any():
                 raise ValueError(f"{name} counts more than its {first} and {last} tokens")
         others = {name: value for name, value in arrays.items() if name not in counts}
-        return cls(str(facts["model"]), (first, last), str(facts["rule"]), counts, others)
+        return cls(str(header["model"]), (first, last), str(header["rule"]), counts, others)
 
 
 def model_hash(path: Path) -> str:

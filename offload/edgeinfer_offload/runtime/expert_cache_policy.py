@@ -57,7 +57,7 @@ class Swap(NamedTuple):
 
 
 class ExpertCachePolicy:
-    """The slots of some layers with `count` experts each, of which a token uses `used`.
+    """The slots of some layers with `count` experts each, of which a token uses `experts_per_token`.
     `residents[layer][slot]` is the expert initially in each slot.
 
     `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that a slot
@@ -65,9 +65,13 @@ class ExpertCachePolicy:
     """
 
     def __init__(
-        self, count: int, used: int, residents: Sequence[Sequence[int]], usage: ExpertUsage | None = None
+        self,
+        count: int,
+        experts_per_token: int,
+        residents: Sequence[Sequence[int]],
+        usage: ExpertUsage | None = None,
     ) -> None:
-        self.usage, self._used = usage or ExpertUsage(), used
+        self.usage, self._experts_per_token = usage or ExpertUsage(), experts_per_token
         self.look_after = self.usage.look_after
         shape = len(residents), count
         self.slots: Ints = np.full(shape, -1, np.int64)
@@ -79,9 +83,9 @@ class ExpertCachePolicy:
             _Mean(shape, self.usage.fast_half_life),
         )
 
-    def note(self, requests: Ints) -> None:
+    def record(self, requests: Ints) -> None:
         """Add the counts `requests` (layers, count): selections of each expert since the last call."""
-        tokens = float(requests.sum(axis=1).mean()) / self._used
+        tokens = float(requests.sum(axis=1).mean()) / self._experts_per_token
         self._slow.add(requests, tokens)
         self._fast.add(requests, tokens)
 
@@ -154,13 +158,13 @@ class _Mean:
     def __init__(self, shape: tuple[int, int], half_life: float) -> None:
         self._half_life = half_life
         self._sums: Floats = np.zeros(shape)
-        self.tokens = self._squares = 0.0
+        self.tokens = self._sum_squares = 0.0
 
     def add(self, requests: Ints, tokens: float) -> None:
         kept = 0.5 ** (tokens / self._half_life)
         self._sums = kept * self._sums + requests
         self.tokens = kept * self.tokens + tokens
-        self._squares = kept * kept * self._squares + tokens
+        self._sum_squares = kept * kept * self._sum_squares + tokens
 
     @property
     def rates(self) -> Floats:
@@ -169,7 +173,7 @@ class _Mean:
     @property
     def spread(self) -> float:
         """The variance of a rate due to chance if tokens select independently, for a rate of 1."""
-        return self._squares / max(self.tokens, 1e-9) ** 2
+        return self._sum_squares / max(self.tokens, 1e-9) ** 2
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def replay(
         hits += int((slots.slots[rows, trace[:, token]] >= 0).sum())
         np.add.at(requests, (rows, trace[:, token]), 1)
         if swapping and under_way is None and token + 1 - looked >= slots.look_after:
-            slots.note(requests)
+            slots.record(requests)
             requests[:], looked = 0, token + 1
             queued = slots.proposals()
     return Replayed(trace.size, hits, copies)

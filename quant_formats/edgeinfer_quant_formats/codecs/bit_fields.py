@@ -69,13 +69,13 @@ def pack_blocks(spec: FormatSpec, codes: Bytes, **fields: Bytes) -> Bytes:
     return np.hstack([fields[field.name] for field in spec.fields])
 
 
-def read_half(field: Bytes) -> NDArray[np.float32]:
+def read_f16(field: Bytes) -> NDArray[np.float32]:
     """float16 fields of a block, (n, 2·k) bytes -> (n, k) float32."""
     return np.ascontiguousarray(field).view("<f2").astype(np.float32)
 
 
-def half_bytes(values: NDArray[np.float32]) -> Bytes:
-    """The inverse of `read_half`: (n, k) float32 -> (n, 2·k) bytes, rounded to float16.
+def f16_bytes(values: NDArray[np.float32]) -> Bytes:
+    """The inverse of `read_f16`: (n, k) float32 -> (n, 2·k) bytes, rounded to float16.
 
     Raises:
         FormatError: a value beyond float16, which would make a whole block infinite.

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_blocks
-from edgeinfer_quant_formats.codecs.decoding import LEVELS, half_of_power
+from edgeinfer_quant_formats.codecs.bit_fields import f16_bytes, pack_blocks
+from edgeinfer_quant_formats.codecs.decoding import LEVELS, f16_of_power
 from edgeinfer_quant_formats.codecs.scale_search import IntegerGrid, reciprocal, search_scale
-from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weights, fit_scales, to_half
+from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weights, fit_scales, to_f16
 from edgeinfer_quant_formats.formats import FORMATS
 
 Bytes = NDArray[np.uint8]
@@ -43,9 +43,9 @@ def encode_iq4_nl(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 32) to IQ4_NL (n, 18)."""
     grid, values = IQ4Grid(), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
-    d = to_half(search_scale(values, weights, grid, IQ4_TARGETS))
+    d = to_f16(search_scale(values, weights, grid, IQ4_TARGETS))
     levels = grid.nearest(values, reciprocal(d), out=np.empty_like(values))
-    return pack_blocks(FORMATS["IQ4_NL"], _iq4_codes(levels.T), d=half_bytes(d[:, None]))
+    return pack_blocks(FORMATS["IQ4_NL"], _iq4_codes(levels.T), d=f16_bytes(d[:, None]))
 
 
 def encode_iq4_xs(blocks: Floats, importance: Floats | None) -> Bytes:
@@ -56,7 +56,7 @@ def encode_iq4_xs(blocks: Floats, importance: Floats | None) -> Bytes:
     low = (scales[:, ::2] & np.uint8(15)) | ((scales[:, 1::2] & np.uint8(15)) << np.uint8(4))
     shifted = (scales >> np.uint8(4)).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)
     high = np.bitwise_or.reduce(shifted, axis=1, keepdims=True).astype("<u2").view(np.uint8)
-    d = half_bytes(fit.d[:, None])
+    d = f16_bytes(fit.d[:, None])
     return pack_blocks(FORMATS["IQ4_XS"], _iq4_codes(fit.levels), d=d, scales_h=high, scales_l=low)
 
 
@@ -70,7 +70,7 @@ def encode_mxfp4(blocks: Floats, importance: Floats | None) -> Bytes:
     largest = magnitudes.max(axis=1, keepdims=True)
     powers = np.floor(np.log2(largest)) + np.float32(125)
     exponents = np.where(largest > 0, np.maximum(powers, 0), 0).astype(np.uint8)
-    magnitudes /= half_of_power(exponents)
+    magnitudes /= f16_of_power(exponents)
     quants = np.zeros(blocks.shape, np.uint8)
     for midpoint in _FP4_MIDPOINTS:
         quants += magnitudes > midpoint

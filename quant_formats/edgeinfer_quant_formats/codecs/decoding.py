@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import field_bytes, read_half, unpack_codes, unpack_fields
+from edgeinfer_quant_formats.codecs.bit_fields import field_bytes, read_f16, unpack_codes, unpack_fields
 from edgeinfer_quant_formats.codecs.ternary import unpack_base_three
 from edgeinfer_quant_formats.formats import FORMATS, FormatSpec, SubScales
 
@@ -40,18 +40,18 @@ def _levels(spec: FormatSpec, blocks: Bytes) -> Floats:
 def _scales_and_minima(spec: FormatSpec, blocks: Bytes) -> tuple[Floats, Floats | None]:
     """Scales of sub-blocks, (n, sub-blocks), and what is subtracted from their weights, if anything."""
     if spec.fields[0].dtype == "e8m0":
-        return half_of_power(blocks[:, :1]), None
-    d = read_half(field_bytes(spec, blocks, "d"))
+        return f16_of_power(blocks[:, :1]), None
+    d = read_f16(field_bytes(spec, blocks, "d"))
     if spec.sub_scales is None:
-        return d, -read_half(field_bytes(spec, blocks, "m")) if spec.has_minimum else None
+        return d, -read_f16(field_bytes(spec, blocks, "m")) if spec.has_minimum else None
     scales, minima = SCALE_UNPACKERS[spec.sub_scales](spec, blocks)
     steps = d * scales.astype(np.float32)
     if minima is None:
         return steps, None
-    return steps, read_half(field_bytes(spec, blocks, "dmin")) * minima.astype(np.float32)
+    return steps, read_f16(field_bytes(spec, blocks, "dmin")) * minima.astype(np.float32)
 
 
-def half_of_power(exponents: Bytes) -> Floats:
+def f16_of_power(exponents: Bytes) -> Floats:
     """E8M0 exponents as float32, halved: 2^(e - 128); the two smallest are subnormal."""
     wide = exponents.astype(np.uint32)
     subnormal = np.uint32(0x00200000) << np.minimum(wide, np.uint32(1))

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_blocks, pack_fields
+from edgeinfer_quant_formats.codecs.bit_fields import f16_bytes, pack_blocks, pack_fields
 from edgeinfer_quant_formats.codecs.scale_search import Floats, IntegerGrid
 from edgeinfer_quant_formats.codecs.super_blocks import (
     SuperBlocks,
@@ -30,7 +30,7 @@ def _bytes(values: Floats, offset: int = 0) -> Bytes:
 
 def _packed(name: str, fit: SuperBlocks, codes: Bytes, scales: Bytes) -> Bytes:
     """Blocks with the codes and packed sub-block scales of a fit."""
-    d, dmin = half_bytes(fit.d[:, None]), half_bytes(fit.dmin[:, None])
+    d, dmin = f16_bytes(fit.d[:, None]), f16_bytes(fit.dmin[:, None])
     return pack_blocks(FORMATS[name], codes, d=d, dmin=dmin, scales=scales)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_blocks
+from edgeinfer_quant_formats.codecs.bit_fields import f16_bytes, pack_blocks
 from edgeinfer_quant_formats.codecs.scale_search import (
     IntegerGrid,
     largest_magnitudes,
@@ -13,7 +13,7 @@ from edgeinfer_quant_formats.codecs.scale_search import (
     search_scale,
     search_scale_and_minimum,
 )
-from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weights, to_half
+from edgeinfer_quant_formats.codecs.super_blocks import as_columns, error_weights, to_f16
 from edgeinfer_quant_formats.formats import FORMATS, FormatSpec
 
 Bytes = NDArray[np.uint8]
@@ -43,7 +43,7 @@ def _around_zero(blocks: Floats, half_range: int) -> tuple[Bytes, Bytes]:
     quants += np.float32(half_range + 0.5)
     # The conversion to bytes truncates the fraction; none is below a half.
     np.clip(quants, np.float32(0), np.float32(2 * half_range - 1), out=quants)
-    return half_bytes(d), quants.astype(np.uint8)
+    return f16_bytes(d), quants.astype(np.uint8)
 
 
 def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
@@ -54,7 +54,7 @@ def _from_minimum(blocks: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
     quants = (blocks - minimum) * reciprocal(d)
     quants += np.float32(0.5)
     np.clip(quants, np.float32(0), np.float32(highest), out=quants)
-    return half_bytes(d), half_bytes(minimum), quants.astype(np.uint8)
+    return f16_bytes(d), f16_bytes(minimum), quants.astype(np.uint8)
 
 
 def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tuple[Bytes, Bytes]:
@@ -62,9 +62,9 @@ def _fit_around_zero(blocks: Floats, importance: Floats, half_range: int) -> tup
     grid, values = IntegerGrid(-half_range, half_range - 1), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
     targets = [step - half_range for step in TARGET_STEPS] + [half_range - 1 + step for step in FAR_END_STEPS]
-    d = to_half(search_scale(values, weights, grid, targets))
+    d = to_f16(search_scale(values, weights, grid, targets))
     levels = grid.nearest(values, reciprocal(d), out=np.empty_like(values))
-    return half_bytes(d[:, None]), (levels.T + np.float32(half_range)).astype(np.uint8)
+    return f16_bytes(d[:, None]), (levels.T + np.float32(half_range)).astype(np.uint8)
 
 
 def _fit_from_minimum(blocks: Floats, importance: Floats, highest: int) -> tuple[Bytes, Bytes, Bytes]:
@@ -72,9 +72,9 @@ def _fit_from_minimum(blocks: Floats, importance: Floats, highest: int) -> tuple
     grid, values = IntegerGrid(0, highest), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
     found = search_scale_and_minimum(values, weights, highest, LEVEL_STEPS)
-    d, minimum = to_half(found.scale), to_half(-found.minimum)
+    d, minimum = to_f16(found.scale), to_f16(-found.minimum)
     levels = grid.nearest(values - minimum, reciprocal(d), out=np.empty_like(values))
-    return half_bytes(d[:, None]), half_bytes(minimum[:, None]), levels.T.astype(np.uint8)
+    return f16_bytes(d[:, None]), f16_bytes(minimum[:, None]), levels.T.astype(np.uint8)
 
 
 def _around_zero_encoder(spec: FormatSpec) -> Encoder:
@@ -109,14 +109,14 @@ def encode_q8_0(blocks: Floats, importance: Floats | None) -> Bytes:
     largest: Floats = np.abs(largest_magnitudes(as_columns(blocks, 32))[:, None])
     d = largest / np.float32(127)
     quants = round_half_away(blocks * reciprocal(d)).astype(np.int8)
-    return pack_blocks(FORMATS["Q8_0"], quants.view(np.uint8), d=half_bytes(d))
+    return pack_blocks(FORMATS["Q8_0"], quants.view(np.uint8), d=f16_bytes(d))
 
 
 def encode_q1_0(blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 128) to Q1_0 (n, 18): the signs and the mean magnitude; importance is not used."""
     # Added in order, as the reference quantizer does: another order can round the scale differently.
     total: Floats = np.add.accumulate(np.abs(blocks), axis=1, dtype=np.float32)[:, -1:]
-    return pack_blocks(FORMATS["Q1_0"], (blocks >= 0).astype(np.uint8), d=half_bytes(total / np.float32(128)))
+    return pack_blocks(FORMATS["Q1_0"], (blocks >= 0).astype(np.uint8), d=f16_bytes(total / np.float32(128)))
 
 
 ENCODERS = {

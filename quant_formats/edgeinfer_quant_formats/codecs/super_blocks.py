@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, read_half
+from edgeinfer_quant_formats.codecs.bit_fields import f16_bytes, read_f16
 from edgeinfer_quant_formats.codecs.scale_search import (
     Floats,
     Grid,
@@ -24,8 +24,8 @@ from edgeinfer_quant_formats.codecs.scale_search import (
 # Offsets of the target for the largest scale of a super-block from the farthest level of the scale grid.
 SCALE_STEPS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 ROUNDS = 2
-SMALLEST_HALF = np.float32(2.0**-24)
-SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
+SMALLEST_F16 = np.float32(2.0**-24)
+SMALLEST_NORMAL_F16 = np.float32(2.0**-14)
 
 
 class SuperBlocks(NamedTuple):
@@ -65,7 +65,7 @@ class SubBlocks:
         columns = np.ascontiguousarray(fitted.reshape(self.shape).T)
         weights = np.ascontiguousarray(self.weight_sum.T)
         targets = [grid.farthest + step for step in SCALE_STEPS]
-        return at_least_half(search_scale(columns, weights, grid, targets))
+        return to_nonzero_f16(search_scale(columns, weights, grid, targets))
 
     def in_steps(self, fitted: Floats, step: Floats, grid: IntegerGrid) -> Floats:
         """Fitted scales as multiples of their super-block's step, (n, sub-blocks)."""
@@ -84,25 +84,25 @@ def as_columns(blocks: Floats, size: int) -> Floats:
     return np.ascontiguousarray(blocks.reshape(-1, size).T)
 
 
-def to_half(values: Floats) -> Floats:
+def to_f16(values: Floats) -> Floats:
     """Rounded to float16, as stored in the file, (n,)."""
-    return read_half(half_bytes(values[:, None]))[:, 0]
+    return read_f16(f16_bytes(values[:, None]))[:, 0]
 
 
-def at_least_half(steps: Floats) -> Floats:
+def to_nonzero_f16(steps: Floats) -> Floats:
     """Rounded to float16; subnormal values are rounded away from zero.
 
     A step that is too large costs some precision of sub-block scales; a step of zero loses the whole block.
     """
-    halves = to_half(steps)
-    short = (np.abs(halves) < np.abs(steps)) & (np.abs(steps) < SMALLEST_NORMAL_HALF)
-    return halves + np.where(short, np.copysign(SMALLEST_HALF, steps), np.float32(0))
+    rounded = to_f16(steps)
+    short = (np.abs(rounded) < np.abs(steps)) & (np.abs(steps) < SMALLEST_NORMAL_F16)
+    return rounded + np.where(short, np.copysign(SMALLEST_F16, steps), np.float32(0))
 
 
 def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
     """The new steps, as float16; the old ones where the new ones are unusable or zero."""
-    halves = to_half(np.where(usable, found, step))
-    return np.where(halves != 0, halves, step)
+    rounded = to_f16(np.where(usable, found, step))
+    return np.where(rounded != 0, rounded, step)
 
 
 def error_weights(blocks: Floats, importance: Floats | None, coarse: bool = False) -> Floats:

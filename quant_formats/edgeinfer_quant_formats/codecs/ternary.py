@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeinfer_quant_formats.codecs.bit_fields import half_bytes, pack_blocks
+from edgeinfer_quant_formats.codecs.bit_fields import f16_bytes, pack_blocks
 from edgeinfer_quant_formats.codecs.scale_search import reciprocal
 from edgeinfer_quant_formats.codecs.simple_blocks import round_half_away
 from edgeinfer_quant_formats.formats import FORMATS, FormatSpec
@@ -32,7 +32,7 @@ def _digits(blocks: Floats) -> tuple[Bytes, Bytes]:
     """Scale (n, 2) and ternary digits 0, 1, 2 (n, 256): the largest magnitude is one step."""
     scale = np.abs(blocks).max(axis=1, keepdims=True)
     rounded = round_half_away(blocks * reciprocal(scale))
-    return half_bytes(scale), (rounded + np.float32(1)).astype(np.uint8)
+    return f16_bytes(scale), (rounded + np.float32(1)).astype(np.uint8)
 
 
 def encode_tq1_0(blocks: Floats, importance: Floats | None) -> Bytes:

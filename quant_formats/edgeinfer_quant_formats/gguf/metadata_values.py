@@ -62,8 +62,8 @@ def _scalar(value: Any) -> tuple[ValueType, NDArray[Any]]:
 
 
 def _integer_type(lowest: int, highest: int, ranges: Sequence[tuple[ValueType, int, int]]) -> ValueType:
-    for kind, least, most in ranges:
-        if least <= lowest and highest <= most:
+    for kind, minimum, maximum in ranges:
+        if minimum <= lowest and highest <= maximum:
             return kind
     raise FormatError(f"integers from {lowest} to {highest}, wanted them to fit 64 bits")
 

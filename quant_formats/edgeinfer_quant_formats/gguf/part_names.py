@@ -39,7 +39,7 @@ def open_parts(path: Path) -> list[FilePart]:
     opened = FilePart(path)
     parts = [opened]
     try:
-        count = _split_value(opened, COUNT_KEY, default=1, least=1, most=99999)
+        count = _split_value(opened, COUNT_KEY, default=1, minimum=1, maximum=99999)
         if count > 1:
             parts = _open_set(opened, count, parts)
     except BaseException:
@@ -50,11 +50,11 @@ def open_parts(path: Path) -> list[FilePart]:
 
 
 def _open_set(opened: FilePart, count: int, to_close: list[FilePart]) -> list[FilePart]:
-    number = _split_value(opened, NUMBER_KEY, default=None, least=0, most=count - 1)
-    wanted = part_path(opened.path, number + 1, count).name
-    if opened.path.name != wanted:
+    number = _split_value(opened, NUMBER_KEY, default=None, minimum=0, maximum=count - 1)
+    expected = part_path(opened.path, number + 1, count).name
+    if opened.path.name != expected:
         raise FormatError(
-            f"{printable(opened.path)}: holds part {number + 1} of {count}, wanted the file name {wanted}"
+            f"{printable(opened.path)}: holds part {number + 1} of {count}, wanted the file name {expected}"
         )
     parts = []
     for index in range(count):
@@ -71,33 +71,33 @@ def _open_set(opened: FilePart, count: int, to_close: list[FilePart]) -> list[Fi
 
 
 def _check_member(part: FilePart, index: int, count: int) -> None:
-    for key, wanted in ((COUNT_KEY, count), (NUMBER_KEY, index)):
-        seen = _split_value(part, key, default=None, least=0, most=99999)
-        if seen != wanted:
-            raise FormatError(f"{printable(part.path)}: {key} {seen}, wanted {wanted}")
+    for key, expected in ((COUNT_KEY, count), (NUMBER_KEY, index)):
+        seen = _split_value(part, key, default=None, minimum=0, maximum=99999)
+        if seen != expected:
+            raise FormatError(f"{printable(part.path)}: {key} {seen}, wanted {expected}")
 
 
 def _check_tensors(parts: list[FilePart]) -> None:
-    places: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for part in parts:
         for name in part.tensors:
-            if name in places:
+            if name in paths:
                 raise FormatError(
-                    f"{printable(part.path)}: tensor {printable(name)} stands in {places[name].name} too, "
+                    f"{printable(part.path)}: tensor {printable(name)} stands in {paths[name].name} too, "
                     "wanted in one part only"
                 )
-            places[name] = part.path
-    wanted = _split_value(parts[0], TENSORS_KEY, default=len(places), least=0, most=1 << 31)
-    if wanted != len(places):
+            paths[name] = part.path
+    expected = _split_value(parts[0], TENSORS_KEY, default=len(paths), minimum=0, maximum=1 << 31)
+    if expected != len(paths):
         raise FormatError(
-            f"{printable(parts[0].path)}: the {len(parts)} parts hold {len(places)} tensors, "
-            f"wanted {wanted} ({TENSORS_KEY})"
+            f"{printable(parts[0].path)}: the {len(parts)} parts hold {len(paths)} tensors, "
+            f"wanted {expected} ({TENSORS_KEY})"
         )
 
 
-def _split_value(part: FilePart, key: str, default: int | None, least: int, most: int) -> int:
+def _split_value(part: FilePart, key: str, default: int | None, minimum: int, maximum: int) -> int:
     value = part.metadata.get(key, default)
-    if type(value) is not int or not least <= value <= most:
+    if type(value) is not int or not minimum <= value <= maximum:
         seen = "missing" if value is None else repr(value)
-        raise FormatError(f"{printable(part.path)}: {key} {printable(seen)}, wanted {least} to {most}")
+        raise FormatError(f"{printable(part.path)}: {key} {printable(seen)}, wanted {minimum} to {maximum}")
     return value

@@ -60,7 +60,7 @@ def recode(piece: Piece) -> bytes:
     return out.tobytes()
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """The main loop of a worker: encode pieces until the pipe closes."""
     while True:
         try:
@@ -68,11 +68,11 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         except EOFError:
             return
         try:
-            answer: bytes | FormatError = recode(piece)
+            reply: bytes | FormatError = recode(piece)
         except FormatError as error:
-            answer = error
-        pickle.dump(answer, answers, protocol=5)
-        answers.flush()
+            reply = error
+        pickle.dump(reply, replies, protocol=5)
+        replies.flush()
 
 
 class EncodingPool:
@@ -139,7 +139,7 @@ class EncodingPool:
             stdin, stdout = cast(BinaryIO, worker.stdin), cast(BinaryIO, worker.stdout)
             pickle.dump(piece, stdin, protocol=5)
             stdin.flush()
-            answer = pickle.load(stdout)
+            reply = pickle.load(stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerError(
                 f"tensor {piece.name}: a worker process ended with code {worker.poll()}, wanted its answer; "
@@ -147,9 +147,9 @@ class EncodingPool:
             ) from error
         finally:
             self._free.put(worker)
-        if isinstance(answer, FormatError):
-            raise answer
-        return cast(bytes, answer)
+        if isinstance(reply, FormatError):
+            raise reply
+        return cast(bytes, reply)
 
 
 def _start_worker() -> subprocess.Popen[bytes]:

@@ -100,11 +100,11 @@ def _read_legacy(path: Path) -> Importance:
     """
     reader = _LegacyReader(path)
     tensors: dict[str, Floats] = {}
-    for _ in range(reader.number("count of entries", least=1)):
-        name = reader.text("name", least=1)
+    for _ in range(reader.number("count of entries", minimum=1)):
+        name = reader.text("name", minimum=1)
         reader.location = printable(name)
         calls = reader.number("count of calls")
-        sums = reader.floats(reader.number("count of values", least=1))
+        sums = reader.floats(reader.number("count of values", minimum=1))
         tensors[name] = sums / np.float32(max(calls, 1))
     reader.location = "end"
     if reader.is_at_end:
@@ -126,14 +126,14 @@ class _LegacyReader:
     def is_at_end(self) -> bool:
         return self._position == len(self._data)
 
-    def number(self, what: str, least: int = 0) -> int:
+    def number(self, what: str, minimum: int = 0) -> int:
         value: int = struct.unpack("<i", self._take(4, what))[0]
-        if value < least:
-            raise self._error(f"{what} {value}, wanted at least {least}")
+        if value < minimum:
+            raise self._error(f"{what} {value}, wanted at least {minimum}")
         return value
 
-    def text(self, what: str, least: int = 0) -> str:
-        length = self.number(f"length of the {what}", least)
+    def text(self, what: str, minimum: int = 0) -> str:
+        length = self.number(f"length of the {what}", minimum)
         if length > LONGEST_NAME:
             raise self._error(f"{what} of {length} bytes, wanted at most {LONGEST_NAME}")
         return self._take(length, what).decode("utf-8", "surrogateescape")

@@ -142,8 +142,8 @@ def find_mix(name: str) -> Mix:
     Raises:
         FormatError: an unknown name.
     """
-    wanted = name.upper()
-    found = MIXES.get(ALIASES.get(wanted, wanted))
+    requested = name.upper()
+    found = MIXES.get(ALIASES.get(requested, requested))
     if found is None:
         raise FormatError(f"type {printable(name)} is unknown; wanted one of {', '.join(MIXES)}")
     return found

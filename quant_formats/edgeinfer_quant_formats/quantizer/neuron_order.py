@@ -88,10 +88,10 @@ def _moved_rows(raw: NDArray[np.uint8], info: TensorInfo, order: Order) -> NDArr
     return np.ascontiguousarray(parts[:, order].reshape(raw.shape))
 
 
-def _moved_columns(raw: NDArray[np.uint8], form: FormatSpec, order: Order) -> NDArray[np.uint8]:
-    blocks = raw.reshape(*raw.shape[:-1], -1, form.block_bytes)
-    wanted = order[:: form.block_elements] // form.block_elements
-    return np.ascontiguousarray(blocks[..., wanted, :].reshape(raw.shape))
+def _moved_columns(raw: NDArray[np.uint8], spec: FormatSpec, order: Order) -> NDArray[np.uint8]:
+    blocks = raw.reshape(*raw.shape[:-1], -1, spec.block_bytes)
+    block_order = order[:: spec.block_elements] // spec.block_elements
+    return np.ascontiguousarray(blocks[..., block_order, :].reshape(raw.shape))
 
 
 def reordered_plan(plan: QuantizationPlan, orders: Mapping[int, Order]) -> QuantizationPlan:
@@ -109,4 +109,4 @@ def _reordered(tensor: TensorPlan, orders: Mapping[int, Order]) -> TensorPlan:
     if tensor.importance is None or found is None or found[2] != "down" or int(found[1]) not in orders:
         return tensor
     importance = tensor.importance[:, orders[int(found[1])]]
-    return TensorPlan(tensor.info, tensor.target, tensor.wanted, importance)
+    return TensorPlan(tensor.info, tensor.target, tensor.requested, importance)

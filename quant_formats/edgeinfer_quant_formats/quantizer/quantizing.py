@@ -40,11 +40,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """The plan for one tensor; `wanted` is its format if its rows filled whole blocks of it."""
+    """The plan for one tensor; `requested` is its format if its rows filled whole blocks of it."""
 
     info: TensorInfo
     target: FormatSpec
-    wanted: FormatSpec
+    requested: FormatSpec
     importance: NDArray[np.float32] | None = None
 
     @property
@@ -104,7 +104,7 @@ def plan_quantization(
             columns = _importance_of(info, importance)
             if columns is None and name not in (OUTPUT, *TOKEN_EMBEDDINGS):
                 missing.append(name)
-        plans.append(TensorPlan(info, choice.format, choice.wanted, columns))
+        plans.append(TensorPlan(info, choice.format, choice.requested, columns))
     return QuantizationPlan(mix, model, tuple(plans), tuple(missing))
 
 
@@ -167,10 +167,10 @@ def write_quantized(
 
 
 def _kept_metadata(file: GGUFFile, replaced: Mapping[str, Any]) -> Mapping[str, Any]:
-    gone = {FILE_TYPE_KEY, VERSION_KEY, *SPLIT_KEYS, *replaced}
+    removed = {FILE_TYPE_KEY, VERSION_KEY, *SPLIT_KEYS, *replaced}
     if isinstance(file.metadata, Metadata):
-        return file.metadata.without(gone)
-    return {key: value for key, value in file.metadata.items() if key not in gone}
+        return file.metadata.without(removed)
+    return {key: value for key, value in file.metadata.items() if key not in removed}
 
 
 def _piece_rows(tensor: TensorPlan) -> list[tuple[int, int, int]]:

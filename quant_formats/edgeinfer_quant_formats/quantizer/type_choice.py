@@ -48,7 +48,7 @@ class TypeChoice:
     """The format of a tensor, and the one that it would have if its rows filled whole blocks."""
 
     format: FormatSpec
-    wanted: FormatSpec
+    requested: FormatSpec
 
 
 def choose_types(
@@ -90,8 +90,8 @@ class _Chooser:
         if role is Role.OUTPUT and self.options.output is not None:
             return _as_requested(info, self.options.output)
         base = FORMATS[self.mix.base]
-        wanted = override or (base if self.options.pure else self._by_mix(info, role))
-        return TypeChoice(fitting_format(wanted, info.shape[-1]), wanted)
+        requested = override or (base if self.options.pure else self._by_mix(info, role))
+        return TypeChoice(fitting_format(requested, info.shape[-1]), requested)
 
     def _by_mix(self, info: TensorInfo, role: Role) -> FormatSpec:
         base, architecture = FORMATS[self.mix.base], self.model.architecture
@@ -139,11 +139,11 @@ class _Chooser:
         return TensorPosition(index, self.model.layers)
 
 
-def fitting_format(wanted: FormatSpec, columns: int) -> FormatSpec:
-    """`wanted`, or its fallback for rows of `columns` weights that don't fill its blocks: in the end F16."""
-    if columns % wanted.block_elements == 0:
-        return wanted
-    smaller = FORMATS[wanted.fallback]
+def fitting_format(requested: FormatSpec, columns: int) -> FormatSpec:
+    """`requested`, or its fallback for rows of `columns` weights that don't fill its blocks, at last F16."""
+    if columns % requested.block_elements == 0:
+        return requested
+    smaller = FORMATS[requested.fallback]
     return smaller if columns % smaller.block_elements == 0 else FORMATS[_LAST_FALLBACK]
 
 
@@ -157,12 +157,12 @@ def unmatched(
     ]
 
 
-def _as_requested(info: TensorInfo, wanted: FormatSpec) -> TypeChoice:
+def _as_requested(info: TensorInfo, requested: FormatSpec) -> TypeChoice:
     try:
-        wanted.row_bytes(info.shape[-1])
+        requested.row_bytes(info.shape[-1])
     except FormatError as error:
         raise FormatError(f"{printable(info.name)}: {error}") from None
-    return TypeChoice(wanted, wanted)
+    return TypeChoice(requested, requested)
 
 
 def weight_format(name: str) -> FormatSpec:

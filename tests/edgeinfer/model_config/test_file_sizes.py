@@ -83,8 +83,8 @@ def test_a_mixture_has_its_experts_and_its_router(tmp_path: Path) -> None:
     assert isinstance(attention, AttentionSizes)
     assert isinstance(experts, MoeSizes)
     assert attention.spec.head_shape == (8, 2, 32)
-    assert (experts.units, experts.units_per_token) == (EXPERTS, 2)
-    assert [m.rows for m in experts.unit_matrices()] == [HIDDEN, HIDDEN, WIDTH]
+    assert (experts.granules, experts.granules_per_token) == (EXPERTS, 2)
+    assert [m.rows for m in experts.granule_matrices()] == [HIDDEN, HIDDEN, WIDTH]
     assert experts.shared is None
     assert attention.vectors == experts.vectors == (WIDTH,)
     with GGUFFile.open(path) as file:
@@ -100,7 +100,7 @@ def test_a_shared_expert_and_fused_gates_are_found(tmp_path: Path) -> None:
     assert isinstance(experts, MoeSizes)
     assert experts.shared is not None
     assert experts.shared.neurons == 512
-    assert [m.rows for m in experts.unit_matrices()] == [HIDDEN, HIDDEN, WIDTH]
+    assert [m.rows for m in experts.granule_matrices()] == [HIDDEN, HIDDEN, WIDTH]
 
 
 @pytest.mark.parametrize(

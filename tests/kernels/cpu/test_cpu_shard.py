@@ -29,7 +29,7 @@ from tests.random_models import ZOO
 
 HERE, THERE, HALF = LayerSplit(False), LayerSplit(True, neurons=96), LayerSplit(True, neurons=64)
 SECOND = LayerSplit(True)
-BATCH, WIDTH, USED, CONTEXT = 8, 64, 3, 32
+BATCH, WIDTH, EXPERTS_PER_TOKEN, CONTEXT = 8, 64, 3, 32
 MODELS = {**ZOO, "arcee in Q8_0": replace(ZOO["arcee"], formats=("Q8_0",))}
 SECONDS = 20.0
 
@@ -48,8 +48,8 @@ class PlainMailbox:
         return cls(
             np.zeros(EXCHANGE_WORDS, np.int64),
             np.zeros((BATCH, WIDTH), np.float32),
-            np.zeros(BATCH * USED, np.int64),
-            np.zeros(BATCH * USED, np.float32),
+            np.zeros(BATCH * EXPERTS_PER_TOKEN, np.int64),
+            np.zeros(BATCH * EXPERTS_PER_TOKEN, np.float32),
         )
 
     @property

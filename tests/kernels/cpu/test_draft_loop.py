@@ -46,7 +46,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     engine.rewind(len(begin) - given)
     got = engine.draft(begin[-given:], DraftRequest([0.0] * count, (), choices, GREEDY))
     assert got.ids == [token for token, _ in want]
-    assert got.chances == pytest.approx([chance for _, chance in want], rel=1e-5)
+    assert got.probs == pytest.approx([chance for _, chance in want], rel=1e-5)
     assert got.candidates == ()
     assert got.read == given + count - 1
     assert engine.ids == [*begin, *got.ids[:-1]]
@@ -97,7 +97,7 @@ def guessed(engine: NativeEngine, least: list[float], further: list[float] | tup
 
 def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: NativeEngine) -> None:
     whole = guessed(draft, [0.0] * 6)
-    reached = np.cumprod(whole.chances).tolist()
+    reached = np.cumprod(whole.probs).tolist()
     for kept in range(6):
         least = [
             *(0.999 * chance for chance in reached[:kept]),
@@ -111,7 +111,7 @@ def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: 
 
 def test_guesses_end_behind_one_from_which_another_is_not_worth_its_time(draft: NativeEngine) -> None:
     whole = guessed(draft, [0.0] * 6)
-    reached = np.cumprod(whole.chances).tolist()
+    reached = np.cumprod(whole.probs).tolist()
     for kept in range(1, 6):
         further = [*[0.0] * (kept - 1), 1.001 * reached[kept - 1], *[0.0] * (6 - kept)]
         got = guessed(draft, [0.0] * 6, further)
@@ -143,7 +143,7 @@ def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> 
             got = draft.draft(
                 IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [number])
             )
-            (ids, weights), chance = got.candidates[0], got.chances[0]
+            (ids, weights), chance = got.candidates[0], got.probs[0]
             assert ids.tolist() == want_ids.tolist()
             np.testing.assert_allclose(weights / weights.sum(), want, rtol=2e-5)
             place = min(int(np.searchsorted(np.cumsum(want), number, side="right")), len(want) - 1)
@@ -190,7 +190,7 @@ def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(dr
     draft.rewind(0)
     got = draft.draft(IDS[:12], DraftRequest([0.0] * 3, (), draft.vocabulary_size, manner))
     assert got.ids[0] == int(ids[chances.argmax()])
-    assert got.chances[0] == pytest.approx(float(chances.max()), rel=2e-5)
+    assert got.probs[0] == pytest.approx(float(chances.max()), rel=2e-5)
     assert got.candidates == ()
 
 

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, most_used
+from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType
@@ -43,7 +43,7 @@ def divided(
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, most_used(facts))
+    exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, max_experts_per_token(facts))
     upper = CudaBackend(
         facts,
         weights,

@@ -32,8 +32,8 @@ def counted(parts: list[Part], *endings: str) -> int:
 def divisible_bytes(layer: LayerSizes) -> int:
     block = layer.divisible
     assert block is not None
-    times = block.units if block.is_routed else 1
-    return times * block.units_device_bytes() + block.undivided_device_bytes()
+    times = block.granules if block.is_routed else 1
+    return times * block.granules_device_bytes() + block.undivided_device_bytes()
 
 
 def most_over(layer: LayerSizes) -> int:
@@ -41,7 +41,7 @@ def most_over(layer: LayerSizes) -> int:
     block = layer.routed
     if not isinstance(block, MoeSizes):
         return 0
-    return block.units * len(block.expert.vectors) * cuda_matrices.ALIGNMENT
+    return block.granules * len(block.expert.vectors) * cuda_matrices.ALIGNMENT
 
 
 @pytest.mark.default_cases

@@ -16,7 +16,7 @@ import edgeinfer
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
-from edgeinfer_kernels.cuda.tuning.tuner import RejectedTrialError, tune
+from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
 from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, choose_best, opened, read, worst
@@ -168,7 +168,7 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
     timer = StepTimer(backend.step)
     assert 0 < timer(Tuning(), 1) < 0.1
     assert 0 < timer(Tuning(), 4) < 0.1
-    with pytest.raises(RejectedTrialError):
+    with pytest.raises(RejectedCandidateError):
         timer(Tuning(qkv=Shape(64, 64)), 1)
     backend.close()
 

@@ -31,7 +31,7 @@ FOUR_BIT_TARGETS = (75, 86, 90, 120)
 """Those that compile the prompt kernels of a cache of four bits; others those of eight."""
 STEP_TARGETS = (75, 80, 90, 120)
 """Those that compile steps in brief, each one for another family of formats."""
-HALVES = ("75,80,86", "89,90,100,120")
+F16_1024 = ("75,80,86", "89,90,100,120")
 """Targets by one process each; steps take longest, of which both halves compile two."""
 KNOWN_SPILLS = {("sm_80", "decode_attention_kernel"): 8, ("sm_120", "gated_kernel"): 8}
 """Bytes a thread, of a head of 64 in a step of two tokens and of Q4_K with one warp."""
@@ -45,7 +45,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     script = str(ROOT / "benchmarks" / "cuda_kernels.py")
-    commands = [[sys.executable, script, "--smoke", "--targets", targets] for targets in HALVES]
+    commands = [[sys.executable, script, "--smoke", "--targets", targets] for targets in F16_1024]
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(partial(_output, environment), commands))
     lines = [line for run in runs for line in run.strip().splitlines()[2:]]

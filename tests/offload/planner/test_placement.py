@@ -210,24 +210,24 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
 def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
     wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
     fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
-    changing = plan_memory(mixture_model(), laptop(), wishes)
-    slots = [len(layer.gpu_experts) for layer in changing.layers]
+    cached = plan_memory(mixture_model(), laptop(), wishes)
+    slots = [len(layer.gpu_experts) for layer in cached.layers]
     assert len(set(slots)) == 1
-    assert all(layer.expert_cache and layer.has_some_experts for layer in changing.layers)
+    assert all(layer.expert_cache and layer.has_some_experts for layer in cached.layers)
     before = sum(len(layer.gpu_experts) for layer in fixed.layers)
-    on_their_way = next(item.bytes for item in changing.items if item.item == "expert cache buffers")
-    one = next(item.bytes for item in changing.items if item.device == "gpu" and "experts, " in item.item)
+    on_their_way = next(item.bytes for item in cached.items if item.item == "expert cache buffers")
+    one = next(item.bytes for item in cached.items if item.device == "gpu" and "experts, " in item.item)
     spare = len(slots) + on_their_way / (one / slots[0])
     assert before - spare - len(slots) < sum(slots) <= before
-    assert changing.bytes_on("gpu") <= fixed.bytes_on("gpu")
-    assert changing.limit_reason is not None
-    assert changing.limit_reason.startswith("the GPU's experts change while decoding")
+    assert cached.bytes_on("gpu") <= fixed.bytes_on("gpu")
+    assert cached.limit_reason is not None
+    assert cached.limit_reason.startswith("the GPU's experts change while decoding")
     # What is promised is even routing, for which whole layers are a little better.
-    assert 1.0 < changing.prediction.seconds / fixed.prediction.seconds <= MAX_EXPERT_CACHE_SLOWDOWN
+    assert 1.0 < cached.prediction.seconds / fixed.prediction.seconds <= MAX_EXPERT_CACHE_SLOWDOWN
     there = sum(
-        i.bytes for i in changing.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
+        i.bytes for i in cached.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
     )
-    more = changing.bytes_on("cpu") - fixed.bytes_on("cpu")
+    more = cached.bytes_on("cpu") - fixed.bytes_on("cpu")
     assert 0.8 * there < more <= 1.05 * there
 
 

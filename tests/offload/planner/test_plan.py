@@ -95,7 +95,7 @@ def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
     only = replace(WISHES, device="gpu", vram=int(5.75 * GIB), context=16384)
     with pytest.raises(PlanError, match="on the gpu, 5888 MiB may be used"):
         plan_memory(dense_model(), laptop(), only)
-    eased = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, least_context=1024))
+    eased = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, min_context=1024))
     assert eased.options.kv == "q8_0"
     assert eased.options.context < 16384
     assert eased.relaxations == (
@@ -103,7 +103,7 @@ def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
         f"the context is {eased.options.context}, not 16384",
     )
     assert all(f"so that it fits, {step}" in eased.explain() for step in eased.relaxations)
-    shorter = plan_memory(dense_model(), laptop(), replace(only, least_context=1024))
+    shorter = plan_memory(dense_model(), laptop(), replace(only, min_context=1024))
     assert shorter.options.kv == "f16"
     assert len(shorter.relaxations) == 1
 
@@ -129,7 +129,7 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     attention, feed_forward = model.layers[3].blocks
     assert isinstance(feed_forward, DivisibleSizes)
     assert items["layer 3 attention"] == attention.undivided_device_bytes()
-    assert items["layer 3 feed-forward"] == feed_forward.units_device_bytes()
+    assert items["layer 3 feed-forward"] == feed_forward.granules_device_bytes()
     assert items["head"] == model.head_device_bytes()
 
 

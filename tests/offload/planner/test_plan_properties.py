@@ -44,14 +44,14 @@ def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
         sides[0] += sum(map(interleaved_bytes, undivided))
     if block.is_routed:
         hot = len(placed.gpu_experts)
-        sides[1] += hot * block.units_device_bytes()
-        sides[0] += (block.units - hot) * sum(map(interleaved_bytes, block.unit_matrices()))
+        sides[1] += hot * block.granules_device_bytes()
+        sides[0] += (block.granules - hot) * sum(map(interleaved_bytes, block.granule_matrices()))
         return sides[0], sides[1]
     if placed.hot_neurons:
-        sides[1] += block.part(placed.hot_neurons).units_device_bytes()
-    if placed.hot_neurons < block.units:
-        cold = block.part(block.units - placed.hot_neurons)
-        sides[0] += sum(map(interleaved_bytes, cold.unit_matrices()))
+        sides[1] += block.part(placed.hot_neurons).granules_device_bytes()
+    if placed.hot_neurons < block.granules:
+        cold = block.part(block.granules - placed.hot_neurons)
+        sides[0] += sum(map(interleaved_bytes, cold.granule_matrices()))
     return sides[0], sides[1]
 
 
@@ -133,11 +133,11 @@ def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
     for gibibytes in (2, 3, 4, 5):
         placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         non_layer = placing.non_layer(GPU, CPU, None)
-        room = placing.vram - placing.least_gpu_bytes
+        room = placing.vram - placing.min_gpu_bytes
         fitting = []
         for whole in range(33):
             choices = [
-                LayerDevices(GPU, cost.units) if index >= 32 - whole else LayerDevices(CPU)
+                LayerDevices(GPU, cost.granules) if index >= 32 - whole else LayerDevices(CPU)
                 for index, cost in enumerate(placing.costs)
             ]
             found = placing.search.placement(choices, non_layer)

@@ -5,44 +5,49 @@ import numpy.typing as npt
 
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, ExpertUsage, replay
 
-EXPERTS, USED = 64, 4
+EXPERTS, EXPERTS_PER_TOKEN = 64, 4
 
 
 def trace(hot: list[int], tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """(1, tokens, USED): each token chooses three of four from `hot`, and any other."""
     random = np.random.default_rng(seed)
-    chosen = [[*random.choice(hot, USED - 1, replace=False), random.integers(EXPERTS)] for _ in range(tokens)]
+    chosen = [
+        [*random.choice(hot, EXPERTS_PER_TOKEN - 1, replace=False), random.integers(EXPERTS)]
+        for _ in range(tokens)
+    ]
     return np.array([chosen], np.int64)
 
 
 def test_what_is_hot_gets_the_slots_and_stays() -> None:
     hot = [3, 17, 40, 41, 60, 63]
-    slots = ExpertCachePolicy(EXPERTS, USED, [range(6)])
+    slots = ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [range(6)])
     cold_start = replay(trace(hot, 600), slots)
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(hot)
     assert sorted(slots.slots[0][hot]) == list(range(6))
     settled = replay(trace(hot, 600, seed=1), slots)
     assert settled.copies <= 1
-    never = replay(trace(hot, 600), ExpertCachePolicy(EXPERTS, USED, [range(6)]), swapping=False)
+    never = replay(trace(hot, 600), ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [range(6)]), swapping=False)
     assert settled.hit_rate > cold_start.hit_rate > 0.6 > 0.3 > never.hit_rate
 
 
 def test_slots_follow_when_other_experts_become_hot() -> None:
     first, second = [1, 2, 3, 4, 5, 6], [50, 51, 52, 53, 54, 55]
-    slots = ExpertCachePolicy(EXPERTS, USED, [first])
+    slots = ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [first])
     replay(trace(first, 1000), slots)
     changed = replay(trace(second, 600, seed=2), slots)
-    fixed = replay(trace(second, 600, seed=2), ExpertCachePolicy(EXPERTS, USED, [first]), swapping=False)
+    fixed = replay(
+        trace(second, 600, seed=2), ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [first]), swapping=False
+    )
     assert set(np.flatnonzero(slots.slots[0] >= 0)) == set(second)
     assert changed.hit_rate > 0.4 > 0.1 > fixed.hit_rate
 
 
 def test_experts_that_are_used_alike_hardly_change() -> None:
     random = np.random.default_rng(3)
-    alike = np.array([[random.choice(EXPERTS, USED, replace=False) for _ in range(2000)]])
-    assert replay(alike, ExpertCachePolicy(EXPERTS, USED, [range(16)])).copies < 40
+    alike = np.array([[random.choice(EXPERTS, EXPERTS_PER_TOKEN, replace=False) for _ in range(2000)]])
+    assert replay(alike, ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [range(16)])).copies < 40
     restless = ExpertUsage(certainty=0.0, cost=0.0)
-    assert replay(alike, ExpertCachePolicy(EXPERTS, USED, [range(16)], restless)).copies > 400
+    assert replay(alike, ExpertCachePolicy(EXPERTS, EXPERTS_PER_TOKEN, [range(16)], restless)).copies > 400
 
 
 def test_experts_of_tokens_that_take_turns_come_also_behind_even_routing() -> None:
@@ -65,13 +70,13 @@ def test_nothing_is_proposed_before_anything_was_seen_nor_where_nothing_can_chan
     empty: list[list[int]] = [[]]
     for residents in (empty, [[0, 1, 2, 3]]):
         slots = ExpertCachePolicy(4, 1, residents, ExpertUsage(cost=0.0, certainty=0.0))
-        slots.note(np.array([[0, 0, 5, 9]]))
+        slots.record(np.array([[0, 0, 5, 9]]))
         assert slots.proposals() == []
 
 
 def test_what_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_again() -> None:
     slots = ExpertCachePolicy(4, 1, [[0, 1], [2, 3]], ExpertUsage(certainty=0.0, cost=4.0))
-    slots.note(np.array([[10, 30, 60, 0], [100, 0, 0, 0]]))
+    slots.record(np.array([[10, 30, 60, 0], [100, 0, 0, 0]]))
     first, second = slots.proposals()
     assert (first.layer, first.expert, first.leaves, first.slot) == (1, 0, 2, 0)
     assert first.gain == 100 * 1.0 - 4.0
@@ -86,7 +91,7 @@ def test_what_gains_most_comes_first_and_an_expert_under_way_is_not_asked_for_ag
 def test_a_look_finds_several_experts_of_a_layer_but_not_too_many() -> None:
     habits = ExpertUsage(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
     slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]] * 2, habits)
-    slots.note(np.array([[0, 0, 0, 0, 9, 9, 9, 9]] * 2))
+    slots.record(np.array([[0, 0, 0, 0, 9, 9, 9, 9]] * 2))
     found = slots.proposals()
     assert len(found) == 3
     assert {swap.layer for swap in found} == {0, 1}
@@ -98,11 +103,11 @@ def test_looks_become_rare_where_nothing_changes_and_frequent_again_where_someth
     slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]], habits)
     waits = []
     for _ in range(5):
-        slots.note(np.array([[20, 20, 20, 20, 0, 0, 0, 0]]))
+        slots.record(np.array([[20, 20, 20, 20, 0, 0, 0, 0]]))
         slots.proposals()
         waits.append(slots.look_after)
     assert waits == [32, 64, 128, 128, 128]
-    slots.note(np.array([[0, 0, 0, 0, 900, 900, 900, 900]]))
+    slots.record(np.array([[0, 0, 0, 0, 900, 900, 900, 900]]))
     assert slots.proposals()
     assert slots.look_after == 16
 

@@ -88,7 +88,7 @@ def profile_report(found: "Profiling") -> dict[str, Any]:
 
     def covered(part: "Coverage") -> dict[str, Any]:
         return {
-            "units": part.units,
+            "units": part.granules,
             "active_share": part.active,
             "covered_by_hottest": {
                 f"{share:.0%}": value for share, value in zip(SHARES, part.covered, strict=True)
@@ -133,7 +133,7 @@ def _print_report(found: "Profiling") -> None:
 def _cells(name: str, part: "Coverage") -> list[str]:
     return [
         name,
-        str(part.units),
+        str(part.granules),
         f"{part.active:.1%}",
         *(f"{value:.1%}" for value in part.covered),
         "yes" if part.beats_uniform else "no",

@@ -31,8 +31,10 @@ def build(
     if options.expert_weights:
         return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
     block = _routed(builder, residual, weights, options.routing)
-    early = residual.block.pre_attention_router
-    return BuiltBlock((Call("experts_block", block),), (Call("route_block", block),) if early else ())
+    pre_attention_router = residual.block.pre_attention_router
+    return BuiltBlock(
+        (Call("experts_block", block),), (Call("route_block", block),) if pre_attention_router else ()
+    )
 
 
 def _routed(
@@ -51,7 +53,7 @@ def _routed(
     return builder.arena.fill(
         ExpertsArgs,
         router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
-        early=int(spec.pre_attention_router),
+        pre_attention_router=int(spec.pre_attention_router),
         gating=GATING_CODES[spec.gating],
         normalized=int(spec.normalized),
         weight_scale=spec.scale,
@@ -95,13 +97,13 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
         "norm": builder.norm(residual.norm, width, weights.norm, weights.norm_bias),
         "residual_scale": residual.residual_scale,
         "count": w.ffn_up_exps.experts,
-        "used": spec.experts_per_token,
+        "experts_per_token": spec.experts_per_token,
         "activation": ACTIVATION_CODES[spec.activation],
-        "pair_rows": rows("expert.places")[0],
+        "assignment_rows": rows("expert.places")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
-        "gathered": _pair_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
-        "hidden": _pair_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
+        "gathered": _assignment_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        "hidden": _assignment_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
         "gate": rows("expert.gate")[0],
         "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
         "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
@@ -112,7 +114,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
     }
 
 
-def _pair_input(
+def _assignment_input(
     builder: BlockBuilder, name: str, columns: int, readers: list[Matrix], always: bool = False
 ) -> int:
     """An INPUT with a row for each token-expert assignment; float32 only if read, or `always`."""

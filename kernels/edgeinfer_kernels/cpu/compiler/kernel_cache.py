@@ -102,7 +102,7 @@ class KernelCache:
         self.root = root
         self.folder = objects_folder(root, isa)
         self._targets = (isa, *also)
-        self.note: str | None = None
+        self.warning: str | None = None
         """A message for the user about the location of the kernels."""
 
     def find(self, unit: str) -> bytes | None:
@@ -162,7 +162,7 @@ class KernelCache:
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; missing ones are built, in as many processes as there are CPUs.
 
-        `note` then reports their location if it is not the cache folder.
+        `warning` then reports their location if it is not the cache folder.
         """
         cached = {unit: self.find(unit) for unit in units}
         if None not in cached.values():
@@ -171,7 +171,7 @@ class KernelCache:
             return self._completed(cached, progress)
         except OSError as error:  # The folder is not writable or not trusted, or the disk is full.
             why = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
-            self.note = f"compiled kernels can't be kept: {why}"
+            self.warning = f"compiled kernels can't be kept: {why}"
             return self._built_elsewhere(cached, progress)
 
     def _built_elsewhere(
@@ -181,11 +181,11 @@ class KernelCache:
         root = temporary_root()
         with suppress(OSError):
             found = KernelCache(root, self.isa)._completed(cached, progress)
-            self.note = f"{self.note}; they are in {root} until the system clears it"
+            self.warning = f"{self.warning}; they are in {root} until the system clears it"
             return found
         with scratch_folder() as folder:
             found = KernelCache(folder, self.isa)._completed(cached, progress)
-            self.note = f"{self.note}; they are compiled again at every start"
+            self.warning = f"{self.warning}; they are compiled again at every start"
             return found
 
     def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
@@ -259,11 +259,11 @@ def build_time(unit: str) -> float:
 class Kernels:
     """Loaded kernels: `kernels.address("rows_Q4_0")`, or callable through `kernels.function(name, count)`.
 
-    `note`: a message for the user about how the kernels were obtained.
+    `warning`: a message for the user about how the kernels were obtained.
     """
 
-    def __init__(self, objects: Iterable[bytes], note: str | None = None) -> None:
-        self.note = note
+    def __init__(self, objects: Iterable[bytes], warning: str | None = None) -> None:
+        self.warning = warning
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
@@ -303,4 +303,4 @@ def load_kernels(
     with suppress(OSError):
         if not distrust_reason(cache_folder):
             remove_unused(cache_folder, store.folder)
-    return Kernels(objects, store.note)
+    return Kernels(objects, store.warning)

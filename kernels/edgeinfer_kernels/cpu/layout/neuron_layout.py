@@ -35,12 +35,12 @@ SUB_BLOCKS = 8
 class Quants:
     """A matrix as the integers of its file: (rows, blocks, 32) codes, and their factors.
 
-    `halves`: float16 factors of a super-block (or of a block, for formats without super-blocks), (rows,
+    `f16_scales`: float16 factors of a super-block (or of a block, for formats without super-blocks), (rows,
     super-blocks, factors). `bytes`: integer factors of a block, (rows, blocks, factors); empty without.
     """
 
     codes: Bytes
-    halves: npt.NDArray[np.uint16]
+    f16_scales: npt.NDArray[np.uint16]
     bytes: Bytes
 
 
@@ -52,7 +52,7 @@ class NeuronFormat:
     """Fields of the blocks of 32 columns into which a row is split."""
     bits: int
     """Bits of a weight in a column: 4 or 8."""
-    halves: int
+    f16_scales: int
     bytes: int
     """Factors per output, see `Quants`."""
 
@@ -80,12 +80,12 @@ def read_quants(spec: FormatSpec, raw: Bytes) -> Quants:
     scales = spec.scales
     assert scales is not None
     end = scales.offset + scales.unit * scales.count
-    halves = np.ascontiguousarray(raw[:, scales.offset : end]).view("<u2")
+    f16_scales = np.ascontiguousarray(raw[:, scales.offset : end]).view("<u2")
     if spec.sub_scales is None:
-        return Quants(codes, halves, np.empty((len(raw), 0), np.uint8))
+        return Quants(codes, f16_scales, np.empty((len(raw), 0), np.uint8))
     factors, minima = SCALE_UNPACKERS[spec.sub_scales](spec, raw)
     found = factors if minima is None else np.stack((factors, minima), 2)
-    return Quants(codes, halves, found.view(np.uint8).reshape(-1, SUB_BLOCKS, 2))
+    return Quants(codes, f16_scales, found.view(np.uint8).reshape(-1, SUB_BLOCKS, 2))
 
 
 def row_groups(columns: int) -> int:
@@ -100,15 +100,19 @@ def neuron_row_bytes(matrix: Matrix) -> int:
 
 def lay_out_rows(matrix: Matrix, kernels: Kernels) -> Bytes:
     """Gate or up in the per-neuron layout, (rows · neuron_row_bytes), newly allocated."""
-    form = NEURON_FORMATS[matrix.format]
-    blocks = _row_blocks(matrix.format, _file_blocks(matrix)).reshape(matrix.rows, -1, form.row_block_bytes)
+    neuron_format = NEURON_FORMATS[matrix.format]
+    blocks = _row_blocks(matrix.format, _file_blocks(matrix)).reshape(
+        matrix.rows, -1, neuron_format.row_block_bytes
+    )
     missing = row_groups(matrix.columns) * ROWS_PER_GROUP - blocks.shape[1]
     source = np.ascontiguousarray(np.pad(blocks, ((0, 0), (0, missing), (0, 0))) if missing else blocks)
     target = allocate(source.size)
-    fields = np.array([(field.offset, field.unit, field.count) for field in form.row_fields], np.int64)
+    fields = np.array(
+        [(field.offset, field.unit, field.count) for field in neuron_format.row_fields], np.int64
+    )
     where = (address(source), address(target), matrix.rows * source.shape[1])
     move = kernels.function("interleave_rows", 9)
-    move(*where, 1, form.row_block_bytes, address(fields), len(fields), 0, 0)
+    move(*where, 1, neuron_format.row_block_bytes, address(fields), len(fields), 0, 0)
     return target
 
 
@@ -123,10 +127,10 @@ def _row_blocks(name: str, raw: Bytes) -> Bytes:
     quants = read_quants(FORMATS[name], raw)
     blocks = len(raw) * SUB_BLOCKS
     codes = quants.codes.reshape(blocks, 32)
-    halves = np.repeat(quants.halves, SUB_BLOCKS, axis=0).view(np.uint8)
+    f16_scales = np.repeat(quants.f16_scales, SUB_BLOCKS, axis=0).view(np.uint8)
     low = pack_fields(codes & np.uint8(15), 4, 16)
     high = codes >> np.uint8(4)
-    parts = [halves, quants.bytes.reshape(blocks, -1)]
+    parts = [f16_scales, quants.bytes.reshape(blocks, -1)]
     if FORMATS[name].bits == 5:
         parts += [np.packbits(high, axis=1, bitorder="little"), low]
     elif FORMATS[name].bits == 6:
@@ -165,32 +169,38 @@ class ColumnLayout:
 
     @classmethod
     def of(cls, matrix: Matrix) -> "ColumnLayout":
-        form = NEURON_FORMATS[matrix.format]
+        neuron_format = NEURON_FORMATS[matrix.format]
         outputs = -(-matrix.rows // OUTPUTS_PER_TILE) * OUTPUTS_PER_TILE
         return cls(
             outputs=outputs,
             blocks=matrix.columns // NEURONS_PER_BLOCK,
-            neuron_bytes=outputs * form.bits // 8,
-            factor_bytes=outputs * form.bytes,
-            super_factor_bytes=2 * outputs * form.halves,
+            neuron_bytes=outputs * neuron_format.bits // 8,
+            factor_bytes=outputs * neuron_format.bytes,
+            super_factor_bytes=2 * outputs * neuron_format.f16_scales,
             blocks_per_super=block_format(matrix.format).block_elements // NEURONS_PER_BLOCK,
         )
 
 
 def lay_out_columns(matrix: Matrix) -> Bytes:
     """Down in the per-neuron layout, newly allocated."""
-    form, layout = NEURON_FORMATS[matrix.format], ColumnLayout.of(matrix)
+    neuron_format, layout = NEURON_FORMATS[matrix.format], ColumnLayout.of(matrix)
     quants = read_quants(FORMATS[matrix.format], _file_blocks(matrix))
     super_blocks, each = layout.blocks // layout.blocks_per_super, layout.blocks_per_super
     target = allocate(layout.nbytes)
     whole = target[: layout.nbytes].reshape(super_blocks, layout.super_bytes)
-    halves = _by_output(quants.halves.reshape(matrix.rows, super_blocks, form.halves), layout.outputs)
-    whole[:, : layout.super_factor_bytes] = halves.view(np.uint8).reshape(super_blocks, -1)
+    f16_scales = _by_output(
+        quants.f16_scales.reshape(matrix.rows, super_blocks, neuron_format.f16_scales), layout.outputs
+    )
+    whole[:, : layout.super_factor_bytes] = f16_scales.view(np.uint8).reshape(super_blocks, -1)
     blocks = whole[:, layout.super_factor_bytes :].reshape(super_blocks, each, layout.block_bytes)
-    factors = _by_output(quants.bytes.reshape(matrix.rows, layout.blocks, form.bytes), layout.outputs)
+    factors = _by_output(
+        quants.bytes.reshape(matrix.rows, layout.blocks, neuron_format.bytes), layout.outputs
+    )
     blocks[:, :, : layout.factor_bytes] = factors.reshape(super_blocks, each, layout.factor_bytes)
     codes = _by_output(quants.codes.reshape(matrix.rows, layout.blocks, NEURONS_PER_BLOCK), layout.outputs)
-    blocks[:, :, layout.factor_bytes :] = _interleaved_codes(codes, form.bits).reshape(super_blocks, each, -1)
+    blocks[:, :, layout.factor_bytes :] = _interleaved_codes(codes, neuron_format.bits).reshape(
+        super_blocks, each, -1
+    )
     return target
 
 

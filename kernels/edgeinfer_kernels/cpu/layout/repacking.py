@@ -13,12 +13,12 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, expert_bytes, inte
 from edgeinfer_kernels.cpu.runtime.kernel_args import FileRowsArgs
 from edgeinfer_kernels.matrix import Matrix
 
-OnPlaced = Callable[[Matrix], None]
+OnLoaded = Callable[[Matrix], None]
 """Called when a matrix is repacked and its bytes in the file are no longer needed."""
 
 
 def repack(
-    matrices: Sequence[Matrix], kernels: Kernels, arena: Arena, threads: int, on_placed: OnPlaced | None
+    matrices: Sequence[Matrix], kernels: Kernels, arena: Arena, threads: int, on_loaded: OnLoaded | None
 ) -> dict[int, PackedMatrix]:
     """Repack every matrix into the kernel layout, owned by the arena; keyed by id."""
     packed = {}
@@ -28,8 +28,8 @@ def repack(
             name = f"rows_{kernel_format(matrix)}"
             kernel, by_tiles = kernels.address(name), kernels.find(f"tile_{name}")
             packed[id(matrix)] = PackedMatrix(kernel, arena.keep(memory), by_tiles, expert_bytes(matrix))
-            if on_placed:
-                on_placed(matrix)
+            if on_loaded:
+                on_loaded(matrix)
     return packed
 
 

@@ -78,12 +78,12 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
             pool.close()
 
 
-def uncached_bytes(folder: Path = CACHES, most: int | None = None) -> int:
-    """An amount of memory so large that cyclic reads have negligible cache hits, at most `most` bytes, but at
-    least MIN_READ.
+def uncached_bytes(folder: Path = CACHES, max_bytes: int | None = None) -> int:
+    """An amount of memory so large that cyclic reads have negligible cache hits, at most `max_bytes` bytes,
+    but at least MIN_READ.
     """
-    wanted = CACHES_READ * last_level_bytes(folder)
-    return max(MIN_READ, wanted if most is None else min(wanted, most))
+    needed = CACHES_READ * last_level_bytes(folder)
+    return max(MIN_READ, needed if max_bytes is None else min(needed, max_bytes))
 
 
 def last_level_bytes(folder: Path = CACHES) -> int:

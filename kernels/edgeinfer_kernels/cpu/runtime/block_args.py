@@ -106,7 +106,7 @@ class ShortConvolutionArgs(Structure):
     post_norm: Norm
     residual_scale: Float
     normed: Input
-    mixed: Input
+    conv_out: Input
     b: Int
     c: Int
     x: Int
@@ -179,11 +179,11 @@ class SparseArgs(Structure):
 
 @structure()
 class ActiveExpert(Structure):
-    """An expert in use: its assignments have `pairs` contiguous rows from `first_row` on."""
+    """An expert in use: its assignments have `assignments` contiguous rows from `first_row` on."""
 
     expert: Int
     first_row: Int
-    pairs: Int
+    assignments: Int
 
 
 @structure()
@@ -198,24 +198,25 @@ class ActiveExperts(Structure):
 class ExpertsArgs(Structure):
     """An MoE block.
 
-    `ids` (int64, highest score first) and `weights` (float32) have `used` entries per token. A pair is a
-    token-expert assignment. Pair t·used + slot has its activations in row `pair_rows`[pair] of `gathered`
-    (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair] is the index of its expert in
-    `active`. early: the scores are already computed (`route_block`, which reads x through router_norm into
-    router_input). shared_up_matrix 0: no shared expert; shared_router: 0 or its float32 vector. If a device
-    selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
-    minus the expert number. pairs_seen, pairs_here: how many assignments the device has made in total, and of
-    experts on this host. requests: 0, or the address of the request counts (int64) by expert number; this
-    needs all experts on the host.
+    `ids` (int64, highest score first) and `weights` (float32) have `experts_per_token` entries per token. A
+    pair is a token-expert assignment. Pair t·experts_per_token + slot has its activations in row
+    `assignment_rows`[pair] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair]
+    is the index of its expert in `active`. pre_attention_router: the scores are already computed
+    (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no shared
+    expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices among
+    the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
+    assignments_here: how many assignments the device has made in total, and of experts on this host.
+    requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
+    host.
     """
 
     norm: Norm
     router: Matrix
     router_norm: Norm
     router_input: Input
-    early: Int
+    pre_attention_router: Int
     count: Int
-    used: Int
+    experts_per_token: Int
     gating: Int
     normalized: Int
     weight_scale: Float
@@ -226,7 +227,7 @@ class ExpertsArgs(Structure):
     ids: Int
     ids_stride: Int
     weights: Int
-    pair_rows: Int
+    assignment_rows: Int
     entries: Int
     active: Annotated[int, ActiveExperts]
     normed: Input
@@ -246,8 +247,8 @@ class ExpertsArgs(Structure):
     shared_out: Int
     shared_out_stride: Int
     shared_router: Int
-    pairs_seen: Int
-    pairs_here: Int
+    assignments_seen: Int
+    assignments_here: Int
     requests: Int
     scratch: Int
     scratch_stride: Int
@@ -287,7 +288,7 @@ class EmbedArgs(Structure):
 
 
 @structure()
-class DraftCall(Structure):
+class DraftStepArgs(Structure):
     """The step arguments of one kind of RoPE, and the bytes of its cosines and sines per position."""
 
     step: Annotated[int, StepArgs]
@@ -310,27 +311,27 @@ class DraftArgs(Structure):
     schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. calls: one
     for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows first;
     x: the row of a single token afterwards. choices: only token ids below this may be drafted; parts: for
-    every LOGITS_PER_PART logits. least: for each of `most` draft tokens the minimum cumulative probability;
-    further: the minimum for another token after it, float32. temperature 0: the argmax is drafted, and
-    `probs` are its softmax. Otherwise the token is sampled from the candidates, which are at most `reach`
-    below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or a float32 uniform
-    number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32 per draft token.
-    The outputs are `count` ids with their probabilities and the number of forwards. Initial values: count 0,
-    is_running 1, reached 1.0.
+    every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
+    probability; further: the minimum for another token after it, float32. temperature 0: the argmax is
+    drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which are at
+    most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or a
+    float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
+    per draft token. The outputs are `count` ids with their probabilities and the number of forwards. Initial
+    values: count 0, is_running 1, reached 1.0.
     """
 
     schedule: Annotated[int, ScheduleStep]
     steps: Int
     embed: Annotated[int, EmbedArgs]
-    calls: Annotated[int, DraftCall]
-    call_count: Int
+    step_args: Annotated[int, DraftStepArgs]
+    step_arg_count: Int
     head_step: Annotated[int, StepArgs]
     x: Int
     logits: Int
     logit_scale: Float
-    choices: Int
+    id_limit: Int
     parts: Annotated[int, LogitsPart]
-    least: Int
+    min_probs: Int
     further: Int
     temperature: Float
     top_k: Int
@@ -342,7 +343,7 @@ class DraftArgs(Structure):
     sorted_logits: Int
     ids: Int
     probs: Int
-    most: Int
+    max_tokens: Int
     uniforms: Int
     count: Int
     is_running: Int

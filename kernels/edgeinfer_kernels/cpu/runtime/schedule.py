@@ -63,12 +63,12 @@ def fill_step(
 class PositionTable:
     """The arguments of some tokens, at `address`."""
 
-    def __init__(self, places: BatchPositions) -> None:
-        self._pages = np.ascontiguousarray(places.pages, np.int64)
-        self._copies = [np.array([*copies, -1], np.int64) for copies in places.copies]
-        self._tokens = (TokenArgs * len(places.positions))()
+    def __init__(self, batch: BatchPositions) -> None:
+        self._pages = np.ascontiguousarray(batch.pages, np.int64)
+        self._copies = [np.array([*copies, -1], np.int64) for copies in batch.copies]
+        self._tokens = (TokenArgs * len(batch.positions))()
         pages, stride = address(self._pages), self._pages.strides[0]
-        for index, (token, position) in enumerate(zip(self._tokens, places.positions.tolist(), strict=True)):
+        for index, (token, position) in enumerate(zip(self._tokens, batch.positions.tolist(), strict=True)):
             token.position, token.pages = position, pages + stride * index
         for token, copies in zip(self._tokens, self._copies, strict=False):
             token.copies = address(copies)
@@ -105,8 +105,8 @@ class StepSchedules:
         self.x, self.stride = x, stride
         ropes = dict.fromkeys(step.rope for layer in layers for step in layer)
         made = {rope: (RopeTable(rope), StepArgs()) for rope in ropes}
-        self.calls = list(made.values())
-        self._call_of = {rope: arena.keep_args(call) for rope, (_, call) in made.items()}
+        self.step_args = list(made.values())
+        self._step_args_of = {rope: arena.keep_args(args) for rope, (_, args) in made.items()}
         self._table_of = {rope: table for rope, (table, _) in made.items()}
         self._made = dict[tuple[int, ...], Run]()
 
@@ -117,11 +117,11 @@ class StepSchedules:
             self._made[key] = self._listed(self._steps(layers))
         return self._made[key]
 
-    def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_call: int) -> Run:
+    def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_args: int) -> Run:
         """The schedule of `before` (called like the first layer), all layers and the head."""
-        call = self._call_of[self._layers[0][0].rope]
-        first = [(function, block, call) for function, block in before]
-        steps = [*first, *self._steps(range(len(self._layers))), (*head, head_call)]
+        args = self._step_args_of[self._layers[0][0].rope]
+        first = [(function, block, args) for function, block in before]
+        steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
         return self._listed(steps, before_head=True)
 
     def fill(self, tokens: int, start: int, token_args: int = 0, span: int = 0, x: int = 0) -> None:
@@ -132,9 +132,9 @@ class StepSchedules:
         not the default.
         """
         at = x or self.x
-        for table, call in self.calls:
+        for table, args in self.step_args:
             rope = table.address_of(start, max(span, tokens))
-            fill_step(call, at, self.stride, tokens, start, rope, token_args)
+            fill_step(args, at, self.stride, tokens, start, rope, token_args)
 
     def table_of(self, rope: RopeSpec | None) -> RopeTable:
         """The table of a RoPE."""
@@ -143,7 +143,7 @@ class StepSchedules:
     def _steps(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
         """(function, block, call) for each block of these layers."""
         return [
-            (step.function, step.block, self._call_of[step.rope])
+            (step.function, step.block, self._step_args_of[step.rope])
             for layer in layers
             for step in self._layers[layer]
         ]

@@ -26,8 +26,8 @@ class Structure(ctypes.Structure):
     def __init__(self, *fields: float, **values: float) -> None:
         unknown = values.keys() - field_types(type(self)).keys()
         if unknown:
-            wanted = ", ".join(field_types(type(self)))
-            raise TypeError(f"{type(self).__name__}: saw the field {min(unknown)}, wanted {wanted}")
+            expected = ", ".join(field_types(type(self)))
+            raise TypeError(f"{type(self).__name__}: saw the field {min(unknown)}, wanted {expected}")
         super().__init__(*fields, **values)
 
 

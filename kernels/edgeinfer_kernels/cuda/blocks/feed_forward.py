@@ -80,7 +80,7 @@ def take_state(arena: Arena, spec: FeedForwardSpec, positions: int, kind: CacheT
     return
 
 
-def has_units(w: DeviceFeedForward) -> bool:
+def has_granules(w: DeviceFeedForward) -> bool:
     """Whether the device has any neurons."""
     return w.neurons > 0
 

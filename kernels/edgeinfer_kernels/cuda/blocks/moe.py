@@ -40,7 +40,7 @@ def take_state(arena: Arena, spec: MoeSpec, positions: int, kind: CacheType) -> 
     return
 
 
-def has_units(w: DeviceExperts) -> bool:
+def has_granules(w: DeviceExperts) -> bool:
     """The router is on the device, with or without experts."""
     return True
 
@@ -48,7 +48,7 @@ def has_units(w: DeviceExperts) -> bool:
 def resting_bytes(w: DeviceExperts) -> int:
     """Bytes of the experts that not every token reads."""
     stacks: int = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
-    return stacks - stacks * w.used // w.count
+    return stacks - stacks * w.experts_per_token // w.count
 
 
 class Space:
@@ -60,19 +60,21 @@ class Space:
         tokens, floats = step.tokens, step.hidden_floats
         self.routing = RoutingSpace(specs, arena, tokens)
         hidden, shared = max(w.hidden for w in weights), max(w.shared_neurons for w in weights)
-        self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.used)
+        self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.experts_per_token)
         self.shared_hidden = take_activations(arena, tokens, shared, floats)
-        early = any(spec.pre_attention_router for spec in specs)
-        self.early = take_activations(arena, tokens, step.hidden_size, step.input_floats, int(early))
+        pre_attention = any(spec.pre_attention_router for spec in specs)
+        self.pre_attention = take_activations(
+            arena, tokens, step.hidden_size, step.input_floats, int(pre_attention)
+        )
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
     """Compute the scores of a pre-attention router, which reads the layer's input x."""
     if not block.residual.block.pre_attention_router:
         return
-    launches, early = step.launches, step.space("moe").early
-    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), early, tokens)
-    _score(step, block.weights, Source(early, launches.workspace.sum_squares[0]), tokens)
+    launches, pre_attention = step.launches, step.space("moe").pre_attention
+    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), pre_attention, tokens)
+    _score(step, block.weights, Source(pre_attention, launches.workspace.sum_squares[0]), tokens)
 
 
 def _score(step: "DecodeStep", w: DeviceExperts, source: Source, tokens: int) -> None:
@@ -96,7 +98,7 @@ def decode(
         space.routing.weights,
         spec.scale,
         COUNT=spec.experts,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         GATING=GATINGS[spec.gating],
         NORMALIZED=spec.normalized,
         warps=1,
@@ -151,7 +153,7 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         space.routing.ids,
         source.squares_args,
         EXPERT_ROWS=w.hidden,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         HIDDEN=out.config,
         GATED=GatedConfig(*tiles, has_gate=True, has_bias=w.up_bias is not None, activation=code),
         SOURCE=launches.source_config(source),
@@ -179,7 +181,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> N
         space.routing.weights,
         SharedScores(space.routing.shared_scores, space.routing.shared_scores.stride(0)),
         WIDTH=width,
-        USED=spec.experts_per_token,
+        EXPERTS_PER_TOKEN=spec.experts_per_token,
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
         TILE=w.down.shapes.tile,

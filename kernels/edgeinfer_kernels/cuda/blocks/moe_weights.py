@@ -37,14 +37,14 @@ class ExpertStacks:
 class DeviceExperts:
     """The experts' stacked matrices, and the router: as a matrix for decode steps, as floats for prefill.
 
-    `used`: experts per token. `here`: number of experts on the device; `slots` (2, experts) int32: slot of
-    each expert on the device, and on the host, -1: absent. `changing`: the host has all experts, and those on
-    the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a feed-forward for
-    every token, `shared_router` the row of its gate.
+    `here`: number of experts on the device; `slots` (2, experts) int32: slot of
+    each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
+    those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
+    feed-forward for every token, `shared_router` the row of its gate.
     """
 
     count: int
-    used: int
+    experts_per_token: int
     here: int
     slots: Tensor
     hidden: int
@@ -60,12 +60,12 @@ class DeviceExperts:
     shared: DeviceFeedForward | None
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
-    changing: bool = False
+    has_expert_cache: bool = False
 
     @property
     def all_slots(self) -> int:
         """Number of slots on the device plus those on the host; with changing experts some are empty."""
-        return self.here + self.count if self.changing else self.count
+        return self.here + self.count if self.has_expert_cache else self.count
 
     @property
     def stacks(self) -> ExpertStacks:
@@ -103,12 +103,14 @@ class RoutingSpace:
 
     def __init__(self, specs: Sequence[MoeSpec], arena: Arena, tokens: int) -> None:
         self.count = max((spec.experts for spec in specs), default=0)
-        self.used = used = max((spec.experts_per_token for spec in specs), default=0)
+        self.experts_per_token = experts_per_token = max(
+            (spec.experts_per_token for spec in specs), default=0
+        )
         padded = -(-self.count // ROW_MULTIPLE) * ROW_MULTIPLE
         self.scores = arena.take((tokens, padded), torch.float32)
-        self.ids = arena.take((tokens * used,), torch.int32)
-        self.weights = arena.take((tokens * used,), torch.float32)
-        self.shared_scores = arena.take((tokens, ROW_MULTIPLE if used else 0), torch.float32)
+        self.ids = arena.take((tokens * experts_per_token,), torch.int32)
+        self.weights = arena.take((tokens * experts_per_token,), torch.float32)
+        self.shared_scores = arena.take((tokens, ROW_MULTIPLE if experts_per_token else 0), torch.float32)
 
 
 def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit | None) -> DeviceExperts:
@@ -117,16 +119,16 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
     """
     check_expert_rows(w)
     here = range(w.ffn_up_exps.experts) if split is None else split.experts
-    changing = split is not None and split.changing
+    has_expert_cache = split is not None and split.has_expert_cache
     shared_router = None
     if w.ffn_gate_inp_shexp is not None:
         row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
         shared_router = Matrix("ffn_gate_inp_shexp", "F32", 1, len(row), row.view(np.uint8)[None])
     return DeviceExperts(
         count=spec.experts,
-        used=spec.experts_per_token,
+        experts_per_token=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
-        slots=builder.slots(_slots(spec.experts, here, changing)),
+        slots=builder.slots(_slots(spec.experts, here, has_expert_cache)),
         hidden=w.ffn_up_exps.rows,
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),
@@ -140,14 +142,14 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         shared=None if w.shared is None else take_feed_forward(builder, None, w.shared),
         shared_router=None if shared_router is None else builder.matrix(shared_router),
         shared_router_rows=None if shared_router is None else builder.floats(shared_router),
-        changing=changing,
+        has_expert_cache=has_expert_cache,
     )
 
 
-def _slots(count: int, experts: Sequence[int], changing: bool) -> npt.NDArray[np.int32]:
+def _slots(count: int, experts: Sequence[int], has_expert_cache: bool) -> npt.NDArray[np.int32]:
     """(2, count): slot of each expert on the device, and on the host."""
     slots = np.full((2, count), -1, np.int32)
     slots[0, list(experts)] = np.arange(len(experts))
     others = np.flatnonzero(slots[0] < 0)
-    slots[1, others] = others if changing else np.arange(len(others))
+    slots[1, others] = others if has_expert_cache else np.arange(len(others))
     return slots

@@ -100,7 +100,7 @@ class Space:
         weights: list[DeviceShortConvolution] = [block.weights for block in blocks]
         channels = max(block.residual.block.channels for block in blocks)
         outputs = has_floats(*(w.output for w in weights))
-        self.mixed = take_activations(arena, step.tokens, channels, outputs)
+        self.conv_out = take_activations(arena, step.tokens, channels, outputs)
         self.bcx = arena.take((step.tokens, max(w.bcx.rows for w in weights)), torch.float32)
         self.flat = arena.take((step.tokens, channels), torch.float32)
 
@@ -130,9 +130,9 @@ def decode(
         X_AT=x_at,
         warps=4,
     )
-    mixed = space.mixed.of_blocks(w.output.shapes.blocks)
-    step.launches.quantize(space.flat, spec.channels, mixed, tokens)
-    return step.close_block(number, w.output, None, mixed, "output", tokens)
+    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
+    step.launches.quantize(space.flat, spec.channels, conv_out, tokens)
+    return step.close_block(number, w.output, None, conv_out, "output", tokens)
 
 
 def _part_begins(spec: ShortConvolutionSpec, w: DeviceShortConvolution) -> tuple[int, int]:

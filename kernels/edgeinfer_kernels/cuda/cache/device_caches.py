@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.cache.shift_kernels import slide
+from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 
 Arrays = list[npt.NDArray[np.generic]]
@@ -57,5 +57,5 @@ class DeviceCaches:
         for part in reversed(np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)):
             for block in self._with_state:
                 keep, dropped = int(part[0]), len(part)
-                slide(block.state, block.weights.table, block.residual.block, keep, dropped, end)
+                shift_context(block.state, block.weights.table, block.residual.block, keep, dropped, end)
             end -= len(part)

@@ -160,8 +160,8 @@ def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
     parts = torch.nn.functional.pad(rows.float(), (0, groups * SCALED - width)).unflatten(2, (groups, SCALED))
     furthest, ends = parts.abs().amax(-1) / 127, (-127, 127)
     if nibbles:
-        most, least = parts.amax(-1), parts.amin(-1)
-        furthest, ends = torch.where(most > -least, most, least) / -8, (-8, 7)
+        highest, lowest = parts.amax(-1), parts.amin(-1)
+        furthest, ends = torch.where(highest > -lowest, highest, lowest) / -8, (-8, 7)
     scales = furthest.clamp(-65504, 65504).half()
     wide = scales.float()[..., None]
     codes = torch.where(wide != 0, parts / torch.where(wide != 0, wide, 1.0), 0.0).round().clamp(*ends)

@@ -30,21 +30,21 @@ def _move_rows(base, source, target, mask, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _rope_back(keys, turn, HEAD_DIM: tl.constexpr):
-    """Keys (n, DIMENSIONS) float32, each pair (i, i + HEAD_DIM/2) rotated back by the angles of `turn`.
+def _rope_back(keys, rope, HEAD_DIM: tl.constexpr):
+    """Keys (n, DIMENSIONS) float32, each pair (i, i + HEAD_DIM/2) rotated back by the angles of `rope`.
 
-    `turn` (HEAD_DIM,): cosines, then sines; a common magnitude factor cancels out.
+    `rope` (HEAD_DIM,): cosines, then sines; a common magnitude factor cancels out.
     """
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, keys.shape[1])
     within = dimension < HEAD_DIM
-    pair = tl.where(dimension < HALF, dimension, dimension - HALF)
-    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
+    pair = tl.where(dimension < HALF_DIM, dimension, dimension - HALF_DIM)
+    partner = tl.where(dimension < HALF_DIM, dimension + HALF_DIM, dimension - HALF_DIM)
     partner = tl.where(within, partner, dimension)
-    cosine = tl.load(turn + pair, mask=within, other=1.0)
-    sine = tl.load(turn + HALF + pair, mask=within, other=0.0)
+    cosine = tl.load(rope + pair, mask=within, other=1.0)
+    sine = tl.load(rope + HALF_DIM + pair, mask=within, other=0.0)
     length = tl.sqrt(cosine * cosine + sine * sine)
-    sine = tl.where(dimension < HALF, sine, -sine)
+    sine = tl.where(dimension < HALF_DIM, sine, -sine)
     others = tl.gather(keys, tl.broadcast_to(partner[None, :], keys.shape), 1)
     return keys * (cosine / length)[None, :] + others * (sine / length)[None, :]
 
@@ -97,7 +97,7 @@ def context_shift_kernel(
         _move_rows(value_scales, source, target, inside, GROUPS)
 
 
-def slide(
+def shift_context(
     cache: DeviceCache, table: torch.Tensor, spec: AttentionSpec, keep: int, dropped: int, end: int
 ) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.

@@ -38,7 +38,7 @@ class CapturedSteps:
         self._widths: tuple[int, ...] = FEW_WIDTHS
         self.host: Host | None = None
         """The CPU shard of a split model."""
-        self.refills: ExpertCache | None = None
+        self.expert_cache: ExpertCache | None = None
         """The expert cache, which changes the experts between two steps."""
         self.meets_in_graph = self._cuda
         """Whether the device can wait for the host within a graph."""
@@ -78,18 +78,18 @@ class CapturedSteps:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
         exchange_buffer, host, start = exchange.exchange_buffer, self.host, self._start
-        if self.refills is not None:
-            self.refills.before_step(tokens)
+        if self.expert_cache is not None:
+            self.expert_cache.before_step(tokens)
         if not self.meets_in_graph:
             self._launch_with_host(tokens, mode, exchange, host)
-            if self.refills is not None:
-                self.refills.beside_step()
+            if self.expert_cache is not None:
+                self.expert_cache.beside_step()
             return
         graph = self._graph(self.width(tokens), mode)
         exchange_buffer.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
-        if self.refills is not None:
-            self.refills.beside_step()
+        if self.expert_cache is not None:
+            self.expert_cache.beside_step()
         host.serve(tokens, start)
         exchange_buffer.check()
 
@@ -101,8 +101,8 @@ class CapturedSteps:
         if not self._cuda:
             return
         compile_steps(self.step, widths, on_compiled)
-        wanted = [(1, BEST), (1, SAMPLE), *((width, NONE) for width in widths)]
-        for width, mode in wanted:
+        variants = [(1, BEST), (1, SAMPLE), *((width, NONE) for width in widths)]
+        for width, mode in variants:
             if (width, mode) not in self._graphs:
                 self.set_state([0] * width, 0)
                 self._capture(width, mode)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_of_halves, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -139,7 +139,7 @@ def decode_attention_kernel(
     base = qkv + token * stride + q_at
     queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     if CACHE == Q4_0:
-        queries = hadamard_of_halves(queries, HEAD_DIM)
+        queries = hadamard_f16(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
     position = tl.load(state + 8 + token, mask=is_query, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + FAR
@@ -236,7 +236,7 @@ def _combine(
         total += tl.exp2(sink - peak)
     attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
     if ATTENTION.cache == Q4_0:
-        attn_out = hadamard_of_halves(attn_out, HEAD_DIM).to(tl.float32)
+        attn_out = hadamard_f16(attn_out, HEAD_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (HEAD_DIM // 16) + chunk

@@ -78,10 +78,12 @@ class DecodeStep:
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
         self.launches.head(source, tokens)
 
-    def send(self, stage: int, tokens: int, routing: Any = None, used: int = 0, slots: Any = None) -> None:
+    def send(
+        self, stage: int, tokens: int, routing: Any = None, experts_per_token: int = 0, slots: Any = None
+    ) -> None:
         """Send x to the host for a stage; for an MoE block also the selected experts."""
         assert self.exchange is not None
-        self.exchange.send(self.launches, stage, tokens, routing, used, slots)
+        self.exchange.send(self.launches, stage, tokens, routing, experts_per_token, slots)
 
     def receive(self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int) -> Source:
         """Set x to the host's hidden states plus scale·y, and apply the norm after block `number`."""
@@ -124,8 +126,8 @@ class DecodeStep:
 
     def _target(self, number: int) -> Source:
         """The input buffers of the block after `number`: two pairs in turn."""
-        space, pair = self.workspace, (number + 1) % 2
-        return Source(space.normed_input[pair], space.sum_squares[pair])
+        space, buffer = self.workspace, (number + 1) % 2
+        return Source(space.normed_input[buffer], space.sum_squares[buffer])
 
     def _norm_after(self, number: int) -> NextNorm:
         """The norm after a block: that of the next block, or of the head."""

@@ -226,8 +226,8 @@ def head_kernel(
     tl.store(logits + token[:, None] * VOCABULARY + rows, value, mask=inside)
     broken = tl.max((inside & ((value != value) | (value == float("inf")))).to(tl.int32), axis=1)
     value = tl.where(inside, value, float("-inf"))
-    top, place = tl.max(value, axis=1, return_indices=True)
+    top, top_index = tl.max(value, axis=1, return_indices=True)
     top = tl.where(broken > 0, float("nan"), top)
     found = token * tl.num_programs(0) + program
     tl.store(best + found, top, mask=token < TOKENS)
-    tl.store(best_ids + found, program * ROWS + place, mask=token < TOKENS)
+    tl.store(best_ids + found, program * ROWS + top_index, mask=token < TOKENS)

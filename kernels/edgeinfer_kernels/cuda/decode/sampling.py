@@ -19,7 +19,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 
-CHOSEN, TOO_FEW, NO_NUMBERS = 0, 1, 2
+SAMPLED, TOO_FEW, NO_NUMBERS = 0, 1, 2
 """Statuses: a token was sampled; more candidates are needed than were kept; the logits have NaN, +inf, or no
 finite value.
 """
@@ -32,7 +32,7 @@ _NO_NUMBERS = tl.constexpr(NO_NUMBERS)
 
 
 @dataclass(frozen=True)
-class DrawSettings:
+class DeviceSamplingParams:
     """Sampling parameters that the device supports; 0, or 1 for top_p, disables a filter."""
 
     temperature: float
@@ -43,14 +43,14 @@ class DrawSettings:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
 
-    def request(self, recent: int, chance: float) -> list[float]:
+    def request(self, recent: int, uniform: float) -> list[float]:
         """A sampling request for the device, (REQUEST_SIZE,) float64.
 
-        `recent`: how many of the recent ids get penalties, 0: none. `chance`: a uniform number in [0, 1).
+        `recent`: how many of the recent ids get penalties, 0: none. `uniform`: a uniform number in [0, 1).
         """
         lowest = math.log(self.min_p) if self.min_p > 0 else -math.inf
         numbers = [self.temperature, self.top_k, self.top_p, lowest]
-        numbers += [self.repeat_penalty, self.frequency_penalty, self.presence_penalty, recent, chance]
+        numbers += [self.repeat_penalty, self.frequency_penalty, self.presence_penalty, recent, uniform]
         return [float(number) for number in numbers]
 
 
@@ -274,9 +274,9 @@ class SamplingBuffers:
         Raises:
             ValueError: `kept` is above 256 or above `slice`, or one of them is not a power of two.
         """
-        for name, value, most in (("kept", kept, min(256, slice)), ("slice", slice, 1 << 14)):
-            if value & (value - 1) or not 2 <= value <= most:
-                raise ValueError(f"{name}: saw {value}, wanted a power of two from 2 to {most}")
+        for name, value, maximum in (("kept", kept, min(256, slice)), ("slice", slice, 1 << 14)):
+            if value & (value - 1) or not 2 <= value <= maximum:
+                raise ValueError(f"{name}: saw {value}, wanted a power of two from 2 to {maximum}")
         slices = triton.cdiv(vocabulary, slice)
         return cls(
             torch.zeros((rows, slices, kept), dtype=torch.int64, device=device),
@@ -303,9 +303,9 @@ def sample(
 ) -> None:
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
-    `requests` (rows, REQUEST_SIZE) float64, from `DrawSettings.request`; `recent` (rows, capacity) int32: ids
-    for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and status, which may
-    be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
+    `requests` (rows, REQUEST_SIZE) float64, from `DeviceSamplingParams.request`; `recent` (rows, capacity)
+    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
+    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]

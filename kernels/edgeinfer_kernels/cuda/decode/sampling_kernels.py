@@ -37,8 +37,8 @@ def sample_best_kernel(
     index = tl.arange(0, PADDED)
     value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
     broken = tl.max((value != value).to(tl.int32), axis=0)
-    top, place = tl.max(value, axis=0, return_indices=True)
-    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + place))
+    top, top_index = tl.max(value, axis=0, return_indices=True)
+    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + top_index))
     _advance(state, sampled, next_id, RING)
 
 

@@ -32,9 +32,9 @@ def rope_heads(
     """
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, ATTENTION.dimensions)
-    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
+    partner = tl.where(dimension < HALF_DIM, dimension + HALF_DIM, dimension - HALF_DIM)
     inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
     value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
     other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
@@ -47,10 +47,10 @@ def rope_heads(
         value *= inverse[:, None] * tl.load(weight + dimension[None, :], mask=inside, other=0.0)
         other *= inverse[:, None] * tl.load(weight + partner[None, :], mask=inside, other=0.0)
     position = tl.load(positions + token, mask=mask, other=0)
-    pair = (dimension % HALF)[None, :]
+    pair = (dimension % HALF_DIM)[None, :]
     cosine = tl.load(rope.table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
-    sine = tl.load(rope.table + position[:, None] * HEAD_DIM + HALF + pair, mask=inside, other=0.0)
-    sign = tl.where(dimension < HALF, -1.0, 1.0)[None, :]
+    sine = tl.load(rope.table + position[:, None] * HEAD_DIM + HALF_DIM + pair, mask=inside, other=0.0)
+    sign = tl.where(dimension < HALF_DIM, -1.0, 1.0)[None, :]
     return value * cosine + other * sine * sign
 
 

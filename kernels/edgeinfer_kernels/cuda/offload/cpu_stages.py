@@ -49,11 +49,11 @@ class DecodeExchange:
         stage: int,
         tokens: int,
         routing: Any = None,
-        used: int = 0,
+        experts_per_token: int = 0,
         slots: Tensor | None = None,
     ) -> None:
-        """Send x to the host, and for an MoE block the selection in `routing`: `used` experts per token, with
-        their `slots`.
+        """Send x to the host, and for an MoE block the selection in `routing`: `experts_per_token` experts
+        per token, with their `slots`.
         """
         space, box, width = launches.workspace, self.exchange_buffer, launches.model.spec.hidden_size
         launches.launch(
@@ -63,15 +63,15 @@ class DecodeExchange:
             box.rows,
             self._word(SENT),
             stage,
-            routing.ids if used else space.state,
-            routing.weights if used else space.x,
+            routing.ids if experts_per_token else space.state,
+            routing.weights if experts_per_token else space.x,
             space.state if slots is None else slots,
-            box.ids if used else box.words,
-            box.weights if used else box.rows,
+            box.ids if experts_per_token else box.words,
+            box.weights if experts_per_token else box.rows,
             WIDTH=width,
             STRIDE=box.rows.shape[1],
             TOKENS=tokens,
-            USED=used,
+            EXPERTS_PER_TOKEN=experts_per_token,
             COUNT=0 if slots is None else slots.shape[1],
             warps=8,
         )

@@ -13,7 +13,7 @@ EVERY_STAGE = 1 << 30
 """Value of `answered` with which the device never waits."""
 
 
-def most_used(spec: DecoderSpec) -> int:
+def max_experts_per_token(spec: DecoderSpec) -> int:
     """The maximum experts_per_token of all blocks."""
     return max((block.experts_per_token for block in spec.specs(MoeSpec)), default=0)
 
@@ -24,12 +24,12 @@ class ExchangeBuffer:
     On a device without CUDA (the CPU, in tests) it is ordinary memory.
     """
 
-    def __init__(self, device: torch.device, tokens: int, width: int, used: int) -> None:
+    def __init__(self, device: torch.device, tokens: int, width: int, experts_per_token: int) -> None:
         pinned = device.type == "cuda"
         self.words = torch.zeros(EXCHANGE_WORDS, dtype=torch.int64, pin_memory=pinned)
         self.rows = torch.zeros((tokens, padded(width)), dtype=torch.float32, pin_memory=pinned)
-        self.ids = torch.zeros(tokens * used, dtype=torch.int64, pin_memory=pinned)
-        self.weights = torch.zeros(tokens * used, dtype=torch.float32, pin_memory=pinned)
+        self.ids = torch.zeros(tokens * experts_per_token, dtype=torch.int64, pin_memory=pinned)
+        self.weights = torch.zeros(tokens * experts_per_token, dtype=torch.float32, pin_memory=pinned)
         self._words = self.words.numpy()
 
     @property

@@ -16,18 +16,18 @@ _ELSEWHERE = tl.constexpr(ELSEWHERE)
 
 
 @triton.jit
-def _raise_number(place, number):
+def _raise_number(number_address, number):
     """Store the flag with release semantics: the host sees it only after all earlier writes of this
     program.
     """
     tl.debug_barrier()
     if INTERPRETED:
-        tl.store(place, number)
+        tl.store(number_address, number)
     else:
         tl.inline_asm_elementwise(
             "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;",
             "=l,l,l",
-            [place, number],
+            [number_address, number],
             dtype=tl.int64,
             is_pure=False,
             pack=1,
@@ -35,15 +35,15 @@ def _raise_number(place, number):
 
 
 @triton.jit
-def _poll(place):
+def _poll(number_address):
     """Load the flag with acquire semantics: data written before it is read only afterwards."""
     if INTERPRETED:
-        return tl.load(place)
+        return tl.load(number_address)
     else:
         return tl.inline_asm_elementwise(
             "nanosleep.u32 20; ld.acquire.sys.global.u64 $0, [$1];",
             "=l,l",
-            [place],
+            [number_address],
             dtype=tl.int64,
             is_pure=False,
             pack=1,
@@ -51,12 +51,12 @@ def _poll(place):
 
 
 @triton.jit
-def _await_number(place, number, lost, host_lost):
+def _await_number(number_address, number, lost, host_lost):
     """Wait for the flag, with a timeout; afterwards `lost` keeps every later wait short."""
     polls = tl.load(lost).to(tl.int32) * MAX_POLLS
-    seen = _poll(place)
+    seen = _poll(number_address)
     while (seen < number) & (polls < MAX_POLLS):
-        seen = _poll(place)
+        seen = _poll(number_address)
         polls += 1
     if seen < number:
         tl.store(lost, 1)
@@ -77,7 +77,7 @@ def send_kernel(
     WIDTH: tl.constexpr,
     STRIDE: tl.constexpr,
     TOKENS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     COUNT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -95,18 +95,18 @@ def send_kernel(
     for token in tl.static_range(TOKENS):
         value = tl.load(x + token * WIDTH + column, mask=inside, other=0.0)
         tl.store(rows + token * STRIDE + column, value, mask=inside)
-    if USED > 0:
-        pair = tl.arange(0, triton.next_power_of_2(TOKENS * USED))
-        selected = pair < TOKENS * USED
-        expert = tl.load(ids + pair, mask=selected, other=0)
+    if EXPERTS_PER_TOKEN > 0:
+        assignment = tl.arange(0, triton.next_power_of_2(TOKENS * EXPERTS_PER_TOKEN))
+        selected = assignment < TOKENS * EXPERTS_PER_TOKEN
+        expert = tl.load(ids + assignment, mask=selected, other=0)
         there = tl.load(slots + expert, mask=selected, other=-1)
         here = tl.load(slots + COUNT + expert, mask=selected, other=-1)
-        weight = tl.load(weights + pair, mask=selected, other=0.0)
+        weight = tl.load(weights + assignment, mask=selected, other=0.0)
         here = tl.where(here < 0, _ELSEWHERE - expert, here)
-        tl.store(sent_ids + pair, here.to(tl.int64), mask=selected)
-        tl.store(sent_weights + pair, weight, mask=selected)
+        tl.store(sent_ids + assignment, here.to(tl.int64), mask=selected)
+        tl.store(sent_weights + assignment, weight, mask=selected)
         tl.debug_barrier()
-        tl.store(ids + pair, there, mask=selected)
+        tl.store(ids + assignment, there, mask=selected)
     _raise_number(sent, stage.to(tl.int64))
 
 

@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.sizes.cuda_buffers import REFILL_BYTES
+from edgeinfer_kernels.sizes.cuda_buffers import EXPERT_LOAD_BYTES
 
 PIECES_PER_STEP = 3
 """Pieces of experts copied per step: a piece costs the host about 40 us."""
@@ -55,7 +55,7 @@ class ExpertPolicy(Protocol):
         """Number of tokens between two checks of the request counts."""
         ...
 
-    def note(self, requests: Counts) -> None:
+    def record(self, requests: Counts) -> None:
         """Add `requests` (layers, experts): request counts since the last call."""
         ...
 
@@ -185,7 +185,7 @@ class ExpertCache:
         self._slots = [self._copy_of(layer.here.slots) for layer in layers]
         self._loading: Change | None = None
         self._pieces: list[_Piece] = []
-        self._wanted: list[Change] = []
+        self._pending: list[Change] = []
         self._tokens = 0
         self.changes = 0
         """Number of loaded experts."""
@@ -227,8 +227,8 @@ class ExpertCache:
     def _steps(stack: Matrix) -> list[int]:
         """Group count of each piece of an expert's matrix."""
         group = group_bytes(stack)
-        groups, most = expert_bytes(stack) // group, max(REFILL_BYTES // group, 1)
-        return [min(most, groups - first) for first in range(0, groups, most)]
+        groups, max_groups = expert_bytes(stack) // group, max(EXPERT_LOAD_BYTES // group, 1)
+        return [min(max_groups, groups - first) for first in range(0, groups, max_groups)]
 
     def _take_packer(self, stack: Matrix, groups: int) -> None:
         key = stack.format, stack.columns, groups
@@ -247,8 +247,8 @@ class ExpertCache:
             self._policy.land(loaded)
             self._set_slot(loaded.layer, loaded.expert, loaded.slot)
             self.changes += 1
-        if self._wanted:
-            self._loading = self._wanted.pop(0)
+        if self._pending:
+            self._loading = self._pending.pop(0)
             self._policy.begin(self._loading)
             self._set_slot(self._loading.layer, self._loading.leaves, -1)
             loading = self._loading
@@ -264,12 +264,12 @@ class ExpertCache:
         """Called after a step has been launched: work that overlaps with it."""
         if self._loading is not None:
             self._bring(self._loading)
-        elif not self._wanted and not self.ended and self._tokens >= self._policy.look_after:
+        elif not self._pending and not self.ended and self._tokens >= self._policy.look_after:
             self._tokens = 0
             requests = np.array([layer.requests for layer in self._layers])
-            self._policy.note(requests - self._seen)
+            self._policy.record(requests - self._seen)
             self._seen = requests
-            self._wanted = list(self._policy.proposals())
+            self._pending = list(self._policy.proposals())
 
     def _bring(self, change: Change) -> None:
         """Copy the next pieces of an expert; after the last one, its biases."""

@@ -51,7 +51,7 @@ class StreamingHost(Protocol):
 class StreamedLayers(DeviceBuilder):
     """All blocks of the whole decoder; `splits` defines which parts `model` already has.
 
-    `least_tokens`: minimum prompt tokens for streaming. Nothing is streamed before `connect`.
+    `min_tokens`: minimum prompt tokens for streaming. Nothing is streamed before `connect`.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class StreamedLayers(DeviceBuilder):
         splits: Sequence[LayerSplit],
         model: DeviceModel,
         arena: Arena,
-        least_tokens: int,
+        min_tokens: int,
     ) -> None:
         super().__init__(arena, model.positions, model.tables)
-        self.least_tokens = least_tokens
+        self.min_tokens = min_tokens
         self._matrices: list[StreamedMatrix] = []
         self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(spec, weights)))
         theirs = iter(model.blocks)
@@ -98,15 +98,15 @@ class StreamedLayers(DeviceBuilder):
         self, index: BlockIndex, own: DeviceBlock, w: ResidualWeights[Any], split: LayerSplit
     ) -> PromptBlock:
         """A block on the device, with the CPU's part of it."""
-        parts, norms, experts = (own.weights,) if own.has_units else (), own.norms, None
+        parts, norms, experts = (own.weights,) if own.has_granules else (), own.norms, None
         if has_host_part(w.block, split):
-            rest = cpu_part(w, split)
-            if isinstance(rest.block, MoeWeights):
-                experts = self._stacks(rest.block)
+            remainder = cpu_part(w, split)
+            if isinstance(remainder.block, MoeWeights):
+                experts = self._stacks(remainder.block)
             else:
-                norms = own.norms if own.has_units else self.norms(rest)
+                norms = own.norms if own.has_granules else self.norms(remainder)
                 module = device_module(own.residual.block.kind)
-                parts = (*parts, module.take(self, own.residual.block, rest.block, None))
+                parts = (*parts, module.take(self, own.residual.block, remainder.block, None))
         return PromptBlock(index, own.residual, parts, norms, own.state, experts)
 
     def matrix(self, source: Matrix) -> StreamedMatrix:

@@ -21,7 +21,7 @@ class StreamedMatrix(DeviceMatrix):
 
     source: Matrix
     order: Tensor | None
-    place: list[Tensor]
+    host_bytes: list[Tensor]
     """Its bytes, once the host is known."""
 
     @classmethod
@@ -33,13 +33,13 @@ class StreamedMatrix(DeviceMatrix):
 
     def connect(self, memory: Bytes) -> Tensor:
         """Set its bytes; return them as a tensor."""
-        self.place[:] = [torch.from_numpy(memory)]
-        return self.place[0]
+        self.host_bytes[:] = [torch.from_numpy(memory)]
+        return self.host_bytes[0]
 
     @property
     def memory(self) -> Tensor:
         """(bytes,) uint8."""
-        return self.place[0]
+        return self.host_bytes[0]
 
     @cached_property
     def group_bytes(self) -> int:

@@ -34,7 +34,7 @@ def select_experts_kernel(
     weights,
     scale,
     COUNT: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr,
     NORMALIZED: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -58,9 +58,9 @@ def select_experts_kernel(
     else:
         weight = tl.where(inside, tl.exp(score - top), 0.0)
     left = tl.where(inside, score, float("-inf"))
-    for _ in range(USED):
-        place = tl.argmax(left, axis=0)
-        left = tl.where(expert == place, float("-inf"), left)
+    for _ in range(EXPERTS_PER_TOKEN):
+        best_expert = tl.argmax(left, axis=0)
+        left = tl.where(expert == best_expert, float("-inf"), left)
     selected = inside & (left == float("-inf"))
     whole = tl.sum(tl.where(selected, weight, 0.0), axis=0)
     if GATING == SOFTMAX:
@@ -74,11 +74,14 @@ def select_experts_kernel(
         weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
     left = tl.where(inside, score, float("-inf"))
-    for slot in range(USED):
-        place = tl.argmax(left, axis=0)
-        left = tl.where(expert == place, float("-inf"), left)
-        tl.store(ids + token * USED + slot, place)
-        tl.store(weights + token * USED + slot, tl.sum(tl.where(expert == place, weight, 0.0), axis=0))
+    for slot in range(EXPERTS_PER_TOKEN):
+        best_expert = tl.argmax(left, axis=0)
+        left = tl.where(expert == best_expert, float("-inf"), left)
+        tl.store(ids + token * EXPERTS_PER_TOKEN + slot, best_expert)
+        tl.store(
+            weights + token * EXPERTS_PER_TOKEN + slot,
+            tl.sum(tl.where(expert == best_expert, weight, 0.0), axis=0),
+        )
 
 
 @triton.jit
@@ -92,7 +95,7 @@ def expert_gated_kernel(
     ids,
     sum_squares,
     EXPERT_ROWS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     HIDDEN: tl.constexpr,
     GATED: tl.constexpr,
     SOURCE: tl.constexpr,
@@ -108,9 +111,9 @@ def expert_gated_kernel(
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     BLOCKS: tl.constexpr = SOURCE.blocks
-    program, pair = tl.program_id(0), tl.program_id(1)
-    token = pair // USED
-    expert = tl.load(ids + pair)
+    program, assignment = tl.program_id(0), tl.program_id(1)
+    token = assignment // EXPERTS_PER_TOKEN
+    expert = tl.load(ids + assignment)
     if expert < 0:
         return
     row = expert * EXPERT_ROWS + program * ROWS
@@ -128,7 +131,7 @@ def expert_gated_kernel(
         gates += tl.load(gate_bias + rows)
     value = activate_gated(gates, ups, GATED.activation)
     one = tl.arange(0, 1)
-    quantize(value, hidden, program + one, one == 0, HIDDEN, pair + one)
+    quantize(value, hidden, program + one, one == 0, HIDDEN, assignment + one)
 
 
 @triton.jit
@@ -142,7 +145,7 @@ def expert_down_kernel(
     weights,
     shared,
     WIDTH: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     READ: tl.constexpr,
     GEMV: tl.constexpr,
     TILE: tl.constexpr,
@@ -159,23 +162,23 @@ def expert_down_kernel(
     wait_for_producers(DEPENDENT)
     program, token = tl.program_id(0), tl.program_id(1)
     out = (program * ROWS + tl.arange(0, 16))[None, :]
-    place = y + token * stride + out
+    target = y + token * stride + out
     total = tl.zeros((1, 16), tl.float32)
     if SHARED_EXPERT != UNSHARED:
-        total = tl.load(place)
+        total = tl.load(target)
         if SHARED_EXPERT == SHARED_AND_WEIGHED:
             total = total / (1.0 + tl.exp(-tl.load(shared.scores + token * shared.stride)))
     BLOCKS: tl.constexpr = READ.blocks
     words = READ.planes * BLOCKS
-    for slot in range(USED):
-        pair = token * USED + slot
-        expert = tl.load(ids + pair)
+    for slot in range(EXPERTS_PER_TOKEN):
+        assignment = token * EXPERTS_PER_TOKEN + slot
+        expert = tl.load(ids + assignment)
         if expert >= 0:
             row = expert * WIDTH + program * ROWS
-            read = activations + pair * words
+            read = activations + assignment * words
             ahead = load_ahead(down, row, BLOCKS, GEMV, TILE)
             value = project(down, ahead, read, words, row, BLOCKS, GEMV, TILE)
             if BIAS:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
-            total += value * tl.load(weights + pair)
-    tl.store(place, total)
+            total += value * tl.load(weights + assignment)
+    tl.store(target, total)

@@ -80,5 +80,6 @@ def add_experts(
     add_experts_kernel[(-(-width // SUM_COLUMNS), tokens)](
         y, scales, bias, assignments.positions, assignments.slots, assignments.weights, total, first,
         count, first_slot,
-        WIDTH=width, USED=len(assignments.slots) // tokens, BLOCK=SUM_COLUMNS, BIAS=bias is not None,
+        WIDTH=width, EXPERTS_PER_TOKEN=len(assignments.slots) // tokens, BLOCK=SUM_COLUMNS,
+        BIAS=bias is not None,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
@@ -135,7 +135,7 @@ def hadamard_heads_kernel(heads, count, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.c
     dimension = tl.arange(0, DIMENSIONS)
     mask = (row < count)[:, None] & (dimension < HEAD_DIM)[None, :]
     at = heads + row.to(tl.int64)[:, None] * HEAD_DIM + dimension[None, :]
-    transformed = hadamard_of_halves(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
+    transformed = hadamard_f16(tl.load(at, mask=mask, other=0.0), HEAD_DIM)
     tl.debug_barrier()  # As in `residual_kernel`.
     tl.store(at, transformed, mask=mask)
 

@@ -12,19 +12,19 @@ expert's rows.
 """
 
 
-@triton.jit(do_not_specialize=["pairs", "here"])
-def group_pairs_kernel(
+@triton.jit(do_not_specialize=["assignments", "here"])
+def group_assignments_kernel(
     ids,
     slots,
-    pair_slots,
+    assignment_slots,
     positions,
     tokens,
     row_slots,
     counts,
-    pairs,
+    assignments,
     here,
     EXPERTS: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     STEP: tl.constexpr,
 ):
     """Sort the token-expert assignments by the expert's slot; one program per expert.
@@ -37,27 +37,27 @@ def group_pairs_kernel(
     """
     expert = tl.program_id(0)
     own, theirs = tl.load(slots + expert), tl.load(slots + EXPERTS + expert)
-    place = tl.where(own >= 0, own, here + theirs)
+    expert_slot = tl.where(own >= 0, own, here + theirs)
     offset = tl.arange(0, STEP)
     before = tl.zeros((STEP,), tl.int32)
-    for begin in range(0, pairs, STEP):
-        pair = begin + offset
-        id = tl.load(ids + pair, mask=pair < pairs, other=0)
+    for begin in range(0, assignments, STEP):
+        assignment = begin + offset
+        id = tl.load(ids + assignment, mask=assignment < assignments, other=0)
         device, host = tl.load(slots + id), tl.load(slots + EXPERTS + id)
         other = tl.where(device >= 0, device, here + host)
-        before += ((other < place) & (pair < pairs)).to(tl.int32)
+        before += ((other < expert_slot) & (assignment < assignments)).to(tl.int32)
     first = tl.sum(before, axis=0)
     at = first
-    for begin in range(0, pairs, STEP):
-        pair = begin + offset
-        mine = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
+    for begin in range(0, assignments, STEP):
+        assignment = begin + offset
+        mine = tl.load(ids + assignment, mask=assignment < assignments, other=-1) == expert
         position = at + tl.cumsum(mine.to(tl.int32), axis=0) - 1
-        tl.store(pair_slots + pair, tl.zeros_like(pair) + place, mask=mine)
-        tl.store(positions + pair, position, mask=mine)
-        tl.store(tokens + position, pair // USED, mask=mine)
-        tl.store(row_slots + position, tl.zeros_like(pair) + place, mask=mine)
+        tl.store(assignment_slots + assignment, tl.zeros_like(assignment) + expert_slot, mask=mine)
+        tl.store(positions + assignment, position, mask=mine)
+        tl.store(tokens + position, assignment // EXPERTS_PER_TOKEN, mask=mine)
+        tl.store(row_slots + position, tl.zeros_like(assignment) + expert_slot, mask=mine)
         at += tl.sum(mine.to(tl.int32), axis=0)
-    tl.store(counts + place, at - first)
+    tl.store(counts + expert_slot, at - first)
 
 
 @triton.jit(do_not_specialize=["expert_rows", "first_row", "rows"])
@@ -110,17 +110,17 @@ def grouped_product_kernel(
     there = row < last
     taken = tl.load(index + row, mask=there, other=0) if INDEXED else row
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    wanted = column < count
+    column_mask = column < count
     k = tl.arange(0, BLOCK_K)
     left = rows + taken[:, None] * COLUMNS + k[None, :]
     right = weights + (expert * count + column)[None, :] * COLUMNS + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for begin in range(0, COLUMNS, BLOCK_K):
         a = tl.load(left + begin, mask=there[:, None], other=0.0)
-        b = tl.load(right + begin, mask=wanted[None, :], other=0.0)
+        b = tl.load(right + begin, mask=column_mask[None, :], other=0.0)
         total = tl.dot(a, b, total)
     to = out + row[:, None] * stride + first_out + column[None, :]
-    tl.store(to, total, mask=there[:, None] & wanted[None, :])
+    tl.store(to, total, mask=there[:, None] & column_mask[None, :])
 
 
 @triton.jit(do_not_specialize=["first", "count", "first_slot"])
@@ -136,7 +136,7 @@ def add_experts_kernel(
     count,
     first_slot,
     WIDTH: tl.constexpr,
-    USED: tl.constexpr,
+    EXPERTS_PER_TOKEN: tl.constexpr,
     BLOCK: tl.constexpr,
     BIAS: tl.constexpr,
 ):
@@ -149,15 +149,15 @@ def add_experts_kernel(
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     found = tl.load(total + token * WIDTH + column, mask=inside, other=0.0)
-    for slot in range(USED):
-        pair = token * USED + slot
-        row = tl.load(positions + pair) - first
+    for slot in range(EXPERTS_PER_TOKEN):
+        assignment = token * EXPERTS_PER_TOKEN + slot
+        row = tl.load(positions + assignment) - first
         here = (row >= 0) & (row < count)
         row = tl.where(here, row, 0)
         value = tl.load(y + row * WIDTH + column, mask=inside & here, other=0.0)
         value = value * tl.load(scales + row, mask=here, other=0.0)
         if BIAS:
-            at = (tl.load(slots + pair) - first_slot) * WIDTH + column
+            at = (tl.load(slots + assignment) - first_slot) * WIDTH + column
             value += tl.load(bias + at, mask=inside & here, other=0.0)
-        found += tl.load(weights + pair) * value
+        found += tl.load(weights + assignment) * value
     tl.store(total + token * WIDTH + column, found, mask=inside)

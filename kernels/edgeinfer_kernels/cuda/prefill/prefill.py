@@ -85,7 +85,7 @@ class Prefill:
         """
         x = self.x[:tokens]
         self._ones.fill_(1.0)
-        sent = self.sent if self.sent and tokens >= self.sent.least_tokens else None
+        sent = self.sent if self.sent and tokens >= self.sent.min_tokens else None
         exchange = None if sent else self.exchange
         if sent:
             sent.sender.begin()

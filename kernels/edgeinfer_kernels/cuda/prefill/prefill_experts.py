@@ -25,14 +25,14 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_product,
     grouped_tile,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS, Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import DecoderSpec
 
-GROUPED_PAIRS = 1024
+ASSIGNMENTS_PER_STEP = 1024
 """Assignments that a program processes together."""
 
 
@@ -70,8 +70,8 @@ class PrefillExperts:
         self._tile = grouped_tile(capability)
         self._routing = RoutingSpace(spec.specs(MoeSpec), arena, chunk)
         self._products, self._width = products, spec.hidden_size
-        needed = chunk if self._routing.used else 0
-        self._pairs = arena.take((4, chunk * self._routing.used), torch.int32)
+        needed = chunk if self._routing.experts_per_token else 0
+        self._assignments = arena.take((4, chunk * self._routing.experts_per_token), torch.int32)
         self._counts = arena.take((2 * self._routing.count,), torch.int32)
         pinned = self._counts.is_cuda
         self._host_counts = torch.zeros(2 * self._routing.count, dtype=torch.int32, pin_memory=pinned)
@@ -108,8 +108,8 @@ class PrefillExperts:
         if not spec.pre_attention_router:
             self.score(w, floats)
         self._choose(spec, tokens)
-        pairs = tokens * spec.experts_per_token
-        ids, weights = self._routing.ids[:pairs], self._routing.weights[:pairs]
+        assigned = tokens * spec.experts_per_token
+        ids, weights = self._routing.ids[:assigned], self._routing.weights[:assigned]
         if send is not None:
             there = w.slots[1][ids]
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
@@ -128,7 +128,7 @@ class PrefillExperts:
         space = self._routing
         select_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights, spec.scale,
-            COUNT=spec.experts, USED=spec.experts_per_token, GATING=GATINGS[spec.gating],
+            COUNT=spec.experts, EXPERTS_PER_TOKEN=spec.experts_per_token, GATING=GATINGS[spec.gating],
             NORMALIZED=spec.normalized,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
@@ -136,12 +136,12 @@ class PrefillExperts:
     def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
         """Sort the assignments by slot; start the copy of the counts per slot to the host."""
         count = len(ids)
-        slots, positions, tokens, row_slots = (each[:count] for each in self._pairs)
-        if w.changing:
+        slots, positions, tokens, row_slots = (each[:count] for each in self._assignments)
+        if w.has_expert_cache:
             self._counts.zero_()  # Slots without an expert are not written by the kernel.
-        group_pairs_kernel[(w.count,)](
+        group_assignments_kernel[(w.count,)](
             ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
-            EXPERTS=w.count, USED=spec.experts_per_token, STEP=GROUPED_PAIRS, num_warps=4,
+            EXPERTS=w.count, EXPERTS_PER_TOKEN=spec.experts_per_token, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
         )  # fmt: skip
         self._host_counts.copy_(self._counts, non_blocking=True)
         if self._counted is not None:
@@ -179,15 +179,15 @@ class PrefillExperts:
         """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
         per slot.
         """
-        most = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
-        most_rows = self._products.expert_rows
+        max_experts = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
+        max_rows = self._products.expert_rows
         at = sum(counts[:first_slot])
         first = at
         experts: list[int] = []
         taken: list[int] = []
         for expert in range(stacks.count):
             count = counts[first_slot + expert]
-            if count and experts and (len(experts) == most or sum(taken) + count > most_rows):
+            if count and experts and (len(experts) == max_experts or sum(taken) + count > max_rows):
                 yield _Batch(stacks, first_slot, tuple(experts), tuple(taken), first)
                 first, experts, taken = at, [], []
             if count:
@@ -205,10 +205,10 @@ class PrefillExperts:
     def _experts_at_once(self, stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
         """How many experts' rows fit the scratch, and a transfer piece if streamed; at least 1."""
         rows, columns = _expert_shape(stacks, matrix)
-        most = len(self._products.scratch) // (rows * columns)
+        max_experts = len(self._products.scratch) // (rows * columns)
         if isinstance(matrix, StreamedMatrix):
-            most = min(most, self._sender.piece_bytes // matrix.expert_bytes)
-        return max(most, 1)
+            max_experts = min(max_experts, self._sender.piece_bytes // matrix.expert_bytes)
+        return max(max_experts, 1)
 
     def _add_batch(
         self,
@@ -250,12 +250,12 @@ class PrefillExperts:
         out: Tensor,
     ) -> None:
         """out (rows of the batch, rows of an expert) float32 = rows[index] · the expert's transposed."""
-        wanted, columns = _expert_shape(batch.stacks, matrix)
-        step = min(wanted, self._products.rows_at_once(columns))
+        matrix_rows, columns = _expert_shape(batch.stacks, matrix)
+        step = min(matrix_rows, self._products.rows_at_once(columns))
         if isinstance(matrix, StreamedMatrix):
             step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP)
-        for first in range(0, wanted, step):
-            count = min(step, wanted - first)
+        for first in range(0, matrix_rows, step):
+            count = min(step, matrix_rows - first)
             weights = self._products.scratch[: len(batch.experts) * count * columns]
             if isinstance(matrix, StreamedMatrix):
                 self._send(matrix, batch.experts, first, weights.view(-1, columns))
@@ -267,7 +267,7 @@ class PrefillExperts:
                     len(batch.experts),
                 )
                 dequantize_experts_kernel[grid](
-                    matrix.parts, experts, weights, wanted, first, count,
+                    matrix.parts, experts, weights, matrix_rows, first, count,
                     COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTIZED_BLOCKS, TILE=shapes.tile,
                     num_warps=DEQUANTIZING_WARPS,
                 )  # fmt: skip

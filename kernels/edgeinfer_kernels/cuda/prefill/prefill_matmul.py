@@ -87,10 +87,10 @@ class Products:
 
     def _multiply_sent(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
         assert self.sender is not None
-        columns, wanted, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
+        columns, matrix_rows, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
         step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP)
-        for first in range(0, wanted, step):
-            count = min(step, wanted - first)
+        for first in range(0, matrix_rows, step):
+            count = min(step, matrix_rows - first)
             groups = -(-count // ROWS_PER_GROUP)
             begin = first // ROWS_PER_GROUP * group_bytes
             raw = self.sender.send(matrix.memory, [(begin, begin + groups * group_bytes)])

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_of_halves, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
@@ -27,11 +27,11 @@ def _rope_heads(
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     NORM: tl.constexpr = ROPE.norm
     ROW: tl.constexpr = ROPE.is_row_norm
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
     head = tl.arange(0, HEADS_2)[:, None]
     dimension = tl.arange(0, ROPE.dimensions)[None, :]
     mask = (head < HEADS) & (dimension < HEAD_DIM)
-    partner = tl.where(dimension < HALF, dimension + HALF, dimension - HALF)
+    partner = tl.where(dimension < HALF_DIM, dimension + HALF_DIM, dimension - HALF_DIM)
     own_at, partner_at = head * HEAD_DIM + dimension, head * HEAD_DIM + partner
     own = tl.load(projected + own_at, mask=mask, other=0.0).to(tl.float32) * row_scale
     other = tl.load(projected + partner_at, mask=mask, other=0.0).to(tl.float32) * row_scale
@@ -88,19 +88,19 @@ def rope_append_kernel(
     CACHE: tl.constexpr = ROPE.cache
     token = tl.program_id(0)
     position = start + token
-    HALF: tl.constexpr = HEAD_DIM // 2
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, DIMENSIONS)
     within = dimension < HEAD_DIM
-    pair = tl.where(dimension < HALF, dimension, dimension - HALF)
+    pair = tl.where(dimension < HALF_DIM, dimension, dimension - HALF_DIM)
     angles = table + position.to(tl.int64) * HEAD_DIM + pair
     cosine = tl.load(angles, mask=within, other=0.0)
-    sine = tl.load(angles + HALF, mask=within, other=0.0)
-    sine = tl.where(dimension < HALF, -sine, sine)
+    sine = tl.load(angles + HALF_DIM, mask=within, other=0.0)
+    sine = tl.where(dimension < HALF_DIM, -sine, sine)
     row = qkv + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, ROPE)
     if CACHE == Q4_0:
-        q = hadamard_of_halves(q, HEAD_DIM).to(tl.float32)
+        q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)

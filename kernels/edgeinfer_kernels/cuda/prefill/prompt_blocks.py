@@ -43,7 +43,11 @@ def device_blocks(model: DeviceModel) -> list[PromptBlock]:
     """The blocks on the device, with its weights only."""
     return [
         PromptBlock(
-            block.index, block.residual, (block.weights,) if block.has_units else (), block.norms, block.state
+            block.index,
+            block.residual,
+            (block.weights,) if block.has_granules else (),
+            block.norms,
+            block.state,
         )
         for block in model.blocks
     ]

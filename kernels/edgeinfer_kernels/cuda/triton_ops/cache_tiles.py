@@ -19,7 +19,7 @@ CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0}
 """The value of the kernel constant CACHE, by the dtype of the cache elements."""
 NO_CODES = tl.constexpr(-0x77777778)
 """A word of eight zeros."""
-HALVES = tl.constexpr(0x64006400)
+F16_1024 = tl.constexpr(0x64006400)
 """With codes in the lowest bits of both 16-bit parts, this is 1024 + code as float16; a conversion takes four
 times as long.
 """
@@ -58,7 +58,7 @@ def _signs(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def hadamard_of_halves(x, HEAD_DIM: tl.constexpr):
+def hadamard_f16(x, HEAD_DIM: tl.constexpr):
     """As `hadamard`, in float16 with intermediate rounding: uses tensor cores, in fewer steps for many rows.
 
     A block consists of groups of sixteen dimensions. First each group is multiplied with the matrix of its
@@ -149,20 +149,20 @@ def _eight_codes(words):
 @triton.jit
 def _two_codes(words):
     """1024 plus the code in the lowest bits of either 16-bit part, as float16."""
-    return _both_halves(masked_or(words, 0x000F000F, HALVES))
+    return _both_f16(masked_or(words, 0x000F000F, F16_1024))
 
 
 @triton.jit
 def _four_codes(words):
     """The int8 of words (n, m) as float16 (n, m, 2, 2)."""
     raised, zero = words ^ BYTES_RAISED, tl.zeros_like(words)
-    first, second = _both_halves(select_bytes(raised, zero + HALVES, zero + 0x5150))
-    third, fourth = _both_halves(select_bytes(raised, zero + HALVES, zero + 0x5352))
+    first, second = _both_f16(select_bytes(raised, zero + F16_1024, zero + 0x5150))
+    third, fourth = _both_f16(select_bytes(raised, zero + F16_1024, zero + 0x5352))
     return tl.join(tl.join(first, third), tl.join(second, fourth)) - 1152.0
 
 
 @triton.jit
-def _both_halves(words):
+def _both_f16(words):
     """The float16 in the low 16 bits of words, and in the high 16 bits."""
     low = words.to(tl.int16).to(tl.float16, bitcast=True)
     return low, (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
@@ -211,8 +211,8 @@ def store_cache_rows(
             values = hadamard(values, HEAD_DIM)
         grouped = tl.reshape(values, (COUNT, SLOTS, DIMENSIONS // SLOTS))
         if CACHE == Q4_0:
-            most, least = tl.max(grouped, axis=2), tl.min(grouped, axis=2)
-            full = tl.where(most > -least, most, least) / -8.0
+            highest, lowest = tl.max(grouped, axis=2), tl.min(grouped, axis=2)
+            full = tl.where(highest > -lowest, highest, lowest) / -8.0
         else:
             full = tl.max(tl.abs(grouped), axis=2) / 127.0
         scale = tl.minimum(tl.maximum(full, -65504.0), 65504.0).to(tl.float16)
@@ -222,9 +222,9 @@ def store_cache_rows(
         if CACHE == Q4_0:
             steps = tl.minimum(tl.maximum(steps, -8.0), 7.0) + 8.0
             WORDS: tl.constexpr = (HEAD_DIM + 7) // 8
-            place = tl.arange(0, 8)
+            index = tl.arange(0, 8)
             codes = tl.reshape(steps.to(tl.int32), (COUNT, DIMENSIONS // 8, 8))
-            words = tl.sum(codes << (place // 2 * 4 + place % 2 * 16)[None, None, :], axis=2)
+            words = tl.sum(codes << (index // 2 * 4 + index % 2 * 16)[None, None, :], axis=2)
             word = tl.arange(0, DIMENSIONS // 8)
             held = rows_mask[:, None] & (word < WORDS)[None, :]
             tl.store(base + rows[:, None] * WORDS + word[None, :], words, mask=held)

@@ -76,8 +76,8 @@ def dequantize(
     `out`.
     """
     block = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    place = (block % 8) * (BLOCKS // 8) + block // 8
-    values = decode_rows(load_tile(matrix, taken, place, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
+    stored_block = (block % 8) * (BLOCKS // 8) + block // 8
+    values = decode_rows(load_tile(matrix, taken, stored_block, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
     column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
     tl.store(out[:, None] + column[None, :], values, mask=inside[:, None] & (column < COLUMNS)[None, :])
 

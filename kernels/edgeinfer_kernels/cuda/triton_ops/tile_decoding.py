@@ -17,9 +17,9 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     PAIR,
     SIGNED,
     SINGLE,
-    high_half,
+    high_f16,
     look_up,
-    low_half,
+    low_f16,
     quad,
 )
 
@@ -34,9 +34,9 @@ def _decode_float(words, ELEMENT: tl.constexpr, TILE: tl.constexpr):
         else:
             return (words[ELEMENT // 2] & -65536).to(tl.float32, bitcast=True)
     elif ELEMENT % 2 == 0:
-        return low_half(words[ELEMENT // 2])
+        return low_f16(words[ELEMENT // 2])
     else:
-        return high_half(words[ELEMENT // 2])
+        return high_f16(words[ELEMENT // 2])
 
 
 @triton.jit
@@ -53,19 +53,19 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
         else:
             value = (((codes >> (8 * (ELEMENT % 4))) & 255) - TILE.offset).to(tl.float32)
         if TILE.scale == FLOAT16:
-            return low_half(scale) * value
+            return low_f16(scale) * value
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
         elif TILE.scale == PAIR:
-            return low_half(scale) * value + high_half(scale)
+            return low_f16(scale) * value + high_f16(scale)
         elif TILE.scale == SIGNED:
-            return low_half(factor) * ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32) * value
+            return low_f16(factor) * ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32) * value
         elif TILE.scale == MINIMUM:
-            lowest = high_half(factor) * ((scale >> 8) & 255).to(tl.float32)
-            return low_half(factor) * (scale & 255).to(tl.float32) * value - lowest
+            lowest = high_f16(factor) * ((scale >> 8) & 255).to(tl.float32)
+            return low_f16(factor) * (scale & 255).to(tl.float32) * value - lowest
         else:
-            lowest = high_half(factor) * ((scale >> (8 + 4 * UPPER)) & 15).to(tl.float32)
-            return low_half(factor) * ((scale >> (4 * UPPER)) & 15).to(tl.float32) * value - lowest
+            lowest = high_f16(factor) * ((scale >> (8 + 4 * UPPER)) & 15).to(tl.float32)
+            return low_f16(factor) * ((scale >> (4 * UPPER)) & 15).to(tl.float32) * value - lowest
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def decode_elements(matrix, row, column, BLOCKS: tl.constexpr, TILE: tl.constexp
         word = tl.load(matrix[0] + row * (16 * BLOCKS) + (element // 2) * BLOCKS + index)
         word = word >> (16 * (element % 2))
         if TILE.code == HALF:
-            return low_half(word)
+            return low_f16(word)
         else:
             return (word << 16).to(tl.float32, bitcast=True)
     else:
@@ -138,22 +138,22 @@ def _scale_code(matrix, row, block, index, upper, code, BLOCKS: tl.constexpr, TI
     value = code.to(tl.float32)
     if TILE.scale == PAIR:
         scale = tl.load(matrix[1] + row * BLOCKS + index)
-        return low_half(scale) * value + high_half(scale)
+        return low_f16(scale) * value + high_f16(scale)
     else:
         scale = tl.load(matrix[1] + (row // 2) * BLOCKS + index) >> ((row & 1) * 16)
         if TILE.scale == FLOAT16:
-            return low_half(scale) * value
+            return low_f16(scale) * value
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
         elif TILE.scale == SIGNED:
             factor = tl.load(matrix[2] + (row // 2) * SUPER_BLOCKS + block // 8) >> ((row & 1) * 16)
             step = (scale << (24 - 8 * upper)) >> 24
-            return low_half(factor) * step.to(tl.float32) * value
+            return low_f16(factor) * step.to(tl.float32) * value
         else:
             factor = tl.load(matrix[2] + row * SUPER_BLOCKS + block // 8)
             if TILE.scale == MINIMUM:
                 step, minimum = scale & 255, (scale >> 8) & 255
             else:
                 step, minimum = (scale >> (4 * upper)) & 15, (scale >> (8 + 4 * upper)) & 15
-            lowest = high_half(factor) * minimum.to(tl.float32)
-            return low_half(factor) * step.to(tl.float32) * value - lowest
+            lowest = high_f16(factor) * minimum.to(tl.float32)
+            return low_f16(factor) * step.to(tl.float32) * value - lowest

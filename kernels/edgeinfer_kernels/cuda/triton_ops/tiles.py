@@ -27,8 +27,8 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     SINGLE,
     dot_signed,
     dot_unsigned,
-    high_half,
-    low_half,
+    high_f16,
+    low_f16,
     quad,
 )
 
@@ -167,7 +167,7 @@ def _float_dot(words, floats, TILE: tl.constexpr):
             total += (words[pair] & -65536).to(tl.float32, bitcast=True) * floats[2 * pair + 1]
     else:
         for pair in tl.static_range(16):
-            total += low_half(words[pair]) * floats[2 * pair] + high_half(words[pair]) * floats[2 * pair + 1]
+            total += low_f16(words[pair]) * floats[2 * pair] + high_f16(words[pair]) * floats[2 * pair + 1]
     return total
 
 
@@ -186,23 +186,23 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
         second = second * ((scale >> 4) & 15)
     both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
     if TILE.scale == FLOAT16:
-        return low_half(scale) * both
+        return low_f16(scale) * both
     elif TILE.scale == BFLOAT16:
         return (scale << 16).to(tl.float32, bitcast=True) * both
     elif TILE.scale == SIGNED:
-        return low_half(factor) * both
+        return low_f16(factor) * both
     else:
         sums = sum0.to(tl.float32) * scale0 + sum1.to(tl.float32) * scale1
         if TILE.scale == PAIR:
-            return low_half(scale) * both + high_half(scale) * sums
+            return low_f16(scale) * both + high_f16(scale) * sums
         elif TILE.scale == MINIMUM:
-            minimum = high_half(factor) * ((scale >> 8) & 255).to(tl.float32)
-            return low_half(factor) * (scale & 255).to(tl.float32) * both - minimum * sums
+            minimum = high_f16(factor) * ((scale >> 8) & 255).to(tl.float32)
+            return low_f16(factor) * (scale & 255).to(tl.float32) * both - minimum * sums
         else:
             minimum0 = ((scale >> 8) & 15) * sum0
             minimum1 = ((scale >> 12) & 15) * sum1
             sums = minimum0.to(tl.float32) * scale0 + minimum1.to(tl.float32) * scale1
-            return low_half(factor) * both - high_half(factor) * sums
+            return low_f16(factor) * both - high_f16(factor) * sums
 
 
 @triton.jit

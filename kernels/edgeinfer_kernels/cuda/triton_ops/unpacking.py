@@ -23,7 +23,7 @@ FLOATS_PER_PROGRAM = 256
 """Elements per row and program, for float formats."""
 
 
-class BlockFacts(NamedTuple):
+class BlockLayout(NamedTuple):
     """The byte offsets of a block's fields, as a compile-time constant."""
 
     weights: int
@@ -40,7 +40,7 @@ class BlockFacts(NamedTuple):
 
 
 @cache
-def block_layout(format_name: str) -> BlockFacts:
+def block_layout(format_name: str) -> BlockLayout:
     """The facts of a format with codes."""
     spec = KERNEL_FORMATS[format_name]
     offsets = {field.name: field.offset for field in spec.fields}
@@ -50,11 +50,11 @@ def block_layout(format_name: str) -> BlockFacts:
     d = offsets.get("d", 0)
     minimum = offsets.get("m", offsets.get("dmin", 0))
     words = codes.count // 4
-    return BlockFacts(spec.block_elements, spec.block_bytes, words, codes.offset, upper, scales, d, minimum)
+    return BlockLayout(spec.block_elements, spec.block_bytes, words, codes.offset, upper, scales, d, minimum)
 
 
 @triton.jit
-def _half(block, row, AT: tl.constexpr):
+def _f16(block, row, AT: tl.constexpr):
     """The float16 at byte AT of a block, as float32."""
     return tl.load((block + ROWS * AT + 2 * row).to(tl.pointer_type(tl.float16))).to(tl.float32)
 
@@ -101,9 +101,9 @@ def _simple(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FORMAT: tl.cons
         power = tl.load(block + row).to(tl.int32)
         d = tl.where(power < 2, 0x200000 << power, (power - 1) << 23).to(tl.float32, bitcast=True)
     else:
-        d = _half(block, row, LAYOUT.d)
+        d = _f16(block, row, LAYOUT.d)
     if FORMAT == "Q4_1" or FORMAT == "Q5_1":
-        lowest = _half(block, row, LAYOUT.minimum)
+        lowest = _f16(block, row, LAYOUT.minimum)
     if FORMAT == "Q5_0" or FORMAT == "Q5_1":
         fifth = _word(block, row, LAYOUT.upper, 0)
     word = _word(block, row, LAYOUT.codes, i)
@@ -126,7 +126,7 @@ def _simple(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FORMAT: tl.cons
 def _q8_0(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     word = _word(block, row, LAYOUT.codes, i)
     code = (word << (24 - 8 * k)) >> 24
-    _store(out, 4 * i + k, _half(block, row, LAYOUT.d) * code.to(tl.float32), inside)
+    _store(out, 4 * i + k, _f16(block, row, LAYOUT.d) * code.to(tl.float32), inside)
 
 
 @triton.jit
@@ -140,7 +140,7 @@ def _k_minimum(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FIFTH: tl.co
         fifth = _word(block, row, LAYOUT.upper, i & 7) >> (8 * k)
     scales, minima = _word(block, row, LAYOUT.scales, 0), _word(block, row, LAYOUT.scales, 1)
     high_bits = _word(block, row, LAYOUT.scales, 2)
-    d, lowest = _half(block, row, LAYOUT.d), _half(block, row, LAYOUT.minimum)
+    d, lowest = _f16(block, row, LAYOUT.d), _f16(block, row, LAYOUT.minimum)
     for half in tl.static_range(2):
         part = 2 * pair + half
         shift, early = 8 * (part & 3), part < 4
@@ -160,7 +160,7 @@ def _q6_k(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     side, second, at = i >> 4, (i >> 3) & 1, i & 7
     word = _word(block, row, LAYOUT.codes, i)
     upper = _word(block, row, LAYOUT.upper, 8 * side + at)
-    d = _half(block, row, LAYOUT.d)
+    d = _f16(block, row, LAYOUT.d)
     for half in tl.static_range(2):
         quarter = second + 2 * half
         low, high = (word >> (8 * k + 4 * half)) & 15, (upper >> (8 * k + 2 * quarter)) & 3
@@ -176,9 +176,9 @@ def _two_bits(out, block, row, i, k, inside, LAYOUT: tl.constexpr, THIRD: tl.con
     word = _word(block, row, LAYOUT.codes, i)
     if THIRD:
         third = _word(block, row, LAYOUT.upper, at) >> (8 * k)
-    d = _half(block, row, LAYOUT.d)
+    d = _f16(block, row, LAYOUT.d)
     if not THIRD:
-        lowest = _half(block, row, LAYOUT.minimum)
+        lowest = _f16(block, row, LAYOUT.minimum)
     for quarter in tl.static_range(4):
         code = (word >> (8 * k + 2 * quarter)) & 3
         part = 8 * side + 2 * quarter + (at >> 2)
@@ -197,7 +197,7 @@ def _two_bits(out, block, row, i, k, inside, LAYOUT: tl.constexpr, THIRD: tl.con
 @triton.jit
 def _signs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """Q1_0: byte k of word i holds the signs of weights 32i + 8k…; a set bit is +d."""
-    byte, d = _word(block, row, LAYOUT.codes, i) >> (8 * k), _half(block, row, LAYOUT.d)
+    byte, d = _word(block, row, LAYOUT.codes, i) >> (8 * k), _f16(block, row, LAYOUT.d)
     for bit in tl.static_range(8):
         _store(out, 32 * i + 8 * k + bit, d * (2 * ((byte >> bit) & 1) - 1).to(tl.float32), inside)
 
@@ -206,7 +206,7 @@ def _signs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
 def _ternary(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """TQ2_0: of each 32 bytes the lowest two bits, then the next two; one scale for all."""
     side, at = i >> 3, i & 7
-    word, d = _word(block, row, LAYOUT.codes, i), _half(block, row, LAYOUT.d)
+    word, d = _word(block, row, LAYOUT.codes, i), _f16(block, row, LAYOUT.d)
     for quarter in tl.static_range(4):
         code = ((word >> (8 * k + 2 * quarter)) & 3) - 1
         _store(out, 128 * side + 32 * quarter + 4 * at + k, d * code.to(tl.float32), inside)
@@ -219,7 +219,7 @@ def _iq4_xs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     upper = tl.load((block + ROWS * 2 + 2 * row).to(tl.pointer_type(tl.uint16))).to(tl.int32)
     low = (_word(block, row, LAYOUT.scales, 0) >> (4 * part)) & 15
     scale = (low | (((upper >> (2 * part)) & 3) << 4)) - 32
-    step = _half(block, row, LAYOUT.d) * scale.to(tl.float32)
+    step = _f16(block, row, LAYOUT.d) * scale.to(tl.float32)
     for half in tl.static_range(2):
         code = (word >> (8 * k + 4 * half)) & 15
         value = step * _level(code, False).to(tl.float32)

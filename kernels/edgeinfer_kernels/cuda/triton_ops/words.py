@@ -73,12 +73,12 @@ def dot_signed(weights, activations, sums):
 def select_bytes(low, high, selector):
     """Byte k of the result is the byte of low (0…3) or high (4…7) selected by nibble k of the selector."""
     if INTERPRETED:
-        chosen = tl.zeros_like(selector)
+        selected = tl.zeros_like(selector)
         for byte in tl.static_range(4):
             index = (selector >> (4 * byte)) & 7
             word = tl.where(index < 4, low, high)
-            chosen = chosen | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
-        return chosen
+            selected = selected | (((word >> (8 * (index & 3))) & 0xFF) << (8 * byte))
+        return selected
     else:
         return _instruction("prmt.b32 $0, $1, $2, $3;", low, high, selector)
 
@@ -131,12 +131,12 @@ def quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def low_half(word):
+def low_f16(word):
     """The float16 in the low 16 bits of a word."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def high_half(word):
+def high_f16(word):
     """The float16 in the high 16 bits of a word."""
     return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

@@ -20,7 +20,7 @@ from edgeinfer_kernels.stages import CpuStages
 
 STAGES = 32
 ROUNDS = 5
-PATIENCE = 1.0
+TIMEOUT_SECONDS = 1.0
 """Timeout in seconds for a device that does not synchronize with its host."""
 _FORMAT, _ROWS = "Q8_0", 32
 
@@ -46,11 +46,11 @@ class Exchange:
             self._exchange.send(self._launches, stage, 1)
             self._exchange.receive(self._launches, stage, None, 0.0, self._norm, out, 1)
 
-    def answer(self) -> bool:
+    def respond(self) -> bool:
         """Answer each stage as soon as it is reached; False: timeout, and the device was released."""
         words = self.exchange_buffer.words.numpy()
         for stage in range(1, STAGES + 1):
-            deadline = time.perf_counter() + PATIENCE
+            deadline = time.perf_counter() + TIMEOUT_SECONDS
             while words[SENT] < stage:
                 if time.perf_counter() > deadline:
                     self.exchange_buffer.open()
@@ -86,6 +86,6 @@ def _round(exchange: Exchange, graph: torch.cuda.CUDAGraph, device: torch.device
     exchange.exchange_buffer.begin(answered=0)
     begin = time.perf_counter()
     graph.replay()
-    met = exchange.answer()
+    met = exchange.respond()
     torch.cuda.synchronize(device)
     return time.perf_counter() - begin if met else None

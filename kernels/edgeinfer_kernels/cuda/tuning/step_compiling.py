@@ -20,7 +20,7 @@ AGAIN = 5
 """Number of retries: the first releases of Python 3.11 can fail to parse in several threads at once
 (SystemError).
 """
-PATIENCE = 0.5
+SILENT_SECONDS = 0.5
 """Seconds before progress is reported: kernels that are cached on disk take less."""
 
 
@@ -76,5 +76,5 @@ def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompil
             rehearsal.launch(width)
         kernels = compiling.raw_futures
         for done, _ in enumerate(as_completed(kernels), 1):
-            if on_compiled is not None and time.perf_counter() - begin > PATIENCE:
+            if on_compiled is not None and time.perf_counter() - begin > SILENT_SECONDS:
                 on_compiled(done, len(kernels))

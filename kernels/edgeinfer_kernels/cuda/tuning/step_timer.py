@@ -9,7 +9,7 @@ from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
-from edgeinfer_kernels.cuda.tuning.tuner import RejectedTrialError
+from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
 
 REPLAYS = 24
 ROUNDS = 3
@@ -40,11 +40,11 @@ class StepTimer:
 
     def __init__(self, step: DecodeStep) -> None:
         self._step = step
-        self._most_spills: dict[int, int] = {}
+        self._max_spills: dict[int, int] = {}
 
     def __call__(self, tuning: Tuning, tokens: int) -> float:
-        """Raises `RejectedTrialError`: it cannot be compiled with these tile configs, or spills more than the
-        first tuning.
+        """Raises `RejectedCandidateError`: it cannot be compiled with these tile configs, or spills more than
+        the first tuning.
         """
         model, space = self._step.model, self._step.workspace
         usual = self._step.launches
@@ -54,10 +54,10 @@ class StepTimer:
         try:
             step.launch(tokens)
         except TritonError as error:
-            raise RejectedTrialError(str(error)) from error
+            raise RejectedCandidateError(str(error)) from error
         torch.cuda.synchronize(space.state.device)
-        if launches.spills > self._most_spills.setdefault(tokens, launches.spills):
-            raise RejectedTrialError(f"{launches.spills} words a thread are spilled")
+        if launches.spills > self._max_spills.setdefault(tokens, launches.spills):
+            raise RejectedCandidateError(f"{launches.spills} words a thread are spilled")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step.launch(tokens)

@@ -39,7 +39,7 @@ _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 
 @dataclass(frozen=True)
-class Trials:
+class TuningCandidates:
     """Changes of one part of a tuning, tried in a step of `tokens` tokens."""
 
     tokens: int
@@ -47,18 +47,20 @@ class Trials:
 
 
 _KERNELS = ("gated", "down", "head", "qkv", "output")
-TRIALS = (
-    *(Trials(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
-    Trials(1, tuple({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
-    Trials(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
-    Trials(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
-    Trials(4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})),
-    Trials(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
+CANDIDATES = (
+    *(TuningCandidates(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
+    TuningCandidates(1, tuple({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
+    TuningCandidates(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
+    TuningCandidates(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
+    TuningCandidates(
+        4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})
+    ),
+    TuningCandidates(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
 )
 """Kernel by kernel; those that read most are first."""
 
 
-class RejectedTrialError(Exception):
+class RejectedCandidateError(Exception):
     """A step that cannot be compiled with these tile configs, or whose registers spill; the message gives the
     reason.
     """
@@ -84,40 +86,40 @@ def tune(
 ) -> Tuned:
     """Tune one kernel after the other; keep a change that makes the whole step faster by more than `GAIN`.
 
-    `time_step` returns the seconds of a step with this many tokens, or raises `RejectedTrialError`. A trial
-    that seems faster is timed again before it is kept, and the best is timed again before each kernel's
+    `time_step` returns the seconds of a step with this many tokens, or raises `RejectedCandidateError`. A
+    trial that seems faster is timed again before it is kept, and the best is timed again before each kernel's
     trials, because clocks drift. No trial starts after `budget_seconds`.
 
     Raises:
-        RejectedTrialError: from `start` itself.
+        RejectedCandidateError: from `start` itself.
     """
     end = clock() + budget_seconds
     best, before = start, time_step(start, 1)
     of_one, seconds, count = before, before, 0
-    for index, trials in enumerate(TRIALS):
+    for index, candidates in enumerate(CANDIDATES):
         if index and clock() < end:
-            seconds = time_step(best, trials.tokens)
-        for change in trials.changes:
+            seconds = time_step(best, candidates.tokens)
+        for change in candidates.changes:
             if clock() >= end:
                 return Tuned(best, before, of_one, count)
-            trial = best.replace(**change)
-            if trial == best:
+            candidate = best.replace(**change)
+            if candidate == best:
                 continue
             count += 1
             limit = seconds * (1 - GAIN)
-            if _seconds(time_step, trial, trials.tokens) < limit:
-                again = _seconds(time_step, trial, trials.tokens)
+            if _seconds(time_step, candidate, candidates.tokens) < limit:
+                again = _seconds(time_step, candidate, candidates.tokens)
                 if again < limit:
-                    best, seconds = trial, again
-        if trials.tokens == 1:
+                    best, seconds = candidate, again
+        if candidates.tokens == 1:
             of_one = seconds
     return Tuned(best, before, of_one, count)
 
 
-def _seconds(time_step: Callable[[Tuning, int], float], trial: Tuning, tokens: int) -> float:
+def _seconds(time_step: Callable[[Tuning, int], float], candidate: Tuning, tokens: int) -> float:
     try:
-        return time_step(trial, tokens)
-    except RejectedTrialError:
+        return time_step(candidate, tokens)
+    except RejectedCandidateError:
         return math.inf
 
 
@@ -178,11 +180,11 @@ def _as_tuning(found: Any) -> Tuning | None:
         numbers = value if isinstance(value, list) else [value]
         if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):
             return None
-        if not all(_is_cut(number, least=0 if is_shape else 1) for number in numbers):
+        if not all(_is_tile_number(number, minimum=0 if is_shape else 1) for number in numbers):
             return None
         values[name] = Shape(*numbers) if is_shape else value
     return Tuning(**values) if values["splits"] <= MAX_SPLITS else None
 
 
-def _is_cut(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value <= 1024 and value & (value - 1) == 0
+def _is_tile_number(value: Any, minimum: int) -> bool:
+    return type(value) is int and minimum <= value <= 1024 and value & (value - 1) == 0

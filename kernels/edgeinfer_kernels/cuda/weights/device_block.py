@@ -89,5 +89,5 @@ class DeviceBlock:
     weights: Any
     norms: DeviceNorms
     state: Any = None
-    has_units: bool = True
+    has_granules: bool = True
     """Whether the device has any of its units, if it is divisible."""

@@ -28,7 +28,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
 from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_quant_formats.formats import non_finite_error
 
-OnPlaced = Callable[[Matrix], None]
+OnLoaded = Callable[[Matrix], None]
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class DeviceModel(DeviceBuilder):
         if state is not None:
             self.parts.append(Part(f"layer {index.layer} keys and values", arena.used - begin, read=True))
         self._part_resting(index, module, weights)
-        has_units = not spec.is_divisible or module.has_units(weights)
-        return DeviceBlock(index, residual, weights, norms, state, has_units)
+        has_granules = not spec.is_divisible or module.has_granules(weights)
+        return DeviceBlock(index, residual, weights, norms, state, has_granules)
 
     def _part_resting(self, index: BlockIndex, module: Any, weights: Any) -> None:
         """Record the bytes that not every token reads, separately from the rest of the block."""
@@ -122,7 +122,7 @@ class DeviceModel(DeviceBuilder):
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
-        self._fills += [_Fill(part, target, place * source.rows, None) for place, part in enumerate(parts)]
+        self._fills += [_Fill(part, target, index * source.rows, None) for index, part in enumerate(parts)]
         return target
 
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
@@ -150,8 +150,8 @@ class DeviceModel(DeviceBuilder):
         self._decoded.append((tensor, matrix))
         return tensor
 
-    def fill(self, uploader: Uploader, on_placed: OnPlaced | None = None) -> None:
-        """Upload all weights from the file; `on_placed` is called with every uploaded matrix.
+    def fill(self, uploader: Uploader, on_loaded: OnLoaded | None = None) -> None:
+        """Upload all weights from the file; `on_loaded` is called with every uploaded matrix.
 
         Raises `FormatError`: a scale is NaN or infinite.
         """
@@ -161,8 +161,8 @@ class DeviceModel(DeviceBuilder):
         for entry in self._fills:
             if entry.source.nbytes:  # In a split layer, the device may have no rows of a matrix.
                 self._fill(entry, uploader)
-            if on_placed:
-                on_placed(entry.source)
+            if on_loaded:
+                on_loaded(entry.source)
         self._refuse_non_finite()
         self._decoded.clear()
         self._fills.clear()

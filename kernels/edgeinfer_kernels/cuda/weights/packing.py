@@ -27,7 +27,7 @@ class _Unpacked:
     super_scales: Tensor | None = None
 
 
-def _halves(raw: Tensor) -> Tensor:
+def _f16_bits(raw: Tensor) -> Tensor:
     """A pair of bytes as an unsigned 16-bit number, int32."""
     return raw.contiguous().view(torch.int16).to(torch.int32).squeeze(-1) & _LOW
 
@@ -70,7 +70,7 @@ def _scales(spec: FormatSpec, raw: Tensor) -> Tensor:
     elif spec.has_minimum:
         scales = _words(raw[..., first.offset : first.offset + 4]).squeeze(-1)
     else:
-        scales = _halves(_field(spec, raw, "d"))
+        scales = _f16_bits(_field(spec, raw, "d"))
     return scales.repeat_interleave(spec.block_elements // BLOCK, dim=-1)
 
 
@@ -113,7 +113,7 @@ def _six_bits(spec: FormatSpec, raw: Tensor) -> Tensor:
 def _split_six_bits(spec: FormatSpec, raw: Tensor) -> Tensor:
     """The upper two bits of eight scales in 16 bits, the lower four in 4 bytes."""
     shifts = torch.arange(0, 16, 2, dtype=torch.int32, device=raw.device)
-    upper = (_halves(_field(spec, raw, "scales_h"))[..., None] >> shifts) & 3
+    upper = (_f16_bits(_field(spec, raw, "scales_h"))[..., None] >> shifts) & 3
     low = _field(spec, raw, "scales_l").to(torch.int32)
     lower = torch.stack([low & 15, low >> 4], dim=-1).flatten(-2)
     return _signed_pairs(((lower | (upper << 4)) - 32).repeat_interleave(2, dim=-1))
@@ -139,7 +139,7 @@ def _unpack(spec: FormatSpec, raw: Tensor) -> _Unpacked:
     d = spec.field("d")
     # d and dmin, which are adjacent, as one word.
     factors = _words(raw[..., d.offset : d.offset + 4]).squeeze(-1) if spec.has_minimum else None
-    super_scales = _halves(_field(spec, raw, "d")) if factors is None else factors
+    super_scales = _f16_bits(_field(spec, raw, "d")) if factors is None else factors
     return _Unpacked(codes=codes, scales=_SUB_SCALES[spec.sub_scales](spec, raw), super_scales=super_scales)
 
 
@@ -148,19 +148,19 @@ def _code_words(codes: Tensor, code: Code) -> Tensor:
     if code == Code.BYTE:
         return _words(codes)
     if code == Code.CODEBOOK:
-        halves = (codes[..., 0::2] | (codes[..., 1::2] << 4)).unflatten(-1, (2, 4, 2))
-        return _words(halves.transpose(-3, -2).flatten(-3)).contiguous()
+        nibbles = (codes[..., 0::2] | (codes[..., 1::2] << 4)).unflatten(-1, (2, 4, 2))
+        return _words(nibbles.transpose(-3, -2).flatten(-3)).contiguous()
     low, high = codes[..., :16], codes[..., 16:]
     words = [_words((low & 15) | (high << 4))]
     if code != Code.NIBBLE:
         bits = 1 if code == Code.NIBBLE_1 else 2
         fields = ((codes >> 4) & (3 if bits == 2 else 1)).unflatten(-1, (2, 4, 4))
         shifts = torch.arange(0, 4 * bits, bits, dtype=torch.uint8, device=codes.device)[:, None]
-        bytes_of_half = (fields << shifts).sum(dim=-2, dtype=torch.uint8)
+        packed_fields = (fields << shifts).sum(dim=-2, dtype=torch.uint8)
         if bits == 1:
-            words.append(_words(bytes_of_half[..., 0, :] | (bytes_of_half[..., 1, :] << 4)))
+            words.append(_words(packed_fields[..., 0, :] | (packed_fields[..., 1, :] << 4)))
         else:
-            words.append(_words(bytes_of_half.flatten(-2)))
+            words.append(_words(packed_fields.flatten(-2)))
     return torch.cat(words, dim=-1)
 
 

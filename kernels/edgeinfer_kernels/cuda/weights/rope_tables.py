@@ -15,24 +15,24 @@ def head_order(rope: RopeSpec | None, head_dim: int) -> npt.NDArray[np.int64]:
     dimensions = np.arange(head_dim)
     if rope is None:
         return dimensions
-    turned = rope.dimensions
+    rope_dims = rope.dimensions
     if rope.neox:
-        first, second = dimensions[: turned // 2], dimensions[turned // 2 : turned]
+        first, second = dimensions[: rope_dims // 2], dimensions[rope_dims // 2 : rope_dims]
     else:
-        first, second = dimensions[0:turned:2], dimensions[1:turned:2]
-    rest = dimensions[turned:]
-    middle = len(rest) // 2
-    return np.concatenate([first, rest[:middle], second, rest[middle:]])
+        first, second = dimensions[0:rope_dims:2], dimensions[1:rope_dims:2]
+    remainder = dimensions[rope_dims:]
+    middle = len(remainder) // 2
+    return np.concatenate([first, remainder[:middle], second, remainder[middle:]])
 
 
 def rope_table(rope: RopeSpec | None, head_dim: int, positions: int) -> npt.NDArray[np.float32]:
     """(positions, head_dim): cosines of the pairs, then sines; 1 and 0 for dimensions without RoPE."""
-    half = head_dim // 2
+    half_dim = head_dim // 2
     table = np.zeros((positions, head_dim), np.float32)
-    table[:, :half] = 1.0
+    table[:, :half_dim] = 1.0
     if rope is None:
         return table
-    turned = rope.dimensions // 2
+    rope_dims = rope.dimensions // 2
     both = rope.table(0, positions)
-    table[:, :turned], table[:, half : half + turned] = both[:, :turned], both[:, turned:]
+    table[:, :rope_dims], table[:, half_dim : half_dim + rope_dims] = both[:, :rope_dims], both[:, rope_dims:]
     return table

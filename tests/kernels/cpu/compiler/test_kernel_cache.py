@@ -272,7 +272,7 @@ def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folde
     root = temporary_root()
     assert root.parent == quick_builds
     assert built == [f"{unit} built in {root}".encode() for unit in "ab"]
-    assert store.note == (
+    assert store.warning == (
         f"compiled kernels can't be kept: {tmp_path / 'file'}: File exists; they are in {root} until the "
         "system clears it"
     )
@@ -288,8 +288,8 @@ def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
     built = store.objects(["a", "b"])
     assert [body.split()[0] for body in built] == [b"a", b"b"]
     assert not Path(built[0].decode().rpartition(" ")[2]).exists()
-    assert store.note is not None
-    assert store.note.endswith("; they are compiled again at every start")
+    assert store.warning is not None
+    assert store.warning.endswith("; they are compiled again at every start")
 
 
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, quick_builds: Path) -> None:
@@ -302,8 +302,8 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, quick_builds
         store = KernelCache(root, choose())
         assert store.find("a") is None
         assert store.objects(["a"]) == [f"a built in {temporary_root()}".encode()]
-        assert store.note is not None
-        assert f"{path} is writable by other users (mode {mode:o}, wanted 700)" in store.note
+        assert store.warning is not None
+        assert f"{path} is writable by other users (mode {mode:o}, wanted 700)" in store.warning
         path.chmod(before)
     assert KernelCache(root, choose()).find("a") is not None
 

@@ -8,10 +8,10 @@ import torch
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
-    CHOSEN,
     NO_NUMBERS,
+    SAMPLED,
     TOO_FEW,
-    DrawSettings,
+    DeviceSamplingParams,
     SamplingBuffers,
     argmax,
     sample,
@@ -22,18 +22,18 @@ CLOSE = 1e-5
 """How near to a border between two tokens a draw may lie to be left out: the two sum in another order."""
 
 
-def device_settings(settings: SamplingParams) -> DrawSettings:
+def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
     names = (
         "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "frequency_penalty", "presence_penalty"
     )  # fmt: skip
-    return DrawSettings(**{name: getattr(settings, name) for name in names})
+    return DeviceSamplingParams(**{name: getattr(settings, name) for name in names})
 
 
-def run(device: str, logits: Any, settings: list[DrawSettings], recent: list[list[int]], chances: list[float],
-        kept: int, size: int) -> tuple[Any, Any]:  # fmt: skip
+def run(device: str, logits: Any, settings: list[DeviceSamplingParams], recent: list[list[int]],
+        uniforms: list[float], kept: int, size: int) -> tuple[Any, Any]:  # fmt: skip
     """Results (rows, 2) and what is chosen, -7 where nothing was written."""
     rows, vocabulary = logits.shape
-    requests = [one.request(len(ids), u) for one, ids, u in zip(settings, recent, chances, strict=True)]
+    requests = [one.request(len(ids), u) for one, ids, u in zip(settings, recent, uniforms, strict=True)]
     room = max(1, *map(len, recent))
     padded = torch.tensor([ids + [0] * (room - len(ids)) for ids in recent], dtype=torch.int32, device=device)
     buffers = SamplingBuffers.allocate(rows, vocabulary, device, kept, size)
@@ -105,10 +105,10 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
         ]
         recent = [ids[-one.repeat_last_n :] for one, ids in zip(settings, histories, strict=True)]
         samplers = [Sampler(one, vocabulary) for one in settings]
-        chances = [float(chance) for chance in random.random(ROWS)]
-        chances[0] = 0.0
+        uniforms = [float(chance) for chance in random.random(ROWS)]
+        uniforms[0] = 0.0
         results, chosen = run(
-            device, logits, [device_settings(one) for one in settings], recent, chances, kept, size
+            device, logits, [device_settings(one) for one in settings], recent, uniforms, kept, size
         )
         for row in range(ROWS):
             ids, probabilities = samplers[row].distribution(logits[row], histories[row])
@@ -119,17 +119,17 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
                 assert chosen[row] == -7
                 assert needs_more_than(kept, settings[row], logits[row], histories[row])
                 continue
-            assert status == CHOSEN
+            assert status == SAMPLED
             assert chosen[row] == token
             if is_borderline(
                 probabilities,
-                chances[row],
+                uniforms[row],
                 neighbours(settings[row], logits[row], histories[row]),
             ):
                 continue
             cumulative = np.cumsum(probabilities)
-            position = int(np.searchsorted(cumulative, chances[row] * cumulative[-1], side="right"))
-            assert token == ids[min(position, ids.size - 1)], (settings[row], chances[row])
+            position = int(np.searchsorted(cumulative, uniforms[row] * cumulative[-1], side="right"))
+            assert token == ids[min(position, ids.size - 1)], (settings[row], uniforms[row])
             compared += 1
     assert compared > 120
     assert (refused > 20) == (vocabulary > kept)
@@ -153,10 +153,10 @@ def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
     logits[0, [77, 150]] = 3
     logits[1] = -1
     logits[1, 100], logits[1, 60] = -0.0, 0.0
-    results, _ = run(device, logits, [DrawSettings(0.0)] * 2, [[], []], [0.9, 0.9], 16, 64)
-    assert results.tolist() == [[77, CHOSEN], [60, CHOSEN]]
+    results, _ = run(device, logits, [DeviceSamplingParams(0.0)] * 2, [[], []], [0.9, 0.9], 16, 64)
+    assert results.tolist() == [[77, SAMPLED], [60, SAMPLED]]
     results, _ = run(
-        device, logits, [DrawSettings(0.0, presence_penalty=9)] * 2, [[77], [60, 100]], [0, 0], 16, 64
+        device, logits, [DeviceSamplingParams(0.0, presence_penalty=9)] * 2, [[77], [60, 100]], [0, 0], 16, 64
     )
     assert results[:, 0].tolist() == [150, 0]
 
@@ -167,24 +167,24 @@ def test_what_is_no_number_chooses_nothing(device: str, value: float, temperatur
     logits = np.zeros((3, 200), np.float32)
     logits[0, 130] = value
     logits[1] = -np.inf
-    settings = [DrawSettings(temperature, top_k=4)] * 3
+    settings = [DeviceSamplingParams(temperature, top_k=4)] * 3
     results, chosen = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
     assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
     assert chosen.tolist()[:2] == [-7, -7]
-    assert results[2, 1] == CHOSEN
+    assert results[2, 1] == SAMPLED
 
 
 def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> None:
     logits = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
     asked = [
-        DrawSettings(1.0),
-        DrawSettings(1.0, top_k=17),
-        DrawSettings(1.0, top_k=16),
-        DrawSettings(1.0, min_p=1e-9),
-        DrawSettings(1.0, top_p=0.999),
+        DeviceSamplingParams(1.0),
+        DeviceSamplingParams(1.0, top_k=17),
+        DeviceSamplingParams(1.0, top_k=16),
+        DeviceSamplingParams(1.0, min_p=1e-9),
+        DeviceSamplingParams(1.0, top_p=0.999),
     ]
     results, _ = run(device, logits, asked, [[]] * 5, [0.3] * 5, 16, 64)
-    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, CHOSEN, TOO_FEW, TOO_FEW]
+    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
@@ -198,7 +198,7 @@ def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
     results = torch.full((6, 2), -7, dtype=torch.int32, device=device)
     argmax(torch.from_numpy(logits).to(device), buffers, chosen, results)
     assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == chosen[:4].tolist()
-    assert results[:4, 1].tolist() == [CHOSEN] * 4
+    assert results[:4, 1].tolist() == [SAMPLED] * 4
     assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
 
 
@@ -206,8 +206,8 @@ def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> 
     logits = np.tile(np.random.default_rng(3).standard_normal(40).astype(np.float32), (200, 1))
     settings = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)
     ids, probabilities = Sampler(settings, 40).distribution(logits[0], [])
-    chances = [(i + 0.5) / 200 for i in range(200)]
-    results, _ = run(device, logits, [device_settings(settings)] * 200, [[]] * 200, chances, 16, 64)
+    uniforms = [(i + 0.5) / 200 for i in range(200)]
+    results, _ = run(device, logits, [device_settings(settings)] * 200, [[]] * 200, uniforms, 16, 64)
     counts = np.bincount(results[:, 0], minlength=40)
     assert set(np.flatnonzero(counts)) <= set(ids.tolist())
     np.testing.assert_allclose(counts[ids] / 200, probabilities, atol=1.01 / 200)

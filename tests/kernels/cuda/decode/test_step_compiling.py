@@ -40,7 +40,7 @@ model = DeviceModel(*empty_decoder(shape, "Q8_0"), arena, 64)
 launches = StepLaunches(model, Workspace(model, arena), usual_tuning(75), dependent=False)
 step, heard, compiled = DecodeStep(launches), [], []
 triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["fn"].name)
-step_compiling.PATIENCE = 0.0
+step_compiling.SILENT_SECONDS = 0.0
 
 
 def interrupted(done, kernels):

@@ -45,10 +45,10 @@ class Restless(ExpertCachePolicy):
         super().__init__(count, used, residents)
         self.look_after = 1
 
-    def note(self, requests: npt.NDArray[np.int64]) -> None:
+    def record(self, requests: npt.NDArray[np.int64]) -> None:
         before = getattr(self, "noted", np.zeros_like(requests))
         self.noted = before + requests
-        super().note(requests)
+        super().record(requests)
 
     def proposals(self) -> list[Swap]:
         self.turn += 1
@@ -61,12 +61,12 @@ class Restless(ExpertCachePolicy):
         return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
 
 
-def changing(decoder: Decoder) -> list[LayerSplit]:
+def cached_splits(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
     found = []
     for index, layer in enumerate(decoder.weights.layers):
         count = layer.block_of(MoeWeights).ffn_up_exps.experts
-        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), changing=True))
+        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), has_expert_cache=True))
     return found
 
 
@@ -84,15 +84,15 @@ def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, ids = changing(decoder), decoder.ids(sum(steps))
+        divisions, ids = cached_splits(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
         with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
-            policy, device_half = Restless(count, used, experts_of(divisions)), backend.gpu_shard
-            assert isinstance(device_half, CudaBackend)
-            device_half.refill_experts(policy)
+            policy, gpu_shard = Restless(count, used, experts_of(divisions)), backend.gpu_shard
+            assert isinstance(gpu_shard, CudaBackend)
+            gpu_shard.start_expert_cache(policy)
             found = read_split(backend, ids, steps)
-            assert device_half.changed_experts or device == "cuda"
+            assert gpu_shard.changed_experts or device == "cuda"
         assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
@@ -116,12 +116,12 @@ def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, steps = changing(decoder), (4, 12, 3, 1, 1)
+        divisions, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
             policy.look_after = 1 << 20
-            backend.gpu_shard.refill_experts(policy)
+            backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(sum(steps)), steps)
             asked = np.array(list(backend.cpu_shard.requests.values()))
         ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
@@ -135,13 +135,13 @@ def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions = changing(decoder)
+        divisions = cached_splits(decoder)
         with divided(decoder, device, divisions, kernels) as backend:
             facts = decoder.specification.layers[0].block_of(MoeSpec)
             policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
             policy.look_after = 4
             assert isinstance(backend.gpu_shard, CudaBackend)
-            backend.gpu_shard.refill_experts(policy)
+            backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
             seen, _ = backend.expert_counts
         # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
@@ -170,12 +170,12 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
 ) -> None:
     monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions, ids = changing(decoder), decoder.ids(6)
+        divisions, ids = cached_splits(decoder), decoder.ids(6)
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
             policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
-            told = backend.gpu_shard.refill_experts(policy)
+            told = backend.gpu_shard.start_expert_cache(policy)
             assert told is not None
             assert why in told
             found = read_split(backend, ids, (4, 1, 1))
@@ -188,17 +188,17 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
 def test_experts_come_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
-    monkeypatch.setattr(expert_loading, "REFILL_BYTES", 1)
+    monkeypatch.setattr(expert_loading, "EXPERT_LOAD_BYTES", 1)
     monkeypatch.setattr(expert_loading, "PIECES_PER_STEP", pieces)
     model = replace(ZOO["granitemoe"], expert_length=32)
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)
     with opened(model, tmp_path, LAYERS) as decoder:
-        divisions, ids = changing(decoder), decoder.ids(len(steps))
+        divisions, ids = cached_splits(decoder), decoder.ids(len(steps))
         facts = decoder.specification.layers[0].block_of(MoeSpec)
         with divided(decoder, device, divisions, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
-            backend.gpu_shard.refill_experts(
+            backend.gpu_shard.start_expert_cache(
                 Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
             )
             found = read_split(backend, ids, steps)

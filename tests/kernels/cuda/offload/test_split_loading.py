@@ -389,13 +389,13 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
         assert isinstance(engine.backend, SplitBackend), model.warnings
         assert any(note.endswith("the experts change while decoding") for note in model.warnings)
         assert model.plan is not None
-        changing = [layer for layer in model.plan.layers if layer.expert_cache]
-        assert changing
-        assert all(0 < len(layer.gpu_experts) < layer.experts for layer in changing)
+        cached = [layer for layer in model.plan.layers if layer.expert_cache]
+        assert cached
+        assert all(0 < len(layer.gpu_experts) < layer.experts for layer in cached)
         needed = model.plan.bytes_on("cpu")
         assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
-        device_half: Any = engine.backend.gpu_shard
-        assert device_half.changed_experts == 0
+        gpu_shard: Any = engine.backend.gpu_shard
+        assert gpu_shard.changed_experts == 0
     with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
         assert model.plan is not None
         assert not any(layer.expert_cache for layer in model.plan.layers)

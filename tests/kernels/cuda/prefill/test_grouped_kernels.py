@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     grouped_product,
     grouped_tile,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_pairs_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
 from tests.kernels.cuda.weights.test_packing import columns_for, decoded
 
@@ -72,9 +72,9 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
     order = np.argsort(wanted, kind="stable")
     found = torch.full((4, len(ids) + 1), -7, dtype=torch.int32, device=device)
     counts = torch.full((count + 1,), -7, dtype=torch.int32, device=device)
-    group_pairs_kernel[(count,)](
+    group_assignments_kernel[(count,)](
         tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
-        len(here), EXPERTS=count, USED=used, STEP=16,
+        len(here), EXPERTS=count, EXPERTS_PER_TOKEN=used, STEP=16,
     )  # fmt: skip
     slots, positions, sorted_tokens, row_slots = found[:, :-1].cpu().numpy()
     np.testing.assert_array_equal(slots, wanted)

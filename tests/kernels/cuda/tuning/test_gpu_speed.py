@@ -19,12 +19,12 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
 
 
 def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_speed, "PATIENCE", 0.01)
+    monkeypatch.setattr(exchange_speed, "TIMEOUT_SECONDS", 0.01)
     exchange = exchange_speed.Exchange(torch.device(device))
     exchange.exchange_buffer.begin(answered=0)
-    assert not exchange.answer()
+    assert not exchange.respond()
     exchange.launch()  # on a GPU this would hang if it weren't let go
-    assert exchange.answer()
+    assert exchange.respond()
     exchange.arena.close()
 
 

@@ -9,9 +9,9 @@ import pytest
 from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import (
+    CANDIDATES,
     FILE,
-    TRIALS,
-    RejectedTrialError,
+    RejectedCandidateError,
     remember_tuning,
     remembered_tuning,
     tune,
@@ -20,7 +20,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 from harness.empty_decoders import empty_decoder
 
-ALL = sum(len(trials.changes) for trials in TRIALS)
+ALL = sum(len(trials.changes) for trials in CANDIDATES)
 KERNELS = ("gated", "down", "head", "qkv", "output")
 
 
@@ -66,7 +66,7 @@ def test_the_best_cut_of_every_kernel_is_found() -> None:
     assert found.tuning == BEST
     # Of one token, timed before the steps of several were cut.
     assert (found.seconds_before, found.seconds) == (step(Tuning(), 1), 1.6)
-    assert ALL - len(TRIALS) <= found.trials <= ALL
+    assert ALL - len(CANDIDATES) <= found.trials <= ALL
 
 
 def test_less_than_a_third_of_a_percent_is_noise() -> None:
@@ -105,7 +105,7 @@ def test_no_trial_is_begun_when_the_time_is_over(budget: int) -> None:
 def test_what_cannot_be_compiled_is_passed_over() -> None:
     def cost(tuning: Tuning) -> float:
         if tuning.gated.step == 128 or tuning.attention_warps == 1:
-            raise RejectedTrialError("out of shared memory")
+            raise RejectedCandidateError("out of shared memory")
         return distance_from(BEST)(tuning)
 
     step = MadeUpStep(cost)
@@ -117,9 +117,9 @@ def test_what_cannot_be_compiled_is_passed_over() -> None:
 
 def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
     def cost(_: Tuning, __: int) -> float:
-        raise RejectedTrialError("12 words a thread are spilled")
+        raise RejectedCandidateError("12 words a thread are spilled")
 
-    with pytest.raises(RejectedTrialError, match="12 words a thread are spilled"):
+    with pytest.raises(RejectedCandidateError, match="12 words a thread are spilled"):
         tune(cost, Tuning(), 1e6, lambda: 0.0)
 
 

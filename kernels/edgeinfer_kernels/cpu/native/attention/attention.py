@@ -71,7 +71,7 @@ def state_bytes(block):
 
 
 @device_function
-def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
+def gather_item(block, step_args, item, pieces, own_pieces, states, scores, copied):
     """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has `pieces`
     items.
     """
@@ -80,8 +80,8 @@ def gather_item(block, call, item, pieces, own_pieces, states, scores, copied):
     group = block.heads // kv_heads
     token = item // (kv_heads * pieces)
     kv_head = item // pieces % kv_heads
-    end = position_of(call, token) + 1
-    token_args = token_args_of(call, token)
+    end = position_of(step_args, token) + 1
+    token_args = token_args_of(step_args, token)
     pages = token_args.pages if token_args.address != 0 else 0
     window = block.window
     begin = max(0, end - window) if window > 0 else 0
@@ -137,11 +137,11 @@ def write_item(block, tokens, item, states):
 
 
 @device_function
-def attend(pool, counter, thread, block, call, pieces, share, scratch):
+def attend(pool, counter, thread, block, step_args, pieces, share, scratch):
     """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces` completes
     it. `share`: as for `store_heads`.
     """
-    tokens = call.tokens
+    tokens = step_args.tokens
     kv_heads = block.kv_heads
     scores = scratch + ROWS_SCRATCH
     copied = scores + SCORES_PER_THREAD + state_bytes(block)
@@ -156,19 +156,19 @@ def attend(pool, counter, thread, block, call, pieces, share, scratch):
         if token >= tokens:
             break
         if pieces == 1:
-            gather_item(block, call, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
+            gather_item(block, step_args, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
             write_item(block, tokens, item, scores + SCORES_PER_THREAD)
         else:
-            own = pieces_of(block, pool, tokens, position_of(call, token) + 1)
+            own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
             states = block.states + item * state_bytes(block)
             if item % pieces < own:
-                gather_item(block, call, item, pieces, own, states, scores, copied)
+                gather_item(block, step_args, item, pieces, own, states, scores, copied)
 
 
 @device_function
-def merge_pieces(pool, counter, block, call, pieces):
+def merge_pieces(pool, counter, block, step_args, pieces):
     """Phase: merge the states of all KV splits of a token's KV head, and write its row of `attn_out`."""
-    tokens = call.tokens
+    tokens = step_args.tokens
     padded = block.padded_head
     nbytes = state_bytes(block)
     while True:
@@ -176,7 +176,7 @@ def merge_pieces(pool, counter, block, call, pieces):
         token = item // block.kv_heads
         if token >= tokens:
             break
-        own = pieces_of(block, pool, tokens, position_of(call, token) + 1)
+        own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
         states = block.states + item * pieces * nbytes
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
@@ -188,11 +188,11 @@ exports = Exports()
 
 
 @exports.add("attention_block", AttentionArgs, StepArgs, ThreadPoolArgs, int)
-def attention_block(block, call, pool, thread):
-    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `call`; keys and values are written to
-    the cache.
+def attention_block(block, step_args, pool, thread):
+    """x += scale · norm(W_o · attention(norm(x))) for the tokens of `step_args`; keys and values are written
+    to the cache.
     """
-    tokens = call.tokens
+    tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
     normed = block.normed
     attn_out = block.attn_out
@@ -202,9 +202,9 @@ def attention_block(block, call, pool, thread):
     projected = block.projected
     stride = block.projected_stride
     q_matrix = block.q_matrix
-    pieces = pieces_of(block, pool, tokens, last_position(call) + 1)
+    pieces = pieces_of(block, pool, tokens, last_position(step_args) + 1)
     share = share_of_heads(block, pool, tokens, pieces)
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, q_matrix)
     barrier_prefetching(pool, ahead, end)
     q = block.projected_q
@@ -215,19 +215,19 @@ def attention_block(block, call, pool, thread):
     project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
     ahead = barrier_prefetching(pool, ahead, end)
-    store_heads(pool, 4, thread, block, call, share, scratch)
+    store_heads(pool, 4, thread, block, step_args, share, scratch)
     if share == 0:
         ahead = barrier_prefetching(pool, ahead, end)
-    attend(pool, 5, thread, block, call, pieces, share, scratch)
+    attend(pool, 5, thread, block, step_args, pieces, share, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
     if pieces > 1:
-        merge_pieces(pool, 6, block, call, pieces)
+        merge_pieces(pool, 6, block, step_args, pieces)
         ahead = barrier_prefetching(pool, ahead, end)
     if not heads_fill_blocks(block):
-        quantize_input(pool, 7, call, attn_out)
+        quantize_input(pool, 7, step_args, attn_out)
         barrier_prefetching(pool, ahead, end)
     project(pool, 8, thread, tokens, output, attn_out, projected, stride, scratch)
     barrier_and_clear(pool)
     scale = block.residual_scale
     post_norm = block.post_norm
-    add_residual(pool, 9, thread, call, output, projected, stride, post_norm, scale)
+    add_residual(pool, 9, thread, step_args, output, projected, stride, post_norm, scale)

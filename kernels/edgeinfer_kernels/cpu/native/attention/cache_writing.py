@@ -142,14 +142,14 @@ def store_one_f16(scale, target, spare):
 @device_function
 def store_nibble_scale(row, group, padded, target, spare):
     """As `store_scale`, for codes in which the element of largest magnitude is -8."""
-    most = splat_f32(np.float32(0))
-    least = splat_f32(np.float32(0))
+    highest = splat_f32(np.float32(0))
+    lowest = splat_f32(np.float32(0))
     largest = splat_f32(np.float32(0))
     for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
-        most = maximum(most, load_floats(row + 4 * d))
-        least = minimum(least, load_floats(row + 4 * d))
+        highest = maximum(highest, load_floats(row + 4 * d))
+        lowest = minimum(lowest, load_floats(row + 4 * d))
         largest = larger_magnitude(largest, load_floats(row + 4 * d))
-    above, below = lanes_max(most), lanes_max(absolute(least))
+    above, below = lanes_max(highest), lanes_max(absolute(lowest))
     scale = clamp_to_f16(lanes_max_magnitude(largest) / np.float32(8))
     return store_one_f16(-scale if above > below else scale, target, spare)
 
@@ -170,27 +170,27 @@ def nearest_code(row, inverse):
 
 
 @device_function
-def token_args_of(call, token):
+def token_args_of(step_args, token):
     """A token's arguments; address 0 if there are none."""
-    token_args = call.token_args
+    token_args = step_args.token_args
     return token_args[token] if token_args.address != 0 else token_args
 
 
 @device_function
-def position_of(call, token):
+def position_of(step_args, token):
     """Position of a token in its sequence."""
-    token_args = token_args_of(call, token)
-    return token_args.position if token_args.address != 0 else call.start + token
+    token_args = token_args_of(step_args, token)
+    return token_args.position if token_args.address != 0 else step_args.start + token
 
 
 @device_function
-def last_position(call):
+def last_position(step_args):
     """The largest position of all tokens."""
-    tokens = call.tokens
-    last = position_of(call, 0)
-    for token in range(1, tokens if call.token_args.address != 0 else 1):
-        last = max(last, position_of(call, token))
-    return last if call.token_args.address != 0 else last + tokens - 1
+    tokens = step_args.tokens
+    last = position_of(step_args, 0)
+    for token in range(1, tokens if step_args.token_args.address != 0 else 1):
+        last = max(last, position_of(step_args, token))
+    return last if step_args.token_args.address != 0 else last + tokens - 1
 
 
 @device_function

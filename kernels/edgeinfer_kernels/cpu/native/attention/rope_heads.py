@@ -21,16 +21,16 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs
 
 
 @device_function
-def apply_rope(head, table, dimensions, halves):
-    """Apply RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `halves`; table: cosines, then
+def apply_rope(head, table, dimensions, is_neox):
+    """Apply RoPE in place: pairs (i, i+1), or (i, i + dimensions/2) if `is_neox`; table: cosines, then
     sines.
     """
-    half = dimensions // 2
-    for i in range(half):
+    half_dim = dimensions // 2
+    for i in range(half_dim):
         cosine = load_f32(table + 4 * i)
-        sine = load_f32(table + 4 * (half + i))
-        first = head + 4 * i if halves else head + 8 * i
-        second = head + 4 * (i + half) if halves else head + 8 * i + 4
+        sine = load_f32(table + 4 * (half_dim + i))
+        first = head + 4 * i if is_neox else head + 8 * i
+        second = head + 4 * (i + half_dim) if is_neox else head + 8 * i + 4
         a = load_f32(first)
         b = load_f32(second)
         store_f32(first, a * cosine - b * sine)
@@ -91,20 +91,20 @@ def has_hadamard_heads(block):
 
 
 @device_function
-def rope_and_store(block, call, token, index, head):
+def rope_and_store(block, step_args, token, index, head):
     """Store head `index` of a token: a query head in its padded row, or, for larger indices, a key or value
     head in the cache. `head` is scratch.
     """
     heads = block.heads
     kv_heads = block.kv_heads
     rope_dim = block.rope_dim
-    halves = block.rope_neox != 0
+    is_neox = block.rope_neox != 0
     head_dim = block.head_dim
     padded = block.padded_head
     spare = head + 4 * padded
-    token_args = token_args_of(call, token)
-    position = position_of(call, token)
-    table = call.rope + 4 * rope_dim * (position - call.start)
+    token_args = token_args_of(step_args, token)
+    position = position_of(step_args, token)
+    table = step_args.rope + 4 * rope_dim * (position - step_args.start)
     kv_offset = token * block.kv_stride
     if index < heads:
         row = block.projected_q + token * block.q_stride
@@ -112,7 +112,7 @@ def rope_and_store(block, call, token, index, head):
         target += 4 * padded * index
         norm = block.q_norm
         take_head(block, block.q_matrix, norm, row, index, target)
-        apply_rope(target, table, rope_dim, halves)
+        apply_rope(target, table, rope_dim, is_neox)
         if has_hadamard_heads(block):
             hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
@@ -120,7 +120,7 @@ def rope_and_store(block, call, token, index, head):
         row = block.projected_k + kv_offset
         norm = block.k_norm
         take_head(block, block.k_matrix, norm, row, kv_head, head)
-        apply_rope(head, table, rope_dim, halves)
+        apply_rope(head, table, rope_dim, is_neox)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
         store_all_keys(block, kv_head, token_args, position, head, spare)
@@ -148,7 +148,7 @@ def share_of_heads(block, pool, tokens, pieces):
 
 
 @device_function
-def store_heads(pool, counter, thread, block, call, share, scratch):
+def store_heads(pool, counter, thread, block, step_args, share, scratch):
     """Phase: store queries in their padded rows, keys and values in the cache, head by head; `share` is the
     result of `share_of_heads`.
     """
@@ -161,7 +161,7 @@ def store_heads(pool, counter, thread, block, call, share, scratch):
         item = own if share > 0 else next_item(pool, counter)
         own += 1
         token = item // every
-        if token >= call.tokens:
+        if token >= step_args.tokens:
             break
         index = item - token * every
         if share > 0:  # The thread's query heads, then its key heads, then its value heads.
@@ -172,4 +172,4 @@ def store_heads(pool, counter, thread, block, call, share, scratch):
                 index += heads + thread * share - queries
             else:
                 index += heads + kv_heads + thread * share - queries - share
-        rope_and_store(block, call, token, index, scratch + ROWS_SCRATCH)
+        rope_and_store(block, step_args, token, index, scratch + ROWS_SCRATCH)

@@ -261,11 +261,11 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 keys, values = copied, copied + keys_ahead
                 key_scales = values + values_ahead
                 value_scales = key_scales + scales_ahead
-                wanted = pages + 8 * (tile // LANES)
-                copy_pages(wanted, count, key_cache, keys, key_page)
-                copy_pages(wanted, count, value_cache, values, value_page)
-                copy_pages(wanted, count, key_scale_cache, key_scales, scale_bytes)
-                copy_pages(wanted, count, value_scale_cache, value_scales, scale_bytes)
+                tile_pages = pages + 8 * (tile // LANES)
+                copy_pages(tile_pages, count, key_cache, keys, key_page)
+                copy_pages(tile_pages, count, value_cache, values, value_page)
+                copy_pages(tile_pages, count, key_scale_cache, key_scales, scale_bytes)
+                copy_pages(tile_pages, count, value_scale_cache, value_scales, scale_bytes)
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
                 score_four(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)

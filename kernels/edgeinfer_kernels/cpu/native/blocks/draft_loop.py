@@ -28,7 +28,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 
 LANES = 16
 ALL_LANES = (1 << LANES) - 1
-LEAST, MOST = np.float32(-1e30), np.float32(1e30)
+LOWEST, HIGHEST = np.float32(-1e30), np.float32(1e30)
 """Logits outside this range are treated as invalid."""
 NEARER = np.float32(0.75)
 """Factor by which the range of candidate logits below the largest is reduced if there are too many
@@ -48,12 +48,12 @@ def exponential_of(value):
 @device_function
 def go_on(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
-    for i in range(block.call_count):
-        call = block.calls[i]
-        step = call.step
+    for i in range(block.step_arg_count):
+        rope_args = block.step_args[i]
+        step = rope_args.step
         read = step.tokens
         step.start = step.start + read
-        step.rope = step.rope + read * call.rope_bytes
+        step.rope = step.rope + read * rope_args.rope_bytes
         step.tokens = 1
     block.head_step.x = block.x
     block.embed.ids = ids
@@ -87,19 +87,19 @@ def weigh_parts(pool, counter, block):
     """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
     set below all others.
     """
-    choices = block.choices
+    id_limit = block.id_limit
     scale = block.logit_scale
     logits = block.logits
     while True:
         item = next_item(pool, counter)
         first = item * LOGITS_PER_PART
-        if first >= choices:
+        if first >= id_limit:
             break
-        count = min(LOGITS_PER_PART, choices - first)
+        count = min(LOGITS_PER_PART, id_limit - first)
         end = (count + LANES - 1) // LANES * LANES
         at = logits + 4 * first
         for i in range(count, end):
-            store_f32(at + 4 * i, LEAST)
+            store_f32(at + 4 * i, LOWEST)
         if scale != np.float32(1):
             for i in range(0, end, LANES):
                 store_floats(at + 4 * i, multiply(load_floats(at + 4 * i), splat_f32(scale)))
@@ -110,7 +110,7 @@ def weigh_parts(pool, counter, block):
 def best_of_parts(block):
     """(logit, token, softmax) of the argmax token, the first of equals."""
     parts = block.parts
-    count = (block.choices + LOGITS_PER_PART - 1) // LOGITS_PER_PART
+    count = (block.id_limit + LOGITS_PER_PART - 1) // LOGITS_PER_PART
     top = parts.top
     token = parts.index
     for i in range(1, count):
@@ -126,23 +126,23 @@ def best_of_parts(block):
 
 
 @device_function
-def gather(block, least, ids, weights):
-    """Store tokens whose logit is at least `least` in `ids`, ascending, and their logits in `weights`; return
-    their number, or MAX_CANDIDATES + 1 if there are more.
+def gather(block, min_logit, ids, weights):
+    """Store tokens whose logit is at least `min_logit` in `ids`, ascending, and their logits in `weights`;
+    return their number, or MAX_CANDIDATES + 1 if there are more.
     """
     parts = block.parts
-    choices = block.choices
+    id_limit = block.id_limit
     logits = block.logits
     count = 0
-    for part in range((choices + LOGITS_PER_PART - 1) // LOGITS_PER_PART):
-        if parts[part].top < least:
+    for part in range((id_limit + LOGITS_PER_PART - 1) // LOGITS_PER_PART):
+        if parts[part].top < min_logit:
             continue
-        for i in range(part * LOGITS_PER_PART, min(choices, (part + 1) * LOGITS_PER_PART), LANES):
-            taken = ALL_LANES ^ positive_lanes(subtract(splat_f32(least), load_floats(logits + 4 * i)))
+        for i in range(part * LOGITS_PER_PART, min(id_limit, (part + 1) * LOGITS_PER_PART), LANES):
+            taken = ALL_LANES ^ positive_lanes(subtract(splat_f32(min_logit), load_floats(logits + 4 * i)))
             while taken != 0:
                 token = i + trailing_zeros(taken)
                 taken &= taken - 1
-                if token < choices:
+                if token < id_limit:
                     if count == MAX_CANDIDATES:
                         return count + 1
                     store_i64(ids + 8 * count, token)
@@ -166,11 +166,11 @@ def cut_off(block, top, weights, count, sorted_logits):
     total = np.float32(0)
     for i in range(kept):
         total += exponential_of(load_f32(sorted_logits + 4 * i) - top)
-    wanted = block.top_p * total
+    target_sum = block.top_p * total
     reached = np.float32(0)
     last = 0
     for i in range(kept):
-        if reached < wanted:
+        if reached < target_sum:
             reached += exponential_of(load_f32(sorted_logits + 4 * i) - top)
             last = i
     return load_f32(sorted_logits + 4 * last)
@@ -189,13 +189,13 @@ def candidates(block, top, step):
         reach *= NEARER
         count = gather(block, top - reach, ids, weights)
     count = min(count, MAX_CANDIDATES)
-    least = cut_off(block, top, weights, count, block.sorted_logits)
+    min_logit = cut_off(block, top, weights, count, block.sorted_logits)
     temperature = block.temperature
     kept = 0
     total = np.float32(0)
     for i in range(count):
         logit = load_f32(weights + 4 * i)
-        if logit >= least:
+        if logit >= min_logit:
             weight = exponential_of((logit - top) / temperature)
             store_i64(ids + 8 * kept, load_i64(ids + 8 * i))
             store_f32(weights + 4 * kept, weight)
@@ -209,10 +209,10 @@ def sample_candidate(block, step, count, total):
     """(token, weight): one of the candidates, sampled with the given uniform number."""
     ids = block.candidates + 8 * MAX_CANDIDATES * step
     weights = block.weights + 4 * MAX_CANDIDATES * step
-    wanted = load_f32(block.uniforms + 4 * step) * total
+    target_sum = load_f32(block.uniforms + 4 * step) * total
     slot = 0
     reached = load_f32(weights)
-    while slot < count - 1 and reached <= wanted:
+    while slot < count - 1 and reached <= target_sum:
         slot += 1
         reached += load_f32(weights + 4 * slot)
     return load_i64(ids + 8 * slot), load_f32(weights + 4 * slot)
@@ -224,7 +224,7 @@ def add_draft_token(block, step):
     top, token, prob = best_of_parts(block)
     block.is_running = 0
     block.forwards = step + 1
-    if not (LEAST < top < MOST and prob > np.float32(0)):  # A NaN among the logits propagates to the sum.
+    if not (LOWEST < top < HIGHEST and prob > np.float32(0)):  # A NaN among the logits propagates to the sum.
         return
     if block.temperature > np.float32(0):
         count, total = candidates(block, top, step)
@@ -237,20 +237,20 @@ def add_draft_token(block, step):
                 prob = weight / total
     reached = block.reached * prob
     block.reached = reached
-    if reached < load_f32(block.least + 4 * step):
+    if reached < load_f32(block.min_probs + 4 * step):
         return
     ids = block.ids + 8 * step
     store_i64(ids, token)
     store_f32(block.probs + 4 * step, prob)
     block.count = step + 1
     worthwhile = reached >= load_f32(block.further + 4 * step)
-    if worthwhile and step + 1 < block.most:
+    if worthwhile and step + 1 < block.max_tokens:
         go_on(block, ids)
         block.is_running = 1
 
 
 @exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
-def draft_tokens(block, call, pool, thread):
+def draft_tokens(block, step_args, pool, thread):
     """Evaluate the given tokens, then draft and evaluate further ones: `most` tokens, or fewer if the next is
     not likely enough to be accepted.
 

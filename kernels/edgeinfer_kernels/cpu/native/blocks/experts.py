@@ -45,23 +45,23 @@ exports = Exports()
 @device_function
 def gather(pool, counter, block, tokens):
     """Phase: copy each pair's normed row to its index, in the format for its expert's number of pairs."""
-    used = block.used
+    experts_per_token = block.experts_per_token
     normed = block.normed
     gathered = block.gathered
     columns = normed.columns
     copies = gathered.floats
     while True:
-        pair = next_item(pool, counter)
-        if pair >= tokens * used:
+        assignment = next_item(pool, counter)
+        if assignment >= tokens * experts_per_token:
             break
-        row = normed.floats + pair // used * normed.float_stride
-        row_index = load_i64(block.pair_rows + 8 * pair)
+        row = normed.floats + assignment // experts_per_token * normed.float_stride
+        row_index = load_i64(block.assignment_rows + 8 * assignment)
         if row_index < 0:
             continue
-        entry = block.active.experts[load_i64(block.entries + 8 * pair)]
+        entry = block.active.experts[load_i64(block.entries + 8 * assignment)]
         start = entry.first_row
-        pairs = entry.pairs
-        write_activations_from(row, gathered, start, row_index - start, pairs, 0, columns)
+        assignments = entry.assignments
+        write_activations_from(row, gathered, start, row_index - start, assignments, 0, columns)
         if copies != 0:
             target = copies + row_index * gathered.float_stride
             for i in range(0, columns, 16):
@@ -85,17 +85,17 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
     """
     expert = entry.expert
     start = entry.first_row
-    pairs = entry.pairs
+    assignments = entry.assignments
     activations, stride = operands(matrix, source)
     call_pointer_10(
-        kernel_for(matrix, source, pairs),
+        kernel_for(matrix, source, assignments),
         matrix.weights + expert * matrix.expert_stride,
         matrix.columns,
         first,
         last,
         activations if one_row else activations + start * stride,
         stride,
-        pairs,
+        assignments,
         out + start * out_stride,
         out_stride,
         scratch,
@@ -141,15 +141,15 @@ def activate_experts(pool, counter, block, tokens):
     code = block.activation
     columns = hidden.columns
     stride = hidden.float_stride
-    pairs = tokens * block.used
+    assignments = tokens * block.experts_per_token
     while True:
-        pair, first, last = next_piece(pool, counter, columns)
-        if pair >= pairs:
+        assignment, first, last = next_piece(pool, counter, columns)
+        if assignment >= assignments:
             break
-        row_index = load_i64(block.pair_rows + 8 * pair)
+        row_index = load_i64(block.assignment_rows + 8 * assignment)
         if row_index < 0:
             continue
-        entry = block.active.experts[load_i64(block.entries + 8 * pair)]
+        entry = block.active.experts[load_i64(block.entries + 8 * assignment)]
         expert = entry.expert
         start = entry.first_row
         up = hidden.floats + row_index * stride
@@ -158,7 +158,7 @@ def activate_experts(pool, counter, block, tokens):
             gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
             value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
             store_floats(up + 4 * i, activate_gated(code, gated, value))
-        write_activations_from(up, hidden, start, row_index - start, entry.pairs, first, last)
+        write_activations_from(up, hidden, start, row_index - start, entry.assignments, first, last)
 
 
 @device_function
@@ -176,14 +176,14 @@ def shared_weight(block, token):
 @device_function
 def combine_columns(block, token, x, first, last):
     """x += scale · (Σ weight · (out + bias) + weight · shared) for columns first..last of a token."""
-    used = block.used
+    experts_per_token = block.experts_per_token
     scale = splat_f32(block.residual_scale)
     down = block.down_matrix
     out = block.out
     out_stride = block.out_stride
-    row_indices = block.pair_rows + 8 * used * token
+    row_indices = block.assignment_rows + 8 * experts_per_token * token
     ids = block.ids + token * block.ids_stride
-    weights = block.weights + 4 * used * token
+    weights = block.weights + 4 * experts_per_token * token
     shared = block.shared_up_matrix.address != 0
     shared_row = block.shared_out + token * block.shared_out_stride
     factor = splat_f32(np.float32(0))
@@ -191,7 +191,7 @@ def combine_columns(block, token, x, first, last):
         factor = splat_f32(shared_weight(block, token))
     for i in range(first, last, 16):
         total = splat_f32(np.float32(0))
-        for slot in range(used):
+        for slot in range(experts_per_token):
             row_index = load_i64(row_indices + 8 * slot)
             if row_index < 0:
                 continue
@@ -204,14 +204,14 @@ def combine_columns(block, token, x, first, last):
 
 
 @device_function
-def combine(pool, counter, block, call):
+def combine(pool, counter, block, step_args):
     """Phase: add the experts' results to the residual, in pieces of columns."""
     padded = block.norm.padded
     while True:
         token, first, last = next_piece(pool, counter, padded)
-        if token >= call.tokens:
+        if token >= step_args.tokens:
             break
-        x = call.x + token * call.x_stride
+        x = step_args.x + token * step_args.x_stride
         combine_columns(block, token, x, first, last)
 
 
@@ -229,12 +229,12 @@ def scratch_of(block, thread):
 
 
 @exports.add("route_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def route_block(block, call, pool, thread):
+def route_block(block, step_args, pool, thread):
     """Compute the scores of a pre-attention router, which reads the layer's input."""
     source = block.router_input
-    normalize_and_quantize(pool, 0, thread, call, block.router_norm, source)
+    normalize_and_quantize(pool, 0, thread, step_args, block.router_norm, source)
     barrier(pool)
-    score(pool, 1, thread, block, call.tokens, source, scratch_of(block, thread))
+    score(pool, 1, thread, block, step_args.tokens, source, scratch_of(block, thread))
 
 
 @device_function
@@ -287,35 +287,35 @@ def finish_shared(pool, thread, block, tokens, scratch):
 
 
 @exports.add("experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def experts_block(block, call, pool, thread):
-    """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `call`."""
+def experts_block(block, step_args, pool, thread):
+    """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `step_args`."""
     scratch = scratch_of(block, thread)
     normed = block.normed
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     barrier(pool)
-    if block.early == 0:
-        score(pool, 1, thread, block, call.tokens, normed, scratch)
+    if block.pre_attention_router == 0:
+        score(pool, 1, thread, block, step_args.tokens, normed, scratch)
         barrier(pool)
-    select_experts(pool, 2, block, call, scratch)
+    select_experts(pool, 2, block, step_args, scratch)
     barrier(pool)
-    add_experts(pool, thread, block, call, scratch)
+    add_experts(pool, thread, block, step_args, scratch)
 
 
 @exports.add("selected_experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def selected_experts_block(block, call, pool, thread):
+def selected_experts_block(block, step_args, pool, thread):
     """`experts_block` after a device has selected the experts: `ids` and `weights` are given, and there is no
     shared expert.
     """
     scratch = scratch_of(block, thread)
     normed = block.normed
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
-    add_experts(pool, thread, block, call, scratch)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
+    add_experts(pool, thread, block, step_args, scratch)
 
 
 @device_function
-def add_experts(pool, thread, block, call, scratch):
+def add_experts(pool, thread, block, step_args, scratch):
     """Counters 3 to 13: from the selected experts to their results in x; starts with a barrier."""
-    tokens = call.tokens
+    tokens = step_args.tokens
     normed = block.normed
     hidden = block.hidden
     hidden_stride = hidden.float_stride
@@ -342,4 +342,4 @@ def add_experts(pool, thread, block, call, scratch):
     if shared:
         finish_shared(pool, thread, block, tokens, scratch)
     barrier(pool)
-    combine(pool, 13, block, call)
+    combine(pool, 13, block, step_args)

@@ -97,9 +97,9 @@ def project_activated(pool, counter, thread, block, tokens, scratch):
 
 
 @exports.add("feed_forward_block", FeedForwardArgs, StepArgs, ThreadPoolArgs, int)
-def feed_forward_block(block, call, pool, thread):
-    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of `call`."""
-    tokens = call.tokens
+def feed_forward_block(block, step_args, pool, thread):
+    """x += scale · norm(W_down · (activation(W_gate·norm(x)) · W_up·norm(x))) for the tokens of a step."""
+    tokens = step_args.tokens
     scratch = block.scratch
     scratch += thread * block.scratch_stride
     normed = block.normed
@@ -109,7 +109,7 @@ def feed_forward_block(block, call, pool, thread):
     down = block.down_matrix
     projected = block.projected
     stride = block.projected_stride
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     up_matrix = block.up_matrix
     ahead, end = first_weights(pool, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
     barrier_prefetching(pool, ahead, end)
@@ -130,17 +130,17 @@ def feed_forward_block(block, call, pool, thread):
     barrier_and_clear(pool)
     scale = block.residual_scale
     post_norm = block.post_norm
-    add_residual(pool, 5, thread, call, down, projected, stride, post_norm, scale)
+    add_residual(pool, 5, thread, step_args, down, projected, stride, post_norm, scale)
 
 
 @exports.add("head_block", HeadArgs, StepArgs, ThreadPoolArgs, int)
-def head_block(block, call, pool, thread):
-    """logits = W_output · norm(x) for the tokens of `call`."""
+def head_block(block, step_args, pool, thread):
+    """logits = W_output · norm(x) for the tokens of a step."""
     scratch = block.scratch + thread * block.scratch_stride
     normed = block.normed
-    tokens = call.tokens
+    tokens = step_args.tokens
     matrix = block.matrix
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, matrix)
     barrier_prefetching(pool, ahead, end)
     project(

@@ -46,13 +46,13 @@ def normalize(norm, x, out):
 
 
 @device_function
-def normalize_and_quantize(pool, counter, thread, call, norm, target):
+def normalize_and_quantize(pool, counter, thread, step_args, norm, target):
     """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
-    tokens = call.tokens
+    tokens = step_args.tokens
     columns = target.columns
     token = thread
     while token < tokens:
-        x = call.x + token * call.x_stride
+        x = step_args.x + token * step_args.x_stride
         row = target.floats + token * target.float_stride
         normalize(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
@@ -86,11 +86,11 @@ def kernel_for(matrix, source, tokens):
 
 
 @device_function
-def quantize_input(pool, counter, call, target):
+def quantize_input(pool, counter, step_args, target):
     """Phase: quantize the float rows of `target` to the input formats of the matrices, in pieces."""
     if target.quantized == 0:
         return
-    tokens = call.tokens
+    tokens = step_args.tokens
     columns = target.columns
     while True:
         token, first, last = next_piece(pool, counter, columns)
@@ -187,16 +187,16 @@ def add_bias(row, bias, columns):
 
 
 @device_function
-def add_residual(pool, counter, thread, call, matrix, projected, stride, post_norm, scale):
+def add_residual(pool, counter, thread, step_args, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
-    tokens = call.tokens
+    tokens = step_args.tokens
     token = thread
     while token < tokens:
         row = projected + token * stride
         add_bias(row, matrix.bias, matrix.rows)
         if post_norm.kind != 0:
             normalize(post_norm, row, row)
-        x = call.x + token * call.x_stride
+        x = step_args.x + token * step_args.x_stride
         factor = splat_f32(np.float32(scale))
         for i in range(0, post_norm.padded, 16):
             store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))

@@ -21,13 +21,13 @@ MIN_SUM = np.float32(MIN_WEIGHT_SUM)
 
 
 @device_function
-def take_best(scores, count, used, ids, weights, taken):
-    """The `used` largest scores, descending; ties go to the lower expert. NaN counts as largest, so that it
-    propagates to the result. `taken` is scratch.
+def take_best(scores, count, experts_per_token, ids, weights, taken):
+    """The `experts_per_token` largest scores, descending; ties go to the lower expert. NaN counts as largest,
+    so that it propagates to the result. `taken` is scratch.
     """
     for expert in range(count):
         store_i8(taken + expert, 0)
-    for slot in range(used):
+    for slot in range(experts_per_token):
         best = -1
         best_score = np.float32(0)
         for expert in range(count):
@@ -54,16 +54,16 @@ def sum_of_exponentials(scores, count, top):
 @device_function
 def weigh(block, scores, weights):
     """Convert the selected scores in `weights` to the weights of their experts."""
-    used = block.used
+    experts_per_token = block.experts_per_token
     gating = block.gating
     top = load_f32(weights)
     total = np.float32(1)
     if gating == SOFTMAX:
         total = sum_of_exponentials(scores, block.count, top)
     elif gating != SIGMOID:
-        total = sum_of_exponentials(weights, used, top)
+        total = sum_of_exponentials(weights, experts_per_token, top)
     whole = np.float32(0)
-    for slot in range(used):
+    for slot in range(experts_per_token):
         score = load_f32(weights + 4 * slot)
         if gating == SIGMOID:
             weight = lanes_max(sigmoid(splat_f32(score)))
@@ -74,65 +74,65 @@ def weigh(block, scores, weights):
     scale = block.weight_scale
     if block.normalized != 0:
         scale /= max(whole, MIN_SUM)
-    for slot in range(used):
+    for slot in range(experts_per_token):
         store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
 
 
 @device_function
-def select_experts(pool, counter, block, call, scratch):
+def select_experts(pool, counter, block, step_args, scratch):
     """Phase: select every token's experts and their weights."""
-    used = block.used
+    experts_per_token = block.experts_per_token
     count = block.count
     bias = block.router.bias
     while True:
         token = next_item(pool, counter)
-        if token >= call.tokens:
+        if token >= step_args.tokens:
             break
         scores = block.scores + token * block.scores_stride
         if bias != 0:
             for i in range(0, count, 16):
                 store_floats(scores + 4 * i, add(load_floats(scores + 4 * i), load_floats(bias + 4 * i)))
         ids = block.ids + token * block.ids_stride
-        weights = block.weights + 4 * used * token
-        take_best(scores, count, used, ids, weights, scratch)
+        weights = block.weights + 4 * experts_per_token * token
+        take_best(scores, count, experts_per_token, ids, weights, scratch)
         weigh(block, scores, weights)
 
 
 @device_function
-def rows_taken(block, pairs):
+def rows_taken(block, assignments):
     """Rows for an expert's pairs: rounded up to whole tiles if they are stored as tiles."""
     first = block.gathered.tile_tokens
     then = block.hidden.tile_tokens
-    if pairs >= min(first, then):
-        return (pairs + 15) // 16 * 16
-    return pairs
+    if assignments >= min(first, then):
+        return (assignments + 15) // 16 * 16
+    return assignments
 
 
 @device_function
-def list_experts(block, pairs_of):
-    """Fill `active` from the number of pairs of each expert; `pairs_of` becomes the entry index of each
+def list_experts(block, assignments_of):
+    """Fill `active` from the number of pairs of each expert; `assignments_of` becomes the entry index of each
     expert.
     """
     active = 0
     row = 0
     for expert in range(block.count):
-        pairs = load_i64(pairs_of + 8 * expert)
-        if pairs > 0:
+        assignments = load_i64(assignments_of + 8 * expert)
+        if assignments > 0:
             entry = block.active.experts[active]
             entry.expert = expert
             entry.first_row = row
-            entry.pairs = 0
-            store_i64(pairs_of + 8 * expert, active)
+            entry.assignments = 0
+            store_i64(assignments_of + 8 * expert, active)
             active += 1
-            row += rows_taken(block, pairs)
+            row += rows_taken(block, assignments)
     block.active.count = active
 
 
 @device_function
-def count_pairs(block, seen, here):
+def count_assignments(block, seen, here):
     """Add to the counters of token-expert assignments."""
-    block.pairs_seen = block.pairs_seen + seen
-    block.pairs_here = block.pairs_here + here
+    block.assignments_seen = block.assignments_seen + seen
+    block.assignments_here = block.assignments_here + here
 
 
 @device_function
@@ -149,31 +149,31 @@ def sort_by_expert(block, tokens, scratch):
     """Assign rows to all pairs, grouped by expert, in token order; -1 for an expert (below 0) that is not on
     this host.
     """
-    used = block.used
+    experts_per_token = block.experts_per_token
     here = 0
     for expert in range(block.count):
         store_i64(scratch + 8 * expert, 0)
     for token in range(tokens):
         ids = block.ids + token * block.ids_stride
-        for slot in range(used):
+        for slot in range(experts_per_token):
             expert = load_i64(ids + 8 * slot)
             count_request(block, expert)
             if expert >= 0:
                 store_i64(scratch + 8 * expert, load_i64(scratch + 8 * expert) + 1)
                 here += 1
-    count_pairs(block, tokens * used, here)
+    count_assignments(block, tokens * experts_per_token, here)
     list_experts(block, scratch)
     for token in range(tokens):
         ids = block.ids + token * block.ids_stride
-        for slot in range(used):
-            pair = 8 * (token * used + slot)
+        for slot in range(experts_per_token):
+            assignment = 8 * (token * experts_per_token + slot)
             expert = load_i64(ids + 8 * slot)
             if expert < 0:
-                store_i64(block.pair_rows + pair, -1)
+                store_i64(block.assignment_rows + assignment, -1)
                 continue
             index = load_i64(scratch + 8 * expert)
             entry = block.active.experts[index]
-            pairs = entry.pairs
-            store_i64(block.entries + pair, index)
-            store_i64(block.pair_rows + pair, entry.first_row + pairs)
-            entry.pairs = pairs + 1
+            assignments = entry.assignments
+            store_i64(block.entries + assignment, index)
+            store_i64(block.assignment_rows + assignment, entry.first_row + assignments)
+            entry.assignments = assignments + 1

@@ -49,7 +49,7 @@ def tap_value(block, start, token, offset):
 @device_function
 def convolve(pool, counter, block, tokens, start):
     """Phase: mixed = c · Σ taps · (b · x), in the input format of the last projection; in pieces."""
-    mixed = block.mixed
+    conv_out = block.conv_out
     columns = block.channels
     taps = block.taps
     weights = block.weights
@@ -59,7 +59,7 @@ def convolve(pool, counter, block, tokens, start):
         if token >= tokens:
             break
         gate = block.c + token * block.row_stride
-        row = mixed.floats + token * mixed.float_stride
+        row = conv_out.floats + token * conv_out.float_stride
         for i in range(first, last, 16):
             value = splat_f32(np.float32(0))
             for tap in range(taps):
@@ -67,7 +67,7 @@ def convolve(pool, counter, block, tokens, start):
                 before = tap_value(block, start, token - taps + 1 + tap, 4 * i)
                 value = multiply_add(weight, before, value)
             store_floats(row + 4 * i, multiply(load_floats(gate + 4 * i), value))
-        write_activations(row, mixed, token, tokens, first, last)
+        write_activations(row, conv_out, token, tokens, first, last)
 
 
 @device_function
@@ -97,18 +97,18 @@ def keep_rows(pool, counter, block, tokens, start):
 
 
 @exports.add("short_convolution_block", ShortConvolutionArgs, StepArgs, ThreadPoolArgs, int)
-def short_convolution_block(block, call, pool, thread):
+def short_convolution_block(block, step_args, pool, thread):
     """x += scale · norm(W_out · (c · conv(b · x'))), with b, c, x' = W_in · norm(x), for the tokens of
-    `call`; b · x' is written to the recent rows.
+    `step_args`; b · x' is written to the recent rows.
     """
-    tokens = call.tokens
-    start = call.start
+    tokens = step_args.tokens
+    start = step_args.start
     scratch = block.scratch
     scratch += thread * block.scratch_stride
-    normed, mixed, output = block.normed, block.mixed, block.output_matrix
+    normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
     b_matrix, c_matrix, x_matrix = block.b_matrix, block.c_matrix, block.x_matrix
     row_stride, projected, stride = block.row_stride, block.projected, block.projected_stride
-    normalize_and_quantize(pool, 0, thread, call, block.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, b_matrix)
     barrier_prefetching(pool, ahead, end)
     project(pool, 1, thread, tokens, b_matrix, normed, block.b, row_stride, scratch)
@@ -119,6 +119,6 @@ def short_convolution_block(block, call, pool, thread):
     convolve(pool, 4, block, tokens, start)
     barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 5, block, tokens, start)
-    project(pool, 6, thread, tokens, output, mixed, projected, stride, scratch)
+    project(pool, 6, thread, tokens, output, conv_out, projected, stride, scratch)
     barrier_and_clear(pool)
-    add_residual(pool, 7, thread, call, output, projected, stride, block.post_norm, block.residual_scale)
+    add_residual(pool, 7, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale)

@@ -13,16 +13,16 @@ exports = Exports()
 
 
 @exports.add("embed_block", EmbedArgs, StepArgs, ThreadPoolArgs, int)
-def embed_block(block, call, pool, thread):
-    """x = scale · rows `ids` of the embeddings, for the tokens of `call`. Reads a row's bytes per token."""
+def embed_block(block, step_args, pool, thread):
+    """x = scale · rows `ids` of the embeddings, for the tokens of a step. Reads a row's bytes per token."""
     columns = block.columns
     scale = block.scale
     scratch = block.scratch + thread * block.scratch_stride
-    tokens = call.tokens
+    tokens = step_args.tokens
     token = thread
     while token < tokens:
         row = load_i64(block.ids + 8 * token)
-        target = call.x + token * call.x_stride
+        target = step_args.x + token * step_args.x_stride
         call_pointer_6(
             block.decode,
             block.source + row * block.row_bytes,

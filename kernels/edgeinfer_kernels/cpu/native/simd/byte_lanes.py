@@ -123,9 +123,9 @@ def signed_byte_as_float(builder, x, index):
 def byte_above_128(builder, x, index):
     """128 + byte `index` of each lane, which is below 128: its bits become the upper mantissa bits."""
     words = as_words(builder, x)
-    place = ir.Constant(I32, 16), builder.mul(index, I32(8))
-    upwards = builder.shl(words, splat(builder, builder.sub(*place), LANES))
-    downwards = builder.lshr(words, splat(builder, builder.sub(*reversed(place)), LANES))
+    shift_args = ir.Constant(I32, 16), builder.mul(index, I32(8))
+    upwards = builder.shl(words, splat(builder, builder.sub(*shift_args), LANES))
+    downwards = builder.lshr(words, splat(builder, builder.sub(*reversed(shift_args)), LANES))
     goes_up = builder.icmp_signed("<", index, I32(3))
     moved = builder.select(goes_up, upwards, downwards)
     bits = builder.or_(
@@ -199,9 +199,9 @@ def _interleaved(element: ir.Type, count: int, high: bool) -> Any:
     """
     half = count // 2
     picks = [
-        lane * count + half * high + place + which * 4 * count
+        lane * count + half * high + index + which * 4 * count
         for lane in range(4)
-        for place in range(half)
+        for index in range(half)
         for which in (0, 1)
     ]
 

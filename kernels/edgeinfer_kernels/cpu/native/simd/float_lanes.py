@@ -171,7 +171,7 @@ def two_to_the(builder, n):
     return builder.bitcast(builder.shl(biased, constant_lanes(I32, LANES, 23)), ir.VectorType(F32, LANES))
 
 
-def _widen_half(features: str, builder: Any, bits: Any) -> Any:
+def _widen_f16(features: str, builder: Any, bits: Any) -> Any:
     """Sixteen float16 as i16 lanes -> float32. Without hardware support: shift into place and scale by
     2¹¹².
     """
@@ -192,10 +192,10 @@ def _widen_half(features: str, builder: Any, bits: Any) -> Any:
 
 @operation(float16x, (address,))
 def load_f16(features, builder, at):
-    return _widen_half(features, builder, load(builder, at, ir.VectorType(I16, LANES)))
+    return _widen_f16(features, builder, load(builder, at, ir.VectorType(I16, LANES)))
 
 
-def _narrow_to_half(features: str, builder: Any, vector: Any) -> Any:
+def _narrow_to_f16(features: str, builder: Any, vector: Any) -> Any:
     """Sixteen float32 -> float16 as i16 lanes, rounded to nearest even.
 
     Without hardware support: by a float addition that aligns the mantissas.
@@ -227,16 +227,16 @@ def _narrow_to_half(features: str, builder: Any, vector: Any) -> Any:
 
 @operation(types.void, (address, float16x))
 def store_f16(features, builder, at, vector):
-    store(builder, _narrow_to_half(features, builder, vector), at)
+    store(builder, _narrow_to_f16(features, builder, vector), at)
 
 
 @operation(types.void, (address, float16x))
 def scatter_f16(features, builder, at, vector):
     """Sixteen float16, 32 bytes apart: a column of sixteen rows of sixteen."""
-    halves = _narrow_to_half(features, builder, vector)
+    f16_values = _narrow_to_f16(features, builder, vector)
     for lane in range(LANES):
-        place = builder.add(at, ir.Constant(at.type, 2 * LANES * lane))
-        store(builder, builder.extract_element(halves, ir.Constant(I32, lane)), place)
+        to = builder.add(at, ir.Constant(at.type, 2 * LANES * lane))
+        store(builder, builder.extract_element(f16_values, ir.Constant(I32, lane)), to)
 
 
 @operation(float16x, (address,))

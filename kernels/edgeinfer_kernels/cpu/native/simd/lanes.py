@@ -91,8 +91,8 @@ def emit_bodies(names: Iterable[str], features: str) -> ir.Module:
     """The operations with these LLVM names for a target's features, `+avx2,+fma,…`."""
     module = ir.Module("edgeinfer_target")
     for name in names:
-        wanted = target_operations[name]
-        wanted.emit_body(ir.Function(module, wanted.function_type, name), features)
+        target_operation = target_operations[name]
+        target_operation.emit_body(ir.Function(module, target_operation.function_type, name), features)
     return module
 
 

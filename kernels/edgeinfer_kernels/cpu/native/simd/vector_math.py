@@ -94,10 +94,10 @@ def activate_gated(code, gate, up):
 @device_function
 def largest_magnitude(x, count):
     """max |x| of `count` floats; NaN if one of them is."""
-    most = splat_f32(np.float32(0))
+    peak = splat_f32(np.float32(0))
     for i in range(0, count, 16):
-        most = larger_magnitude(most, load_floats(x + 4 * i))
-    return lanes_max_magnitude(most)
+        peak = larger_magnitude(peak, load_floats(x + 4 * i))
+    return lanes_max_magnitude(peak)
 
 
 @device_function
@@ -134,12 +134,12 @@ def layer_norm(x, weight, bias, out, count, padded, epsilon):
         total = add(total, load_floats(x + 4 * i))
     mean = lanes_sum(total) / np.float32(count)
     center = splat_f32(mean)
-    squares = splat_f32(np.float32(0))
+    sum_squares = splat_f32(np.float32(0))
     for i in range(0, padded, 16):
         d = subtract(load_floats(x + 4 * i), center)
-        squares = multiply_add(d, d, squares)
+        sum_squares = multiply_add(d, d, sum_squares)
     padding = np.float32(padded - count) * mean * mean
-    variance = (lanes_sum(squares) - padding) / np.float32(count)
+    variance = (lanes_sum(sum_squares) - padding) / np.float32(count)
     scale = splat_f32(np.float32(1) / np.float32(math.sqrt(variance + epsilon)))
     for i in range(0, padded, 16):
         y = multiply(subtract(load_floats(x + 4 * i), center), scale)

@@ -143,11 +143,14 @@ def block_address(columns, block):
     return at + block % each * columns.block_bytes, super_block
 
 
-def make_sums(form: ColumnFormat):
+def make_sums(spec: ColumnFormat):
     """`sums_of_bytes(active, first, last, place)` of a range of quads for 64 outputs, and
     `sums_of_nibbles(active, quads, place)` for 128, as integers.
     """
-    add_product, signed = dot_sum(signed=form.signed, largest=form.largest), form.signed
+    add_product, signed = (
+        dot_sum(signed=spec.signed, largest=spec.largest),
+        spec.signed,
+    )
 
     @device_function
     def add_four(sums, a, b, c, d, word):
@@ -206,16 +209,16 @@ def make_sums(form: ColumnFormat):
     return sums_of_bytes, sums_of_nibbles
 
 
-def make_add_registers(form: ColumnFormat):
-    """`add_registers(sums, factors, halves, outputs, place, activations, out)`: adds the sums of 64 outputs
-    times their factors, for formats with one scale per 32 neurons.
+def make_add_registers(spec: ColumnFormat):
+    """`add_registers(sums, factors, f16_scales, outputs, place, activations, out)`: adds the sums of 64
+    outputs times their factors, for formats with one scale per 32 neurons.
     """
-    signed, offset = form.signed, np.float32(form.offset)
+    signed, offset = spec.signed, np.float32(spec.offset)
 
     @device_function
-    def add_half(sums, factors, halves, outputs, begin, activations, out):
+    def add_f16_scale(sums, factors, f16_scales, outputs, begin, activations, out):
         at = out + 4 * begin
-        scale = load_f16(halves + 2 * begin)
+        scale = load_f16(f16_scales + 2 * begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
@@ -229,38 +232,38 @@ def make_add_registers(form: ColumnFormat):
         store_floats(at, total)
 
     @device_function
-    def add_minimum(sums, factors, halves, outputs, begin, activations, out):
+    def add_minimum(sums, factors, f16_scales, outputs, begin, activations, out):
         at = out + 4 * begin
-        scale = unsigned_factor(halves + 2 * begin, factors + begin)
-        minimum = unsigned_factor(halves + 2 * (outputs + begin), factors + outputs + begin)
+        scale = unsigned_factor(f16_scales + 2 * begin, factors + begin)
+        minimum = unsigned_factor(f16_scales + 2 * (outputs + begin), factors + outputs + begin)
         total = multiply_add(
             to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
         )
         store_floats(at, subtract_product(minimum, broadcast(activations, ACTIVATIONS.sum), total))
 
-    add_one = add_half if form.factors == "half" else add_minimum
+    add_one = add_f16_scale if spec.factors == "half" else add_minimum
 
     @device_function
-    def add_registers(sums, factors, halves, outputs, begin, activations, out):
-        add_one(sums[0], factors, halves, outputs, begin, activations, out)
-        add_one(sums[1], factors, halves, outputs, begin + 16, activations, out)
-        add_one(sums[2], factors, halves, outputs, begin + 32, activations, out)
-        add_one(sums[3], factors, halves, outputs, begin + 48, activations, out)
+    def add_registers(sums, factors, f16_scales, outputs, begin, activations, out):
+        add_one(sums[0], factors, f16_scales, outputs, begin, activations, out)
+        add_one(sums[1], factors, f16_scales, outputs, begin + 16, activations, out)
+        add_one(sums[2], factors, f16_scales, outputs, begin + 32, activations, out)
+        add_one(sums[3], factors, f16_scales, outputs, begin + 48, activations, out)
 
     return add_registers
 
 
-def make_add_two(form: ColumnFormat):
-    """`add_two(first, last, factors, halves, outputs, place, activations, out)`: adds the sums of sixteen
+def make_add_two(spec: ColumnFormat):
+    """`add_two(first, last, factors, f16_scales, outputs, place, activations, out)`: adds the sums of sixteen
     outputs times their factors, for formats with a scale per 16 neurons.
     """
-    offset = np.float32(form.offset)
+    offset = np.float32(spec.offset)
 
     @device_function
-    def add_two(first, last, factors, halves, outputs, begin, activations, out):
+    def add_two(first, last, factors, f16_scales, outputs, begin, activations, out):
         at = out + 4 * begin
-        scale = signed_factor(halves + 2 * begin, factors + begin)
-        scale_too = signed_factor(halves + 2 * begin, factors + outputs + begin)
+        scale = signed_factor(f16_scales + 2 * begin, factors + begin)
+        scale_too = signed_factor(f16_scales + 2 * begin, factors + outputs + begin)
         weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
         total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
         correction = multiply(scale, splat_f32(offset))
@@ -271,48 +274,52 @@ def make_add_two(form: ColumnFormat):
     return add_two
 
 
-def make_tile(form: ColumnFormat):
-    """`tile(active, quads, factors, halves, outputs, place, activations, out)`: adds the neurons of a block
-    to OUTPUTS_PER_TILE outputs from `begin` on.
+def make_tile(spec: ColumnFormat):
+    """`tile(active, quads, factors, f16_scales, outputs, place, activations, out)`: adds the neurons of a
+    block to OUTPUTS_PER_TILE outputs from `begin` on.
     """
-    sums_of_bytes, sums_of_nibbles = make_sums(form)
-    add_registers, add_two = make_add_registers(form), make_add_two(form)
+    sums_of_bytes, sums_of_nibbles = make_sums(spec)
+    add_registers, add_two = make_add_registers(spec), make_add_two(spec)
 
     @device_function
-    def tile_of_nibbles(active, quads, factors, halves, outputs, begin, activations, out):
+    def tile_of_nibbles(active, quads, factors, f16_scales, outputs, begin, activations, out):
         low, high = sums_of_nibbles(active, quads, begin)
-        add_registers(low, factors, halves, outputs, begin, activations, out)
-        add_registers(high, factors, halves, outputs, begin + 64, activations, out)
+        add_registers(low, factors, f16_scales, outputs, begin, activations, out)
+        add_registers(high, factors, f16_scales, outputs, begin + 64, activations, out)
 
     @device_function
-    def tile_of_bytes(active, quads, factors, halves, outputs, begin, activations, out):
+    def tile_of_bytes(active, quads, factors, f16_scales, outputs, begin, activations, out):
         for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             sums = sums_of_bytes(active, 0, quads, here)
-            add_registers(sums, factors, halves, outputs, here, activations, out)
+            add_registers(sums, factors, f16_scales, outputs, here, activations, out)
 
     @device_function
-    def tile_of_two(active, quads, factors, halves, outputs, begin, activations, out):
+    def tile_of_two(active, quads, factors, f16_scales, outputs, begin, activations, out):
         middle = load_i64(active + QUADS + 8)
         for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
             f = sums_of_bytes(active, 0, middle, here)
             s = sums_of_bytes(active, middle, quads, here)
-            add_two(f[0], s[0], factors, halves, outputs, here, activations, out)
-            add_two(f[1], s[1], factors, halves, outputs, here + 16, activations, out)
-            add_two(f[2], s[2], factors, halves, outputs, here + 32, activations, out)
-            add_two(f[3], s[3], factors, halves, outputs, here + 48, activations, out)
+            add_two(f[0], s[0], factors, f16_scales, outputs, here, activations, out)
+            add_two(f[1], s[1], factors, f16_scales, outputs, here + 16, activations, out)
+            add_two(f[2], s[2], factors, f16_scales, outputs, here + 32, activations, out)
+            add_two(f[3], s[3], factors, f16_scales, outputs, here + 48, activations, out)
 
-    if form.factors == "two":
+    if spec.factors == "two":
         return tile_of_two
-    return tile_of_nibbles if form.bits == 4 else tile_of_bytes
+    return tile_of_nibbles if spec.bits == 4 else tile_of_bytes
 
 
-def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
+def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums of some outputs, for a few tokens.
 
     Reads the factors of all blocks with an active neuron, and bits/8 bytes per neuron and output.
     """
-    tile = make_tile(form)
-    by_halves, has_bytes, bits = form.factors == "two", form.factors != "half", form.bits
+    tile = make_tile(spec)
+    by_halves, has_bytes, bits = (
+        spec.factors == "two",
+        spec.factors != "half",
+        spec.bits,
+    )
 
     @device_function
     def list_step(columns, step, tokens, activations, stride, scratch):
@@ -329,7 +336,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             prefetch(at + line)
 
     @device_function
-    def prefetch_tile(active, factors, halves, outputs, begin):
+    def prefetch_tile(active, factors, f16_scales, outputs, begin):
         for quad in range(load_i64(active + QUADS)):
             at = active + QUAD_BYTES * quad
             for neuron in range(4):
@@ -338,7 +345,7 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             prefetch_lines(factors + begin, OUTPUTS_PER_TILE)
             prefetch_lines(factors + outputs + begin, OUTPUTS_PER_TILE)
         else:
-            prefetch_lines(halves + 2 * begin, 2 * OUTPUTS_PER_TILE)
+            prefetch_lines(f16_scales + 2 * begin, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
         columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
@@ -355,16 +362,16 @@ def make_neuron_sums(form: ColumnFormat) -> Callable[..., None]:
             ahead = min(step + BLOCKS_AHEAD, steps - 1)
             list_step(columns, ahead, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
-            next_factors, next_halves = block_address(columns, ahead // tokens)
+            next_factors, next_f16_scales = block_address(columns, ahead // tokens)
             quads = load_i64(active + QUADS)
             block = step // tokens
             token = step - block * tokens
-            factors, halves = block_address(columns, block)
+            factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
             for begin in range(first, last, OUTPUTS_PER_TILE):
-                prefetch_tile(following, next_factors, next_halves, outputs, begin)
+                prefetch_tile(following, next_factors, next_f16_scales, outputs, begin)
                 if quads != 0:
-                    tile(active, quads, factors, halves, outputs, begin, a, out)
+                    tile(active, quads, factors, f16_scales, outputs, begin, a, out)
 
     return neuron_sums

@@ -40,15 +40,15 @@ LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
 
 
 @device_function
-def unsigned_factor(halves, factors):
+def unsigned_factor(f16_scales, factors):
     """A float16 times an unsigned byte, for sixteen lanes."""
-    return multiply(load_f16(halves), to_float(load_unsigned_bytes(factors)))
+    return multiply(load_f16(f16_scales), to_float(load_unsigned_bytes(factors)))
 
 
 @device_function
-def signed_factor(halves, factors):
+def signed_factor(f16_scales, factors):
     """A float16 times a signed byte, for sixteen lanes."""
-    return multiply(load_f16(halves), to_float(load_signed_bytes(factors)))
+    return multiply(load_f16(f16_scales), to_float(load_signed_bytes(factors)))
 
 
 @device_function
@@ -104,13 +104,13 @@ SPLIT_FORMATS: dict[str, RowFormat] = {
 }
 
 
-def make_neuron_rows(form: RowFormat) -> Callable[..., None]:
+def make_neuron_rows(row_format: RowFormat) -> Callable[..., None]:
     """The kernel for NEURON_ROWS_ARGUMENTS int64: output[n] = row n · activations, for the neurons of a list.
 
     Reads count·groups·16 blocks and writes count·4 bytes.
     """
-    unpack, accumulate = with_corrections(form), make_accumulate(form, by_lanes=True)
-    group_bytes = form.group_bytes
+    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format, by_lanes=True)
+    group_bytes = row_format.group_bytes
 
     def neuron_rows(weights, groups, neurons, count, activations, output):
         row_bytes = groups * group_bytes

@@ -197,19 +197,19 @@ def predict_phase(pool, counter, thread, block, dense, tokens, dense_scratch):
 
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
-def sparse_feed_forward_block(block, call, pool, thread):
+def sparse_feed_forward_block(block, step_args, pool, thread):
     """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
     dense = block.dense
-    tokens = call.tokens
+    tokens = step_args.tokens
     if tokens > SPARSE_TOKENS:
-        feed_forward_block(dense, call, pool, thread)
+        feed_forward_block(dense, step_args, pool, thread)
         return
     own = block.scratch
     own += thread * block.scratch_stride
     dense_scratch = dense.scratch
     dense_scratch += thread * dense.scratch_stride
     normed = dense.normed
-    normalize_and_quantize(pool, 0, thread, call, dense.norm, normed)
+    normalize_and_quantize(pool, 0, thread, step_args, dense.norm, normed)
     barrier(pool)
     for token in range(tokens):
         source = normed.quantized + token * normed.quantized_stride
@@ -225,4 +225,4 @@ def sparse_feed_forward_block(block, call, pool, thread):
     stride = block.sums_stride
     scale = dense.residual_scale
     post_norm = dense.post_norm
-    add_residual(pool, 5, thread, call, down, sums, stride, post_norm, scale)
+    add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
