@@ -82,14 +82,6 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
-    "exaone4": Architecture(
-        rope_neox=True,
-        pre_norm=False,
-        post_norm=True,
-        qk_norm="head",
-        window_pattern=4,
-        rope_in_windows_only=True,
-    ),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
         rope_neox=True,
@@ -149,7 +141,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
-    "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),
     "smallthinker": Architecture(
         rope_neox=True,
         activation="relu",
