@@ -141,6 +141,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),
     "smallthinker": Architecture(
         rope_neox=True,
         activation="relu",
