@@ -301,6 +301,7 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
+    "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
         "gemma2",

@@ -82,6 +82,14 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "exaone4": Architecture(
+        rope_neox=True,
+        pre_norm=False,
+        post_norm=True,
+        qk_norm="head",
+        window_pattern=4,
+        rope_in_windows_only=True,
+    ),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
         rope_neox=True,
