@@ -246,6 +246,7 @@ _SPECS = (
     _spec("TQ1_0", 34, 256, "u8 qs[48]; u8 qh[4]; f16 d", offset=1, fallback="Q4_0", repacked_as="TQ2_0"),
     _spec("TQ2_0", 35, 256, "u8 qs[64]; f16 d", codes=_TWO_BITS, offset=1, fallback="Q4_0"),
     _spec("MXFP4", 39, 32, "e8m0 e; u8 qs[16]", codes=_NIBBLES, levels=_FP4_LEVELS),
+    _spec("Q1_0", 41, 128, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 1, 1),), step=2, offset=1),
 )  # fmt: skip
 
 FORMATS: Mapping[str, FormatSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})

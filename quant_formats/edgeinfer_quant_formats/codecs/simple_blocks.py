@@ -1,4 +1,4 @@
-"""Encoders of blocks with one scale, or a scale and a minimum: Q4_0 to Q5_1, Q8_0."""
+"""Encoders of blocks with one scale, or a scale and a minimum: Q1_0, Q4_0 to Q5_1, Q8_0."""
 
 from collections.abc import Callable
 
@@ -112,7 +112,15 @@ def encode_q8_0(blocks: Floats, importance: Floats | None) -> Bytes:
     return pack_blocks(FORMATS["Q8_0"], quants.view(np.uint8), d=f16_bytes(d))
 
 
+def encode_q1_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 128) to Q1_0 (n, 18): the signs and the mean magnitude; importance is not used."""
+    # Added in order, as the reference quantizer does: another order can round the scale differently.
+    total: Floats = np.add.accumulate(np.abs(blocks), axis=1, dtype=np.float32)[:, -1:]
+    return pack_blocks(FORMATS["Q1_0"], (blocks >= 0).astype(np.uint8), d=f16_bytes(total / np.float32(128)))
+
+
 ENCODERS = {
+    "Q1_0": encode_q1_0,
     **{name: _around_zero_encoder(FORMATS[name]) for name in ("Q4_0", "Q5_0")},
     **{name: _from_minimum_encoder(FORMATS[name]) for name in ("Q4_1", "Q5_1")},
     "Q8_0": encode_q8_0,

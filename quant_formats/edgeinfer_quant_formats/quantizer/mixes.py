@@ -125,6 +125,7 @@ _MIXES = (
         "Q2_K_S", 21, "Q2_K", 2.625,
         (_value("Q4_K", four_heads_share_a_key), _down("Q4_K", first_share(8))),
     ),
+    Mix("Q1_0", 40, "Q1_0", 1.125),
     Mix("TQ2_0", 37, "TQ2_0", 2.0625, _TERNARY),
     Mix("TQ1_0", 36, "TQ1_0", 1.6875, _TERNARY),
 )  # fmt: skip

@@ -195,6 +195,14 @@ def _two_bits(out, block, row, i, k, inside, LAYOUT: tl.constexpr, THIRD: tl.con
 
 
 @triton.jit
+def _signs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
+    """Q1_0: byte k of word i holds the signs of weights 32i + 8k…; a set bit is +d."""
+    byte, d = _word(block, row, LAYOUT.codes, i) >> (8 * k), _f16(block, row, LAYOUT.d)
+    for bit in tl.static_range(8):
+        _store(out, 32 * i + 8 * k + bit, d * (2 * ((byte >> bit) & 1) - 1).to(tl.float32), inside)
+
+
+@triton.jit
 def _ternary(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     """TQ2_0: of each 32 bytes the lowest two bits, then the next two; one scale for all."""
     side, at = i >> 3, i & 7
@@ -254,6 +262,8 @@ def unpack_kernel(
         _two_bits(to, block, row, i, k, inside, LAYOUT, FORMAT == "Q3_K")
     elif FORMAT == "IQ4_XS":
         _iq4_xs(to, block, row, i, k, inside, LAYOUT)
+    elif FORMAT == "Q1_0":
+        _signs(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "TQ2_0":
         _ternary(to, block, row, i, k, inside, LAYOUT)
     else:

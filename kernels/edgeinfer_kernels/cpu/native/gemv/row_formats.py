@@ -340,6 +340,31 @@ def unpack_q2_k(block, index):
     )
 
 
+Q1_0 = interleaved_offsets("Q1_0")
+
+
+@device_function
+def sign_levels(signs, index):
+    """Four columns from bits 4·index… of the row's word `signs`: 0 or 2."""
+    return shift_bytes_left(spread_four_bits(shift_right(signs, 4 * index)), 1)
+
+
+@device_function
+def unpack_q1_0(block, index):
+    signs = load_ints(block + Q1_0.qs + 64 * index)
+    return (
+        sign_levels(signs, 0),
+        sign_levels(signs, 1),
+        sign_levels(signs, 2),
+        sign_levels(signs, 3),
+        sign_levels(signs, 4),
+        sign_levels(signs, 5),
+        sign_levels(signs, 6),
+        sign_levels(signs, 7),
+        load_f16(block + Q1_0.d),
+    )
+
+
 TQ2_0 = interleaved_offsets("TQ2_0")
 
 
@@ -363,6 +388,7 @@ UNPACKERS: dict[str, Any] = {
     "IQ4_XS": unpack_iq4_xs,
     "MXFP4": unpack_mxfp4,
     "TQ2_0": unpack_tq2_0,
+    "Q1_0": unpack_q1_0,
 }
 ROW_FORMATS = {name: RowFormat.of(FORMATS[name], unpack) for name, unpack in UNPACKERS.items()}
 FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {
