@@ -27,7 +27,7 @@ class SamplingParams:
     """Sampling parameters, in the order in which the samplers are applied; the defaults are llama.cpp's.
 
     `repeat_last_n` and `dry_penalty_last_n` count tokens back from the end; 0 disables the penalty, -1 uses
-    the whole history. `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off.
+    the whole history. `top_n_sigma` up to 0, `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 are off.
     `logit_bias` maps a token id to the value added to its logit; `-inf` bans the token. `seed` None uses a
     random one.
 
@@ -66,6 +66,10 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = _option(
         ("\n", ":", '"', "*"), "DRY: a text that ends a repeated sequence. May be repeated.",
         flags=("--dry-sequence-breaker",), metavar="TEXT",
+    )  # fmt: skip
+    top_n_sigma: float = _option(
+        -1.0, "Keep tokens at most n standard deviations below the best logit.", allowed=Range(),
+        default_note="off",
     )  # fmt: skip
     top_k: int = _option(40, "Keep the k most probable tokens; 0: all.", allowed=whole(0))
     typical_p: float = _option(
@@ -148,6 +152,7 @@ class SamplingKeywords(TypedDict, total=False):
     dry_penalty_last_n: int
     dry_sequence_breakers: tuple[str, ...]
     top_k: int
+    top_n_sigma: float
     typical_p: float
     top_p: float
     min_p: float

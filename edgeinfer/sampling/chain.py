@@ -93,6 +93,12 @@ def dry(logits: npt.NDArray[np.float32], context: StepContext) -> None:
         logits[token_id] -= penalty
 
 
+def top_n_sigma(logits: Floats, n: float) -> Positions:
+    """The logits at most `n` standard deviations below the best. Source: arXiv:2411.07641."""
+    deviation = logits[np.isfinite(logits)].std(dtype=np.float64)
+    return np.flatnonzero(logits >= np.float32(logits.max() - n * deviation))
+
+
 def top_k(logits: Floats, k: int) -> Positions:
     """The `k` highest logits; 0 keeps all. Source: Fan et al. 2018, section 5.4 (arXiv:1805.04833)."""
     if k == 0 or k >= logits.size:
@@ -193,6 +199,12 @@ CHAIN: tuple[SamplerStep, ...] = (
     SamplerStep("logit_bias", "adjust", add_bias, lambda p: bool(p.logit_bias)),
     SamplerStep("penalties", "adjust", penalize, penalties_are_on, on_device=True),
     SamplerStep("dry", "adjust", dry, lambda p: p.dry_multiplier > 0),
+    SamplerStep(
+        "top_n_sigma",
+        "truncate",
+        lambda logits, p: top_n_sigma(logits, p.top_n_sigma),
+        lambda p: p.top_n_sigma > 0,
+    ),
     SamplerStep(
         "top_k",
         "truncate",

@@ -100,6 +100,7 @@ def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> N
 @pytest.mark.parametrize(
     "settings",
     [
+        SamplingParams(top_n_sigma=1.0),
         SamplingParams(typical_p=0.9),
         SamplingParams(mirostat=2),
         SamplingParams(dry_multiplier=0.5),

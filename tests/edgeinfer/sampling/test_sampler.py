@@ -55,6 +55,20 @@ def test_with_all_samplers_off_the_distribution_is_softmax() -> None:
     assert distribution(logits_of(0.1, 0.2, 0.3, 0.4)) == {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}
 
 
+def test_top_n_sigma_counts_standard_deviations_of_the_finite_logits() -> None:
+    logits = np.array([3.0, 2.0, 1.0, 0.0, -np.inf], np.float32)  # a deviation of 1.118
+    assert sorted(distribution(logits, top_n_sigma=0.5)) == [0]
+    assert sorted(distribution(logits, top_n_sigma=1.0)) == [0, 1]
+    assert sorted(distribution(logits, top_n_sigma=2.0)) == [0, 1, 2]
+    for off in (0.0, -1.0):
+        assert sorted(distribution(logits, top_n_sigma=off)) == [0, 1, 2, 3]
+
+
+def test_top_n_sigma_comes_before_top_k() -> None:
+    logits = np.array([3.0, 2.0, 1.0, 0.0], np.float32)
+    assert sorted(distribution(logits, top_n_sigma=1.0, top_k=3)) == [0, 1]  # of three, 0.8 deviations
+
+
 def test_temperature_raises_probabilities_to_its_inverse() -> None:
     assert distribution(logits_of(0.2, 0.8), temperature=0.5) == {0: 0.05882, 1: 0.94118}
     assert distribution(logits_of(0.2, 0.8), temperature=2.0) == {0: 0.33333, 1: 0.66667}

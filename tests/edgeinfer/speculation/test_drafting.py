@@ -312,6 +312,7 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is drawn
         ({"temperature": 0.8}, True),
         ({"temperature": 0.0, "repeat_penalty": 1.1}, False),
+        ({"temperature": 0.8, "top_n_sigma": 1.0}, False),
         ({"temperature": 0.8, "typical_p": 0.9}, False),
         ({"temperature": 0.8, "xtc_probability": 0.5}, False),
         ({"temperature": 0.8, "mirostat": 2}, False),

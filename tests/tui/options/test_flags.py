@@ -237,7 +237,7 @@ def test_help_names_no_type_of_a_flag(edgeinfer: CommandLine, command: str) -> N
     ("command", "wrong", "meant"),
     [
         ("run", "--temperatur", "--temperature"),
-        ("run", "--top", "--top-k or --top-p"),
+        ("run", "--top", "--top-k or --top-p or --top-n-sigma"),
         ("run", "--temprature", "--temperature"),
         ("run", "--ctx", "--context"),
         ("bench", "-p", "--prompt-tokens"),
