@@ -81,10 +81,8 @@ def quantize(
         if dry_run:
             return done
         path = _checked_target(done.target, file, done.plan, overwrite)
-        seconds = _write(
-            file, done.plan, hot, path, _importance_metadata(importance, given), threads, progress
-        )
-        return replace(done, seconds=seconds)
+        metadata = _importance_metadata(importance, given)
+        return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
 
 
 def _checked_threads(threads: int | None) -> int:

@@ -17,7 +17,7 @@ SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 PROMPT_KERNELS = {
     "norm_rows_kernel", "add_norm_rows_kernel", "activation_rows_kernel", "rope_append_kernel",
     "flash_attention_kernel", "context_shift_kernel", "unpack_kernel", "unpack_floats_kernel",
-    "group_pairs_kernel", "grouped_product_kernel", "add_experts_kernel",
+    "group_assignments_kernel", "grouped_product_kernel", "add_experts_kernel",
     "candidates_kernel", "sample_kernel", "best_of_slices_kernel", "argmax_kernel",
 }  # fmt: skip
 STEP_KERNELS = {

@@ -8,7 +8,7 @@ from edgeinfer.history.store import ChatStore
 from tests.tui.app.conftest import Chat, Opened
 from tests.tui.fake_library import ANSWER, FakeModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def head(chat: Chat, index: int) -> str:

@@ -10,7 +10,7 @@ from edgeinfer_tui.app.chat_commands import COMMANDS, help_text
 from tests.tui.app.conftest import Opened
 from tests.tui.fake_library import ANSWER, FakeModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_help_lists_every_command_with_its_key(opened: Opened) -> None:

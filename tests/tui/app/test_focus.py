@@ -14,7 +14,7 @@ from edgeinfer_tui.command_words import common_beginning, completions, no_such_c
 from tests.tui.app.conftest import Chat, Opened
 from tests.tui.fake_library import FakeModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 def footer(chat: Chat) -> str:

@@ -17,6 +17,8 @@ if sys.platform == "win32":
 
 from tests.tui.terminal import Terminal
 
+pytestmark = pytest.mark.slow
+
 LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
 COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 

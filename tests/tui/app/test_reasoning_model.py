@@ -16,7 +16,7 @@ from tests.random_models import VOCABULARY, vocabulary_metadata
 from tests.tui.app.conftest import Chat, Opened
 from tests.tui.fake_library import ANSWER, FakeModel
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 TOLD = (
     "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}</s>{% endfor %}"

@@ -26,6 +26,8 @@ from tests.edgeinfer.serving.http_client import HELLO, JSON, TOOL_TEMPLATE, fake
 from tests.edgeinfer.serving.mutations import mutated
 from tests.tui.commands.test_serve import ask, serving
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": HELLO, "max_tokens": 4}),

@@ -15,6 +15,8 @@ from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.split_decoders import device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
+pytestmark = pytest.mark.slow
+
 AGREES = {"f16": 2 * FLOATS_AGREE, "q8_0": 0.02, "q4_0": 0.05}
 """A code that is next to the reference's is a step of the cache away."""
 ORDERED = "partial RoPE of neighbours, heads of 24"
