@@ -38,7 +38,7 @@ WARM_UPS, ROUNDS = 2, 5
 
 def phase_rows(path: Path, share: float, tokens: int, threads: int | None) -> Iterator[list[str]]:
     """A row for each kind of work of one prompt, at a budget that is a share of the file's bytes for weights,
-    keys and values. Kinds overlap: copies go on while there is computing.
+    keys and values. Kinds overlap: copies continue during computation.
     """
     context, sizes = tokens + 16, model_sizes(path)
     budget = int(share * sizes.nbytes)

@@ -1,4 +1,4 @@
-"""The engines to measure, behind one protocol: ours through its public API, llama.cpp through its C API."""
+"""The engines to measure, with one protocol: ours through its public API, llama.cpp through its C API."""
 
 import time
 from collections.abc import Sequence

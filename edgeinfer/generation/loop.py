@@ -170,7 +170,7 @@ class GenerationLoop:
         self._timer = timer
 
     def step(self) -> Iterator[tuple[GenerationSequence, Token]]:
-        """One engine step; yields the tokens that can be emitted. `live` are the sequences that go on."""
+        """One engine step; yields the tokens that can be emitted. `live`: the unfinished sequences."""
         self._timer.resume()
         found = self._decode.step(self.live)
         self._timer.decoded(sum(map(len, found)))

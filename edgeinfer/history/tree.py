@@ -46,11 +46,11 @@ class ChatTree:
         """The messages with the same parent, including `message`, in order of creation."""
         return self.beginnings if message.parent is None else message.parent.children
 
-    def beside(self, message: ChatMessage, step: int) -> ChatMessage | None:
+    def sibling(self, message: ChatMessage, step: int) -> ChatMessage | None:
         """The alternative `step` positions further; None if it doesn't exist."""
-        beside = self.alternatives(message)
-        index = beside.index(message) + step
-        return beside[index] if 0 <= index < len(beside) else None
+        siblings = self.alternatives(message)
+        index = siblings.index(message) + step
+        return siblings[index] if 0 <= index < len(siblings) else None
 
 
 def line_to(tip: ChatMessage | None) -> list[ChatMessage]:

@@ -70,7 +70,7 @@ class Architecture:
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
     recurrent: "Callable[[CountReader, int], BlockSpec] | None" = None
-    """Layers without KV heads have this block in place of attention; its specification, from metadata and the
+    """Layers without KV heads have this block instead of attention: its specification, from metadata and the
     hidden size.
     """
     output_norm: str = "output_norm"

@@ -241,8 +241,8 @@ def _unknown(
         )
     is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in requested
     if is_path and os.path.isdir(path.parent):
-        beside = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
-        near = nearest(path.name.removesuffix(".gguf"), sorted(beside))
+        others = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
+        near = nearest(path.name.removesuffix(".gguf"), sorted(others))
         hint = (
             f"did you mean {' or '.join(os.path.join(os.path.dirname(requested), name) for name in near)}?"
             if near

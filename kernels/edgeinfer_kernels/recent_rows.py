@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-RING_ROWS = 64
-"""Recent positions whose rows are kept."""
-CHECKPOINT_POSITIONS = 256
-"""Distance of the positions before which rows are kept for good."""
+from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
+
 AHEAD_POSITIONS = 8
 """Positions that a device may have computed after the end that the caller knows."""
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.block import BlockSizes, ChunkRows, NormLengths, StepShape, TensorReader
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
 from edgeinfer_kernels.layer_cache import CacheType, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.recent_rows import RING_ROWS, RecentRows, checkpoints_for, rows_for
+from edgeinfer_kernels.recent_rows import RecentRows, checkpoints_for, rows_for
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     cache_positions,

@@ -181,13 +181,13 @@ def save_profile(
     Raises:
         OSError: neither can be written.
     """
-    beside, own = profile_paths(model, profile.model_hash, data_folder)
+    next_to_model, own = profile_paths(model, profile.model_hash, data_folder)
     if not in_data_folder:
         try:
-            profile.save(beside)
+            profile.save(next_to_model)
         except OSError:  # a folder without write permission
             in_data_folder = True
     if in_data_folder:
         own.parent.mkdir(parents=True, exist_ok=True)
         profile.save(own)
-    return own if in_data_folder else beside
+    return own if in_data_folder else next_to_model

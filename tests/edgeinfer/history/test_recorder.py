@@ -28,8 +28,8 @@ def test_a_tree_knows_lines_alternatives_and_the_newest_end() -> None:
     more = tree.add(second, "user", "More")
     assert line_to(more) == [user_message, second, more]
     assert list(tree.alternatives(first)) == [first, second]
-    assert tree.beside(first, 1) is second
-    assert tree.beside(first, -1) is None
+    assert tree.sibling(first, 1) is second
+    assert tree.sibling(first, -1) is None
     assert newest_end(user_message) is more
 
 

@@ -9,13 +9,8 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
-from edgeinfer_kernels.recent_rows import (
-    CHECKPOINT_POSITIONS,
-    RING_ROWS,
-    RecentRows,
-    RewindLimit,
-    rows_for,
-)
+from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
+from edgeinfer_kernels.recent_rows import RecentRows, RewindLimit, rows_for
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 

@@ -1,4 +1,4 @@
-"""The chat behind the screen: it loads the model, sends messages, and streams and stops responses."""
+"""The logic of the chat screen: it loads the model, sends messages, and streams and stops responses."""
 
 import asyncio
 import time
@@ -284,7 +284,7 @@ class ChatController:
             self.screen.notify("a response is being generated; Esc stops it")
             return
         session = self.session
-        other = session.tree.beside(message, step)
+        other = session.tree.sibling(message, step)
         if other is None:
             return
         session.tip = newest_end(other)

@@ -63,7 +63,7 @@ class Transcript(VerticalScroll, can_focus=False):
         return next((view for view in self.views() if view.message is message), None)
 
     def _view(self, message: ChatMessage) -> MessageView:
-        beside = self._tree.alternatives(message)
+        siblings = self._tree.alternatives(message)
         return MessageView(
-            message, self.speaker, self.thinks_first, list(beside).index(message) + 1, len(beside)
+            message, self.speaker, self.thinks_first, list(siblings).index(message) + 1, len(siblings)
         )

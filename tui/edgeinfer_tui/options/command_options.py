@@ -155,7 +155,7 @@ def command(name: str, help: str | None = None) -> Callable[[Command], Command]:
 
 
 def _with_shared(signature: inspect.Signature, shared: Mapping[str, CommandOption]) -> inspect.Signature:
-    """The signature of a command with its shared options in place of `**keywords`."""
+    """The signature of a command with its shared options instead of `**keywords`."""
     own = [
         one
         for name, one in signature.parameters.items()

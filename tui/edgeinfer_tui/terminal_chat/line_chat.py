@@ -89,7 +89,7 @@ class LineChat:
         return command(argument.strip())
 
     def _respond(self, begin: Callable[[dict[str, Any]], Stream]) -> None:
-        """Print a response; a failure prints one line and the chat goes on."""
+        """Print a response; after a failure, one line is printed and the chat continues."""
         progress = ProgressLine("reading the prompt", sys.stderr)
         try:
             stream = begin({**self._settings, "progress": progress.update})

@@ -15,7 +15,8 @@ CACHE_KINDS = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3}
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
 RING_ROWS, CHECKPOINT_POSITIONS = 64, 256
-"""As in `recent_rows.py`; defined here so that compiled code is rebuilt when they change."""
+"""Recent positions whose rows a recurrent block keeps, and the distance of its checkpoints: `recent_rows.py`.
+"""
 LOGITS_PER_PART = 1024
 MAX_CANDIDATES = 64
 

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.recent_rows import CHECKPOINT_POSITIONS, RING_ROWS, RecentRows, checkpoints_for
+from edgeinfer_kernels.recent_rows import RecentRows, checkpoints_for
 
 
 class RowsState(Protocol):

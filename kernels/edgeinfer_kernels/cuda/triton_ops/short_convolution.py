@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
-from edgeinfer_kernels.recent_rows import CHECKPOINT_POSITIONS, RING_ROWS
 
 RING = tl.constexpr(RING_ROWS)
 BETWEEN = tl.constexpr(CHECKPOINT_POSITIONS)
