@@ -21,6 +21,8 @@ from edgeinfer_quant_formats.errors import FormatError
 
 SLICES = (256, 16, 1)
 """Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
+RESPONSE_START_TOKENS = 8
+"""At most so many tokens of a prompt begin the response, after the last message."""
 
 
 class KVCache:
@@ -154,6 +156,18 @@ class NativeEngine:
         for first in range(0, len(ids), self.batch):
             yield self._forward(ids[first : first + self.batch])
 
+    def _prompt_steps(self, ids: Sequence[int]) -> Iterator[HiddenStates]:
+        """As `_steps`. Of a model with recurrent states a checkpoint is kept after each chunk and before the
+        last tokens, which begin the response: the next prompt of a chat shares the tokens before them.
+        """
+        if not self.specification.is_recurrent or len(ids) <= 2 * RESPONSE_START_TOKENS:
+            yield from self._steps(ids)
+            return
+        for part in (ids[:-RESPONSE_START_TOKENS], ids[-RESPONSE_START_TOKENS:]):
+            for x in self._steps(part):
+                self.backend.checkpoint()
+                yield x
+
     def _check(self, ids: Sequence[int], more: int = 0) -> None:
         """Raise if `ids` are invalid, or if the cache has no space for them and `more` tokens."""
         if self._closed:
@@ -189,7 +203,7 @@ class NativeEngine:
             only: npt.NDArray[np.float32] = logits[0]
             return only
         done = 0
-        for x in self._steps(ids):
+        for x in self._prompt_steps(ids):
             done += len(x)
             if progress:
                 progress(done, len(ids))
@@ -268,7 +282,7 @@ class NativeEngine:
             self.backend.restore(snapshot.arrays, length)
         self.cache.append(snapshot.ids[:length])
         if length < len(snapshot.ids):
-            self._rewind(length, None)
+            self._rewind(length)
 
     @property
     def text(self) -> list[int]:
@@ -307,12 +321,12 @@ class NativeEngine:
         the last tokens before are processed again.
         """
         if length < len(self.cache.ids):
-            self._rewind(length, len(self.cache.ids))
+            self._rewind(length)
 
-    def _rewind(self, length: int, end: int | None) -> None:
+    def _rewind(self, length: int) -> None:
         """As `Backend.rewind`, then process what it dropped."""
         with DEVICE_FAILURES:
-            kept = self.backend.rewind(length, end)
+            kept = self.backend.rewind(length)
         dropped = self.cache.ids[kept:length]
         self.cache.rewind(kept)
         if dropped:

@@ -56,7 +56,7 @@ def _cost(nbytes: int) -> str:
 
 
 def _layer_skipping(engine: NativeEngine) -> LayerSkipping:
-    if engine.specification.recurrent_rows:
+    if engine.specification.is_recurrent:
         raise SettingError("draft: 'self' can't skip layers with a recurrent state; take 'lookup' or a model")
     if not engine.capabilities.skips_layers:
         raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")

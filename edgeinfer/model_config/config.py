@@ -115,7 +115,7 @@ class ModelConfig:
             logit_scale=self.logit_scale,
             logit_soft_cap=self.logit_soft_cap,
             norm_name=self.architecture_spec.output_norm,
-        )
+        ).with_slots()
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
         spec = self.architecture_spec

@@ -51,7 +51,7 @@ class Capabilities:
         """The same capabilities without those that need a state of separate positions, if the model has
         another.
         """
-        if not spec.recurrent_rows:
+        if not spec.is_recurrent:
             return self
         return replace(
             self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
@@ -165,11 +165,13 @@ class Backend(Protocol[X]):
         """
         ...
 
-    def rewind(self, length: int, end: int | None) -> int:
-        """Truncate the state after `end` positions to at most `length`; return how many positions are kept.
+    def checkpoint(self) -> None:
+        """Keep the recurrent states after the last step, so that a later rewind can return to them."""
 
-        Fewer than `length` are kept if some block's state is recurrent (`recent_rows.py`). `end` None: the
-        state was restored from a longer snapshot.
+    def rewind(self, length: int) -> int:
+        """Truncate the state to at most `length` positions; return how many are kept.
+
+        Fewer than `length` are kept if some block's state is recurrent (`recurrent_state.py`).
         """
         return length
 
@@ -266,8 +268,11 @@ class MainMemoryBackend(Backend[X]):
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         self.state.restore_all(arrays, end)
 
-    def rewind(self, length: int, end: int | None) -> int:
-        return self.state.rewind(length, end)
+    def checkpoint(self) -> None:
+        self.state.checkpoint()
+
+    def rewind(self, length: int) -> int:
+        return self.state.rewind(length)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self.state.copy(source, target, count)

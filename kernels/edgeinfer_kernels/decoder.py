@@ -6,6 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from edgeinfer_kernels.blocks.block import NormSpec, TensorReader
 from edgeinfer_kernels.matrix import Matrix, Vector
+from edgeinfer_kernels.recurrent_state import RecurrentShape, slots_for
 
 
 class BlockIndex(NamedTuple):
@@ -55,6 +56,15 @@ class LayerSpec:
         """The layer's first block of a kind. Raises `LookupError`: it has none."""
         return _first([residual.block for residual in self.blocks], kind)
 
+    def with_slots(self, slots: int) -> "LayerSpec":
+        """The same layer with this number of slots in each recurrent state."""
+        return LayerSpec(
+            tuple(
+                replace(each, block=replace(each.block, slots=slots)) if each.block.recurrent else each
+                for each in self.blocks
+            )
+        )
+
 
 @dataclass(frozen=True)
 class DecoderSpec:
@@ -77,9 +87,27 @@ class DecoderSpec:
         return replace(self, layers=self.layers[first:last])
 
     @property
-    def recurrent_rows(self) -> int:
-        """The largest `recurrent_rows` of a block; 0: no state is recurrent."""
-        return max(int(each.block.recurrent_rows) for layer in self.layers for each in layer.blocks)
+    def is_recurrent(self) -> bool:
+        """Whether a block has a recurrent state."""
+        return bool(self._recurrent_shapes)
+
+    @property
+    def slots(self) -> int:
+        """Number of slots of each recurrent state; 0: none is recurrent."""
+        return max((shape.slots for shape in self._recurrent_shapes), default=0)
+
+    @property
+    def _recurrent_shapes(self) -> list[RecurrentShape]:
+        shapes = [each.block.recurrent for layer in self.layers for each in layer.blocks]
+        return [shape for shape in shapes if shape is not None]
+
+    def with_slots(self) -> "DecoderSpec":
+        """The same decoder with the number of slots that the size of all recurrent states permits."""
+        shapes = self._recurrent_shapes
+        if not shapes:
+            return self
+        slots = slots_for(sum(4 * shape.slot_width for shape in shapes))
+        return replace(self, layers=tuple(layer.with_slots(slots) for layer in self.layers))
 
     def indices(self) -> Iterator[BlockIndex]:
         """All blocks, in order."""

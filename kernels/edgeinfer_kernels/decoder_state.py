@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.recent_rows import RewindLimit
+from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
 
 def check_evicted(positions: npt.NDArray[np.int64], end: int) -> None:
@@ -26,7 +26,8 @@ class DecoderState:
     """The states of some blocks, in the order of the blocks."""
 
     blocks: Mapping[BlockIndex, BlockState] = field(default_factory=dict)
-    rewind_limit: RewindLimit = field(default_factory=lambda: RewindLimit(0))
+    slots: StateSlots | None = None
+    """The slots of recurrent states; None: no block here has one."""
 
     @classmethod
     def allocate(
@@ -42,7 +43,8 @@ class DecoderState:
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
                 found[index] = state
-        return cls(found, RewindLimit(spec.recurrent_rows))
+        is_recurrent = any(spec.residual(index).block.recurrent for index in found)
+        return cls(found, StateSlots(spec.slots) if is_recurrent else None)
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:
@@ -59,8 +61,11 @@ class DecoderState:
         return sum(state.nbytes for state in self.blocks.values())
 
     def snapshot(self, end: int) -> list[npt.NDArray[np.generic]]:
-        """Views of the first `end` positions of all blocks."""
-        return [view for state in self.blocks.values() for view in state.views(end)]
+        """The first `end` positions of all blocks: views of KV caches, and copies of recurrent states, whose
+        `StateSlots.description` comes first.
+        """
+        slots, description = snapshot_slots(self.slots)
+        return [*description, *(view for state in self.blocks.values() for view in state.views(end, slots))]
 
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> int:
         """Restore the first `end` positions from the arrays of a `snapshot`, which may hold more of both;
@@ -69,22 +74,28 @@ class DecoderState:
         Raises:
             ValueError: the arrays have other shapes or dtypes.
         """
-        views = self.snapshot(end)
+        slots = restored_slots(self.slots, arrays)
+        arrays = arrays[self.slots is not None :]
+        views = [view for state in self.blocks.values() for view in state.views(end, slots)]
         trimmed = [array[:, : view.shape[1]] for view, array in zip(views, arrays, strict=False)]
         if [(each.shape, each.dtype) for each in trimmed] != [(each.shape, each.dtype) for each in views]:
             raise ValueError("the snapshot is of another cache")
         for view, array in zip(views, trimmed, strict=True):
             view[...] = array
-        self.rewind_limit.restored(end)
-        return len(views)
+        return len(views) + (self.slots is not None)
 
-    def rewind(self, length: int, end: int | None) -> int:
+    def begin(self, start: int, tokens: int) -> RecurrentStep:
+        """The slots of a step; see `StateSlots.begin`."""
+        return RecurrentStep() if self.slots is None else self.slots.begin(start, tokens)
+
+    def checkpoint(self) -> None:
+        """As `Backend.checkpoint`."""
+        if self.slots is not None:
+            self.slots.checkpoint()
+
+    def rewind(self, length: int) -> int:
         """As `Backend.rewind`."""
-        kept, restores = self.rewind_limit.rewind(length, end)
-        if restores:
-            for state in self.blocks.values():
-                state.restore_checkpoint(kept)
-        return kept
+        return length if self.slots is None else self.slots.rewind(length)
 
     def restore_all(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """As `restore`. Raises `ValueError` too if arrays are left over."""
@@ -101,6 +112,20 @@ class DecoderState:
         check_evicted(positions, end)
         for state in self.blocks.values():
             state.evict(positions, end)
+
+
+def snapshot_slots(slots: StateSlots | None) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
+    """The slots that are part of a snapshot, and the array that describes them, if any state is recurrent."""
+    return ([], []) if slots is None else (slots.stored(), [slots.description()])
+
+
+def restored_slots(slots: StateSlots | None, arrays: Sequence[npt.NDArray[np.generic]]) -> slice:
+    """The slots to which those of a snapshot are copied. Raises `ValueError`: it is of another cache."""
+    if slots is None:
+        return slice(0)
+    if not arrays or arrays[0].dtype != np.int64:
+        raise ValueError("the snapshot is of another cache")
+    return slots.restore(arrays[0])
 
 
 NO_EXPERTS = -1

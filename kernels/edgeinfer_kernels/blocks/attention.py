@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +68,8 @@ class AttentionSpec:
         return self.heads, self.kv_heads, self.head_dim
 
     @property
-    def recurrent_rows(self) -> int:
-        return 0
+    def recurrent(self) -> None:
+        return None
 
     def read(self, tensors: TensorReader) -> "AttentionWeights":
         q_rows, kv_rows, width = (
@@ -172,14 +172,11 @@ class AttentionState:
     def nbytes(self) -> int:
         return self.cache.nbytes
 
-    def views(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
+    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
         return self.cache.first(end)
 
     def copy(self, source: int, target: int, count: int) -> None:
         self.cache.copy(source, target, count)
-
-    def restore_checkpoint(self, position: int) -> None:
-        """Does nothing: all positions are kept."""
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `BlockState.evict`, in chunks of about a thousand positions.

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.recurrent_state import RING_ROWS, RecurrentShape, RecurrentState
+from edgeinfer_kernels.sizes.cuda_matrices import taken
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,12 @@ class BlockState(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def views(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """Views of the arrays that hold the first `end` positions."""
+    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
+        """Views of the arrays that hold the first `end` positions; of a recurrent state these `slots`."""
         ...
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copy `count` positions; the ranges must not overlap."""
-        ...
-
-    def restore_checkpoint(self, position: int) -> None:
-        """Restore what the block keeps of the last positions before a checkpoint (`recent_rows.py`)."""
         ...
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
@@ -104,10 +102,8 @@ class BlockSpec(Protocol):
         ...
 
     @property
-    def recurrent_rows(self) -> int:
-        """How many positions before a token a recurrent state keeps; 0: the state isn't recurrent. See
-        `recent_rows.py`.
-        """
+    def recurrent(self) -> RecurrentShape | None:
+        """The sizes of a recurrent state; None: the state isn't recurrent. See `recurrent_state.py`."""
         ...
 
     def read(self, tensors: TensorReader) -> BlockWeights:
@@ -131,13 +127,33 @@ class StatelessSpec:
     """Base of the specifications of blocks without heads and state."""
 
     head_shape: ClassVar[tuple[int, ...]] = ()
-    recurrent_rows: ClassVar[int] = 0
+    recurrent: ClassVar[None] = None
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         return 0
 
     def allocate_state(self, context: int, cache_type: CacheType) -> None:
         return None
+
+
+class RecurrentSpec:
+    """Base of the specifications of blocks with a recurrent state; subclasses have a field `slots`, which
+    `DecoderSpec.with_slots` sets.
+    """
+
+    head_shape: ClassVar[tuple[int, ...]] = ()
+    is_divisible: ClassVar[bool] = False
+
+    @property
+    def recurrent(self) -> RecurrentShape:
+        """The sizes of the state."""
+        raise NotImplementedError
+
+    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
+        return self.recurrent.nbytes
+
+    def allocate_state(self, context: int, cache_type: CacheType) -> RecurrentState:
+        return self.recurrent.allocate()
 
 
 class NormLengths(NamedTuple):
@@ -237,6 +253,11 @@ class BlockSizes:
         """The matrices whose products are added to the hidden states; those of all experts stacked."""
         raise NotImplementedError
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the state is recurrent."""
+        return False
+
     @classmethod
     def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
         """Bytes of the buffers of a decode step on a GPU for all blocks of this kind."""
@@ -259,6 +280,32 @@ class BlockSizes:
     def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:
         """Bytes of the state of one block at a time, on a GPU while a prompt streams the matrices."""
         return 0
+
+
+@dataclass(frozen=True)
+class RecurrentSizes(BlockSizes):
+    """A block with a recurrent state, whose size doesn't depend on the context."""
+
+    state_label: ClassVar[str] = "recurrent state"
+
+    spec: Any
+
+    @property
+    def is_recurrent(self) -> bool:
+        return True
+
+    def state_bytes(self, context: int, cache_type: CacheType) -> int:
+        return self.spec.recurrent.nbytes
+
+    def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
+        shape = self.spec.recurrent
+        return taken(RING_ROWS * shape.row_width, 4) + taken(shape.slots * shape.slot_width, 4)
+
+    @classmethod
+    def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:
+        """The ring and two slots of the largest block."""
+        shape = max((block.spec.recurrent for block in blocks), key=lambda each: int(each.slot_width))
+        return taken(RING_ROWS * shape.row_width, 4) + taken(2 * shape.slot_width, 4)
 
 
 @dataclass(frozen=True)

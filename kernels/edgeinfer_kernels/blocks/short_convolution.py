@@ -1,20 +1,23 @@
-"""Gated short convolution: specification, weights, recent rows and sizes of one block."""
+"""Gated short convolution: specification, weights and sizes of one block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from edgeinfer_kernels.blocks.block import BlockSizes, ChunkRows, NormLengths, StepShape, TensorReader
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
-from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.blocks.block import (
+    ChunkRows,
+    NormLengths,
+    RecurrentSizes,
+    RecurrentSpec,
+    StepShape,
+    TensorReader,
+)
+from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.recent_rows import RecentRows, checkpoints_for, rows_for
+from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
-    cache_positions,
     has_floats,
     matrix_bytes,
     padded_rows,
@@ -27,24 +30,22 @@ MAX_TAPS = 32
 
 
 @dataclass(frozen=True)
-class ShortConvolutionSpec:
+class ShortConvolutionSpec(RecurrentSpec):
     """out(c · conv(b · x)), where b, c and x are projections of the input. conv is causal, over `taps`
     positions, with weights of its own for each of the `channels`.
     """
 
     kind: ClassVar[str] = "short_convolution"
-    is_divisible: ClassVar[bool] = False
 
     channels: int
     taps: int
+    slots: int = 2
 
     @property
-    def head_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def recurrent_rows(self) -> int:
-        return self.taps - 1
+    def recurrent(self) -> RecurrentShape:
+        """The rows b · x of the positions before a token."""
+        width = padded(self.channels)
+        return RecurrentShape(self.taps - 1, width, width, 0, self.slots)
 
     def read(self, tensors: TensorReader) -> "ShortConvolutionWeights":
         width, rows = tensors.hidden_size, self.channels
@@ -58,14 +59,6 @@ class ShortConvolutionSpec:
     def sizes(self, weights: "ShortConvolutionWeights", norms: NormLengths) -> "ShortConvolutionSizes":
         b, c, x, output = map(MatrixSize.of, weights.matrices())
         return ShortConvolutionSizes(self, b, c, x, output, (self.channels * self.taps, *norms.vectors))
-
-    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
-        """Bytes of the recent rows in main memory, in float32."""
-        return 4 * rows_for(context, self.recurrent_rows) * padded(self.channels)
-
-    def allocate_state(self, context: int, cache_type: CacheType) -> "ShortConvolutionState":
-        rows = RecentRows.allocate(context, self.recurrent_rows, padded(self.channels))
-        return ShortConvolutionState(self, rows)
 
 
 @dataclass(frozen=True)
@@ -90,35 +83,10 @@ class ShortConvolutionWeights:
 
 
 @dataclass(frozen=True)
-class ShortConvolutionState:
-    """The rows b · x of recent positions, in main memory."""
-
-    spec: ShortConvolutionSpec
-    rows: RecentRows
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
-
-    def views(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
-        return self.rows.views(end)
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        raise NotImplementedError("recent rows belong to one sequence")
-
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        raise NotImplementedError("a recurrent state has no positions to evict")
-
-    def restore_checkpoint(self, position: int) -> None:
-        self.rows.restore_checkpoint(position)
-
-
-@dataclass(frozen=True)
-class ShortConvolutionSizes(BlockSizes):
+class ShortConvolutionSizes(RecurrentSizes):
     """The sizes of a short convolution. `vectors`: lengths of its taps and norms."""
 
     label: ClassVar[str] = "short convolution"
-    state_label: ClassVar[str] = "recent rows"
 
     spec: ShortConvolutionSpec
     b: MatrixSize
@@ -134,25 +102,18 @@ class ShortConvolutionSizes(BlockSizes):
         stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
-    def state_bytes(self, context: int, cache_type: CacheType) -> int:
-        return self.spec.state_nbytes(context, cache_type)
-
-    def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
-        """The ring and the checkpoints, in float32."""
-        checkpoints = checkpoints_for(cache_positions(context)) * self.spec.recurrent_rows
-        return sum(taken(rows * self.spec.channels, 4) for rows in (RING_ROWS, checkpoints))
-
     def state_operations(self, tokens: int, start: int) -> float:
         return 2 * tokens * self.spec.channels * (self.spec.taps + 1)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         row = 4 * padded(self.spec.channels)
         return {
-            "mixed": row,
-            "mixed.quantized": quantized_bytes(padded(self.spec.channels)),
+            "conv_out": row,
+            "conv_out.quantized": quantized_bytes(padded(self.spec.channels)),
             "convolution_b": row,
             "convolution_c": row,
             "convolution_x": row,
+            "state_rows": row,
         }
 
     def cpu_scratch(self) -> int:
@@ -173,7 +134,13 @@ class ShortConvolutionSizes(BlockSizes):
         channels = max(block.spec.channels for block in blocks)
         rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
         conv_out = activation_bytes(step.tokens, channels, has_floats(block.output for block in blocks))
-        return conv_out + taken(step.tokens * rows, 4) + taken(step.tokens * channels, 4)
+        flat = taken(step.tokens * channels, 4) + taken(step.tokens * padded(channels), 4)
+        return conv_out + taken(step.tokens * rows, 4) + flat
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["ShortConvolutionSizes"], chunk: int, hidden_size: int) -> int:
+        """The rows of the state."""
+        return taken(chunk * max(block.spec.recurrent.row_width for block in blocks), 4)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         channels = self.spec.channels
@@ -181,8 +148,3 @@ class ShortConvolutionSizes(BlockSizes):
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes(self.vectors)
-
-    @classmethod
-    def streamed_state_bytes(cls, blocks: Sequence["ShortConvolutionSizes"], context: int) -> int:
-        """The recent rows of the largest block."""
-        return max(block.state_device_bytes(context, "f16") for block in blocks)

@@ -26,6 +26,7 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
     PositionTable,
     StepCall,
     StepSchedules,
+    fill_slots,
     fill_step,
     quick_address,
 )
@@ -216,7 +217,13 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 self.run_block(index, x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
+        self._fill_slots(len(x), start)
         self.pool.run(*self._layers_run)
+
+    def _fill_slots(self, tokens: int, start: int) -> None:
+        """Set the slots of recurrent states for a step."""
+        if self.state.slots is not None:
+            self._schedules.fill_slots(self.state.slots.begin(start, tokens))
 
     def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `Backend.step_logits`, in one run of the thread pool."""
@@ -227,6 +234,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         else:
             self.embed(ids)
         schedules.fill(count, start)
+        self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
         whole = self._output_rows(count)
         self.pool.run(*self._step_run)
@@ -242,7 +250,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._step_args, self._head_args
-            made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head)
+            slots = self.state.slots
+            made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head, slots)
             self._draft_loop = made
         return self._draft_loop.run(self.pool, ids, start, request)
 
@@ -265,6 +274,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
             for each in self._layer_indices(index.layer):
                 for call in self.built_blocks[each].before_layer:
                     self._run(call.kernel, call.block, x)
+        if self.state.slots is not None:
+            fill_slots(self._step_args, self.state.begin(start, len(x)))
         built = self.built_blocks[index]
         rope = self._tables[index].address_of(start, len(x))
         for call in built.calls:

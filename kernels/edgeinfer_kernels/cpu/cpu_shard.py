@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
-from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
@@ -35,6 +35,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.stages import LayerSplit, cpu_part, cpu_stages
 
 
@@ -123,6 +124,11 @@ class CpuShard:
     def states(self) -> Mapping[BlockIndex, BlockState]:
         """The states of the blocks here."""
         return self.state.blocks
+
+    @property
+    def slots(self) -> StateSlots | None:
+        """The slots of recurrent states; None: there is none here."""
+        return self.state.slots
 
     def _sparse_parts(self, weights: DecoderWeights, layers: SparseLayers) -> SparseLayers:
         """The sparse layers that have a part on the CPU, with the predictors of that part."""
@@ -222,6 +228,8 @@ class CpuShard:
         box = self._exchange_buffer
         for table, step_args in self._step_args:
             fill_step(step_args, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+            if self.state.slots is not None:
+                fill_slots(step_args, self.state.slots.begin(start, tokens))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""

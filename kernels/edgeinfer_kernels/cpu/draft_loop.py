@@ -19,6 +19,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.recurrent_state import StateSlots
 
 MAX_DRAFT_TOKENS = 16
 WIDEST_REACH = 80.0
@@ -42,7 +43,9 @@ class DraftLoop:
         steps: tuple[int, int],
         embed: int,
         head: tuple[StepArgs, HeadArgs],
+        slots: StateSlots | None,
     ) -> None:
+        self._slots = slots
         self._arena, self._function = Arena(), kernels.address("draft_tokens")
         self._schedules, (self._head_step, self._head) = schedules, head
         self._embed = EmbedArgs.from_address(embed)
@@ -99,6 +102,8 @@ class DraftLoop:
             self._choose(request.id_limit, request.sampling)
         schedules = self._schedules
         schedules.fill(given, start, span=given + max_tokens)
+        if self._slots is not None:
+            schedules.fill_slots(self._slots.begin(start, given))
         for index, (table, _) in enumerate(schedules.step_args):
             self._step_args[index].rope_bytes = table.stride
         last = schedules.x + (given - 1) * schedules.stride
@@ -113,6 +118,8 @@ class DraftLoop:
         args.max_tokens, args.count, args.is_running, args.reached = max_tokens, 0, 1, 1.0
         pool.run(self._function, self._block, 0)
         found = args.count
+        if self._slots is not None:
+            self._slots.extend(args.forwards - 1)
         return DraftedTokens(
             self._ids[:found].tolist(),
             self._probs[:found].tolist(),

@@ -47,7 +47,6 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
-from edgeinfer_kernels.recent_rows import RewindLimit
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
 from edgeinfer_kernels.stages import CpuStages, cpu_part, cpu_stages, gpu_shard
@@ -92,7 +91,6 @@ class CudaBackend(Backend[DeviceRows]):
     ) -> None:
         self._options = options or DeviceOptions()
         self.capabilities = Capabilities(sampling_history=RECENT, can_evict=True).limited_to(specification)
-        self._rewind_limit = RewindLimit(specification.recurrent_rows)
         splits = self._options.splits
         stages = cpu_stages(specification, weights, splits) if splits else None
         self._whole = specification, weights
@@ -130,8 +128,9 @@ class CudaBackend(Backend[DeviceRows]):
             self._prompt_exchange = PrefillExchange(stages, self._exchange_buffer, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
-        self.steps = CapturedSteps(self.step, self._parts.sampling)
         self._caches = DeviceCaches(self._parts.model)
+        self._parts.prefill.slots = self._caches.slots
+        self.steps = CapturedSteps(self.step, self._parts.sampling, self._caches.slots)
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
@@ -295,18 +294,17 @@ class CudaBackend(Backend[DeviceRows]):
             self._check_open()
             self._caches.put(arrays, end)
             synchronize(self.device)
-        self._rewind_limit.restored(end)
 
-    def rewind(self, length: int, end: int | None) -> int:
+    def checkpoint(self) -> None:
+        if self._caches.slots is not None:
+            self._caches.slots.checkpoint()
+
+    def rewind(self, length: int) -> int:
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
-        kept, restores = self._rewind_limit.rewind(length, end)
-        if restores:
-            with device_errors():
-                self._check_open()
-                self._sampling.discard_ahead()
-                self._caches.restore_checkpoint(kept)
-                synchronize(self.device)
-        return kept
+        if self._caches.slots is None:
+            return length
+        self._sampling.discard_ahead()
+        return self._caches.slots.rewind(length)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`; a step that was started ahead is discarded too."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
 
@@ -41,6 +42,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing
+        self._recurrent = RecurrentStep()
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
@@ -51,6 +53,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.forward_layers(x, start, range(len(self.spec.layers)))
 
     def forward_layers(self, x: Array, start: int, layers: Sequence[int]) -> None:
+        self._recurrent = self.state.begin(start, len(x))
         for layer in layers:
             self._layer(layer, x, start, None)
 
@@ -83,6 +86,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             dtype=self.dtype,
             batch=batch,
             routing=self.routing,
+            recurrent=self._recurrent,
         )
         y = forward_of(residual.block.kind)(step, normalize(x, residual.norm, w.norm, w.norm_bias))
         x += normalize(y, residual.norm, w.post_norm) * residual.residual_scale

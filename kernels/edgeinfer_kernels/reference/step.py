@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.decoder_state import Routing
 from edgeinfer_kernels.matrix import Matrix, Vector
+from edgeinfer_kernels.recurrent_state import RecurrentStep
 
 Array = npt.NDArray[np.floating]
 
@@ -32,6 +33,7 @@ class BlockStep:
     dtype: npt.DTypeLike
     batch: BatchPositions | None = None
     routing: Routing | None = None
+    recurrent: RecurrentStep = RecurrentStep()
 
     def times(self, x: Array, matrix: Matrix, bias: Vector | None = None) -> Array:
         """x times the transposed matrix, in `dtype`, plus the bias if there is one."""

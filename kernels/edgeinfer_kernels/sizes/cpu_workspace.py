@@ -3,7 +3,7 @@
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
@@ -37,6 +37,12 @@ def whole_tiles(tokens: int) -> int:
     return -(-tokens // 16) * 16
 
 
+def buffered_tokens(sizes: ModelSizes, batch: int) -> int:
+    """Rows of the buffers: those of a batch, and of positions that a recurrent state processes again."""
+    pending = RING_ROWS if sizes.is_recurrent else 0
+    return whole_tiles(batch) + pending
+
+
 def group_offset(sizes: ModelSizes) -> int:
     """Offset in a thread's scratch at which file rows are interleaved: after the part for the blocks."""
     max_bytes = max(block.cpu_scratch() for block in sizes.blocks)
@@ -60,7 +66,7 @@ def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = 
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(sizes).values())
     scratch = threads * scratch_stride(sizes, repack) + states_bytes(sizes, threads)
-    return whole_tiles(batch) * rows + scratch
+    return buffered_tokens(sizes, batch) * rows + scratch
 
 
 class Workspace:
@@ -74,8 +80,9 @@ class Workspace:
         threads: int,
         repack: bool = True,
     ) -> None:
+        tokens = buffered_tokens(sizes, batch)
         self._rows = {
-            name: (arena.keep(allocate(stride * whole_tiles(batch))), stride)
+            name: (arena.keep(allocate(stride * tokens)), stride)
             for name, stride in workspace_rows(sizes).items()
         }
         self.scratch_stride = scratch_stride(sizes, repack)

@@ -31,8 +31,10 @@ one step size take up to fifteen seconds to compile.
 """
 STATE_WORDS = 32
 """Words of the int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16,
-cached length at 24; at 25 a flag that the CPU side was lost.
+cached length at 24; at 25 a flag that the CPU side was lost; from SLOTS_AT on a `RecurrentStep`, and the
+number of tokens without padding.
 """
+SLOTS_AT = 26
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
 SENT_PIECE_BYTES = 16 << 20
@@ -111,6 +113,7 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     f16 = [chunk * width, shared.hidden, prompt_scratch(sizes)]
     f32 = [chunk, chunk * width, shared.products, shared.scales, chunk, chunk]
     kinds = sum(kind.prompt_bytes(blocks, chunk, width) for kind, blocks in sizes.by_kind().items())
+    kinds += 2 * taken(STATE_WORDS, 4) * sizes.is_recurrent
     return kinds + sum(taken(count, 2) for count in f16) + sum(taken(count, 4) for count in f32)
 
 

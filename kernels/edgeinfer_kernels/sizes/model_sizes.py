@@ -90,6 +90,11 @@ class ModelSizes:
         """All blocks of all layers."""
         return [block for layer in self.layers for block in layer.blocks]
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a block has a recurrent state."""
+        return any(block.is_recurrent for block in self.blocks)
+
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """The blocks of one kind of sizes."""
         return [block for block in self.blocks if isinstance(block, kind)]

@@ -82,8 +82,13 @@ class SplitBackend(Backend[SplitStates]):
         used = self.cpu_shard.state.restore(arrays, end)
         self.gpu_shard.restore(arrays[used:], end)
 
-    def rewind(self, length: int, end: int | None) -> int:
-        return min(self.cpu_shard.state.rewind(length, end), self.gpu_shard.rewind(length, end))
+    def checkpoint(self) -> None:
+        self.cpu_shard.state.checkpoint()
+        self.gpu_shard.checkpoint()
+
+    def rewind(self, length: int) -> int:
+        kept = self.cpu_shard.state.rewind(length)
+        return self.cpu_shard.state.rewind(self.gpu_shard.rewind(kept))
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.gpu_shard.evict(positions, end)

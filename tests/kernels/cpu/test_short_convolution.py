@@ -9,8 +9,6 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
-from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
-from edgeinfer_kernels.recent_rows import RecentRows, RewindLimit, rows_for
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.random_models import VOCABULARY, ZOO
 
@@ -87,26 +85,3 @@ def test_no_token_can_be_evicted(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="recurrent layers"):
         ContextShift.requested("shift", 4, tested)
     tested.close()
-
-
-def test_rows_of_the_ring_and_of_checkpoints_are_those_that_were_written() -> None:
-    rows = RecentRows.allocate(1000, 2, 4)
-    assert rows.nbytes == 4 * 4 * rows_for(1000, 2)
-    values = np.arange(700)[:, None] * np.ones((1, 4), np.float32)
-    rows.write(0, values[:500])
-    rows.write(500, values[500:])
-    np.testing.assert_array_equal(rows.before(700)[:, 0], [698, 699])
-    rows.restore_checkpoint(2 * CHECKPOINT_POSITIONS)
-    np.testing.assert_array_equal(rows.before(512)[:, 0], [510, 511])
-    np.testing.assert_array_equal(rows.before(1)[:, 0], [0, rows.ring[0, 0, 0]])
-
-
-def test_positions_that_a_ring_no_longer_holds_are_rewound_to_a_checkpoint() -> None:
-    limit = RewindLimit(2)
-    assert limit.rewind(700 - 20, 700) == (680, False)
-    assert limit.rewind(700 - RING_ROWS, 700) == (512, True)
-    assert limit.rewind(512, 515) == (512, False)
-    assert limit.rewind(511, 515) == (256, True)
-    assert limit.rewind(0, 515) == (0, False)
-    assert limit.rewind(300, None) == (256, True)
-    assert RewindLimit(0).rewind(3, 700) == (3, False)

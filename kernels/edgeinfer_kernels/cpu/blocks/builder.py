@@ -17,11 +17,12 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_vector,
 )
 from edgeinfer_kernels.cpu.runtime.abi import TILE_TOKENS
-from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
+from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs, RecurrentArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector
+from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -168,6 +169,23 @@ class BlockBuilder:
             "post_norm": self.norm(residual.norm, self.width, w.post_norm),
             "residual_scale": residual.residual_scale,
         }
+
+    def recurrent(self, state: RecurrentState) -> int:
+        """A RecurrentArgs structure; the step's rows are in the buffer "state_rows"."""
+        shape = state.shape
+        rows, row_stride = self.workspace.rows("state_rows")
+        return self.arena.fill(
+            RecurrentArgs,
+            rows=rows,
+            row_stride=row_stride,
+            row_bytes=4 * shape.row_width,
+            ring=self.arena.keep(state.ring),
+            slots=self.arena.keep(state.slots),
+            slot_bytes=4 * shape.slot_width,
+            tail_rows=shape.tail_rows,
+            tail_bytes=4 * shape.tail_width,
+            matrix_at=4 * shape.tail_rows * shape.tail_width,
+        )
 
     def scratch(self) -> dict[str, int]:
         return {"scratch": self.workspace.scratch, "scratch_stride": self.workspace.scratch_stride}

@@ -4,13 +4,13 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.short_convolution import (
     ShortConvolutionSpec,
-    ShortConvolutionState,
     ShortConvolutionWeights,
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.block_args import ShortConvolutionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("short_convolution",)
 """Units of compiled kernels besides the common one."""
@@ -20,11 +20,11 @@ def build(
     builder: BlockBuilder,
     residual: ResidualBlock[ShortConvolutionSpec],
     weights: ResidualWeights[ShortConvolutionWeights],
-    state: ShortConvolutionState,
+    state: RecurrentState,
     options: BlockOptions,
 ) -> BuiltBlock:
-    """The kernel of a short convolution on its recent rows."""
-    spec, w, recent = residual.block, weights.block, state.rows
+    """The kernel of a short convolution."""
+    spec, w = residual.block, weights.block
     taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
     taps[:, : spec.channels] = w.taps
     rows = {name: builder.workspace.rows(f"convolution_{name}") for name in ("b", "c", "x")}
@@ -37,16 +37,13 @@ def build(
         x_matrix=builder.matrix(w.x),
         output_matrix=builder.matrix(w.output),
         normed=builder.input("normed", builder.width, [w.b, w.c, w.x]),
-        conv_out=builder.input("mixed", spec.channels, [w.output]),
+        conv_out=builder.input("conv_out", spec.channels, [w.output]),
         **{name: address for name, (address, _) in rows.items()},
         row_stride=rows["b"][1],
         channels=spec.channels,
         taps=spec.taps,
         weights=builder.arena.keep(taps),
-        ring=builder.arena.keep(recent.ring),
-        checkpoints=builder.arena.keep(recent.checkpoints) if recent.checkpoints.size else 0,
-        row_bytes=taps.strides[0],
-        checkpoint_count=recent.checkpoints.shape[1] // recent.rows,
+        state=builder.recurrent(state),
         projected=projected,
         projected_stride=projected_stride,
         **builder.scratch(),

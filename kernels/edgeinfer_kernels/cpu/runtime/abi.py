@@ -14,9 +14,8 @@ CACHE_KINDS = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3}
 """By numpy dtype name of an element; uint8 holds two 4-bit codes of heads in the Hadamard basis."""
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
-RING_ROWS, CHECKPOINT_POSITIONS = 64, 256
-"""Recent positions whose rows a recurrent block keeps, and the distance of its checkpoints: `recent_rows.py`.
-"""
+RING_ROWS = 64
+"""Recent positions whose rows a recurrent block keeps: `recurrent_state.py`."""
 LOGITS_PER_PART = 1024
 MAX_CANDIDATES = 64
 

@@ -91,11 +91,32 @@ class FeedForwardArgs(Structure):
 
 
 @structure()
+class RecurrentArgs(Structure):
+    """The state of a recurrent block, as in `recurrent_state.py`, and the rows of a step's tokens.
+
+    ring: RING_ROWS rows of `row_bytes`. slots: each of `slot_bytes`, tail_rows rows of `tail_bytes` first,
+    then the matrix, `matrix_at` bytes after the beginning.
+    """
+
+    rows: Int
+    row_stride: Int
+    row_bytes: Int
+    ring: Int
+    slots: Int
+    slot_bytes: Int
+    tail_rows: Int
+    tail_bytes: Int
+    matrix_at: Int
+
+
+State = Annotated[int, RecurrentArgs]
+
+
+@structure()
 class ShortConvolutionArgs(Structure):
     """A gated short convolution.
 
-    weights: float32 of each tap, rows of `row_bytes`. ring, checkpoints: rows of the same size, as in
-    `recent_rows.py`. row_stride: that of b, c and x.
+    weights: float32 of each tap, rows of `tail_bytes` of the state. row_stride: that of b, c and x.
     """
 
     norm: Norm
@@ -114,10 +135,7 @@ class ShortConvolutionArgs(Structure):
     channels: Int
     taps: Int
     weights: Int
-    ring: Int
-    checkpoints: Int
-    row_bytes: Int
-    checkpoint_count: Int
+    state: State
     projected: Int
     projected_stride: Int
     scratch: Int

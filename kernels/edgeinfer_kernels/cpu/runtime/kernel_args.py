@@ -53,7 +53,8 @@ class StepArgs(Structure):
     """Arguments that change per step.
 
     rope: `rope_dim` float32 per position from `start` on, cosines, then sines. token_args: 0 if token t is at
-    position start + t of the only sequence in the cache, else one structure per token.
+    position start + t of the only sequence in the cache, else one structure per token. pending, source,
+    target: the slots of recurrent states, see `RecurrentStep`.
     """
 
     x: Int
@@ -62,6 +63,9 @@ class StepArgs(Structure):
     start: Int
     rope: Int
     token_args: Annotated[int, TokenArgs]
+    pending: Int
+    source: Int
+    target: Int
 
 
 @structure()

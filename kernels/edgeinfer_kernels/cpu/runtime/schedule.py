@@ -13,6 +13,7 @@ from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
+from edgeinfer_kernels.recurrent_state import RecurrentStep
 
 ROPE_POSITIONS = 256
 """Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
@@ -58,6 +59,11 @@ def fill_step(
     """
     step.x, step.x_stride, step.tokens = x, stride, tokens
     step.start, step.rope, step.token_args = start, rope, token_args
+
+
+def fill_slots(step: StepArgs, slots: RecurrentStep) -> None:
+    """Fill the slots of recurrent states."""
+    step.pending, step.source, step.target = slots
 
 
 class PositionTable:
@@ -123,6 +129,11 @@ class StepSchedules:
         first = [(function, block, args) for function, block in before]
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
         return self._listed(steps, before_head=True)
+
+    def fill_slots(self, slots: RecurrentStep) -> None:
+        """Fill the slots of recurrent states in all calls."""
+        for _, args in self.step_args:
+            fill_slots(args, slots)
 
     def fill(self, tokens: int, start: int, token_args: int = 0, span: int = 0, x: int = 0) -> None:
         """Fill all calls for the next tokens: at positions start…, or as in the `PositionTable` at

@@ -1,6 +1,6 @@
 """Short convolution on a GPU: weights, buffers of a decode step, and the launches of decode and prefill."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,21 +10,29 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
-from edgeinfer_kernels.cuda.cache.recent_rows import HostRows, take_rows
+from edgeinfer_kernels.cuda.cache.recurrent_states import (
+    HostStates as HostStates,
+)
+from edgeinfer_kernels.cuda.cache.recurrent_states import (
+    keep_chunk_rows,
+    keep_step_rows,
+    state_args,
+    state_config,
+    take_recurrent,
+)
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.short_convolution import (
     chunk_convolution_kernel,
-    chunk_rows_kernel,
+    product_rows_kernel,
     step_convolution_kernel,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.recent_rows import RecentRows
+from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import LayerSplit
 
@@ -73,24 +81,16 @@ def take(
     )
 
 
-def take_state(arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: CacheType) -> RecentRows:
-    """Allocate the recent rows."""
-    return take_rows(arena, positions, spec.recurrent_rows, spec.channels)
+def take_state(
+    arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: CacheType
+) -> RecurrentState:
+    """Allocate the state."""
+    return take_recurrent(arena, spec.recurrent)
 
 
 def resting_bytes(w: DeviceShortConvolution) -> int:
     """Bytes of weights that not every token reads."""
     return 0
-
-
-class HostStates(HostRows):
-    """The recent rows of blocks on the CPU, one block at a time."""
-
-    def __init__(
-        self, specs: Mapping[BlockIndex, ShortConvolutionSpec], positions: int, arena: Arena
-    ) -> None:
-        shapes = {index: (spec.recurrent_rows, spec.channels) for index, spec in specs.items()}
-        super().__init__(shapes, positions, arena)
 
 
 class Space:
@@ -103,6 +103,14 @@ class Space:
         self.conv_out = take_activations(arena, step.tokens, channels, outputs)
         self.bcx = arena.take((step.tokens, max(w.bcx.rows for w in weights)), torch.float32)
         self.flat = arena.take((step.tokens, channels), torch.float32)
+        self.rows = arena.take((step.tokens, padded(channels)), torch.float32)
+
+
+class PromptSpace:
+    """The rows of the tokens of a chunk, for all short convolutions."""
+
+    def __init__(self, specs: Sequence[ShortConvolutionSpec], arena: Arena, chunk: int) -> None:
+        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
 
 
 def decode(
@@ -112,24 +120,40 @@ def decode(
     spec, w, space = block.residual.block, block.weights, step.space("short_convolution")
     step.launches.stacked(w.bcx, source, space.bcx, None, tokens)
     c_at, x_at = _part_begins(spec, w)
+    shape, state, words = spec.recurrent, state_args(block.state), step.workspace.state
+    config, pieces = state_config(shape), -(-spec.channels // STEP_CHANNELS)
     step.launches.launch(
-        step_convolution_kernel,
-        (-(-spec.channels // STEP_CHANNELS), tokens),
+        product_rows_kernel,
+        (tokens, pieces),
+        space.bcx,
         space.bcx,
         space.bcx.shape[1],
-        step.workspace.state,
-        block.state.ring,
-        block.state.checkpoints,
-        block.state.checkpoints.shape[1] // spec.recurrent_rows,
+        space.rows,
+        WIDTH=spec.channels,
+        ROW=shape.row_width,
+        BLOCK=STEP_CHANNELS,
+        X_AT=x_at,
+        SCALED=False,
+        warps=4,
+    )
+    step.launches.launch(
+        step_convolution_kernel,
+        (pieces, tokens),
+        space.bcx,
+        space.bcx.shape[1],
+        space.rows,
+        words,
+        state,
         w.taps,
         space.flat,
         WIDTH=spec.channels,
         BLOCK=STEP_CHANNELS,
         TAPS=spec.taps,
+        CONFIG=config,
         C_AT=c_at,
-        X_AT=x_at,
         warps=4,
     )
+    keep_step_rows(step, space.rows, block.state, tokens)
     conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
     step.launches.quantize(space.flat, spec.channels, conv_out, tokens)
     return step.close_block(number, w.output, None, conv_out, "output", tokens)
@@ -146,20 +170,22 @@ def _part_begins(spec: ShortConvolutionSpec, w: DeviceShortConvolution) -> tuple
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += the short convolution of a chunk of tokens; its rows are kept."""
-    spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
-    tokens, channels = len(chunk.x), spec.channels
-    state = block.state or prompt.host_states("short_convolution").fetch(block.index, start)
+    spec, w, h = block.residual.block, block.weights, chunk.h
+    tokens, channels, shape = len(chunk.x), spec.channels, spec.recurrent
+    state, words = prompt.recurrent_state(chunk, block)
     bcx, inner = prompt.products.stacked(h.rows, w.bcx), prompt.products.hidden(tokens, channels)
+    rows = prompt.space("short_convolution").rows
     size = min(CHUNK_CHANNELS, next_power_of_two(channels))
+    product_rows_kernel[(tokens, -(-channels // size))](
+        bcx, h.scales, bcx.stride(0), rows,
+        WIDTH=channels, ROW=shape.row_width, BLOCK=size, X_AT=2 * channels, SCALED=True, DEPENDENT=False,
+        num_warps=8,
+    )  # fmt: skip
     chunk_convolution_kernel[(tokens,)](
-        bcx, h.scales, bcx.stride(0), start, state.ring, w.taps, inner.rows, inner.scales,
-        WIDTH=channels, BLOCK=size, TAPS=spec.taps, num_warps=8,
+        bcx, h.scales, bcx.stride(0), rows, words, state_args(state), w.taps, inner.rows, inner.scales,
+        WIDTH=channels, BLOCK=size, TAPS=spec.taps, CONFIG=state_config(shape), num_warps=8,
     )  # fmt: skip
-    chunk_rows_kernel[(tokens, -(-channels // size))](
-        bcx, h.scales, bcx.stride(0), start, tokens, state.ring, state.checkpoints,
-        state.checkpoints.shape[1] // state.rows, WIDTH=channels, BLOCK=size, TAPS=spec.taps, num_warps=8,
-    )  # fmt: skip
-    if block.state is None:
-        prompt.host_states("short_convolution").put_back(block.index, state, start, tokens)
+    keep_chunk_rows(rows, words, state, tokens)
+    prompt.put_back_state(chunk, block, state)
     y = prompt.products.product(inner.rows, w.output)
     prompt.add(chunk, number, y, None, inner.scales)

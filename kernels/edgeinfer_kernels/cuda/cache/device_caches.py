@@ -1,6 +1,7 @@
 """The KV caches on a device: copy to and from the host, and eviction."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.decoder_state import restored_slots, snapshot_slots
+from edgeinfer_kernels.recurrent_state import StateSlots
 
 Arrays = list[npt.NDArray[np.generic]]
 
@@ -18,19 +21,24 @@ class DeviceCaches:
 
     def __init__(self, model: DeviceModel) -> None:
         self._with_state = [block for block in model.blocks if block.state is not None]
+        is_recurrent = any(block.residual.block.recurrent for block in self._with_state)
+        self.slots = StateSlots(model.spec.slots) if is_recurrent else None
+        """The slots of recurrent states."""
 
-    def _first(self, end: int) -> list[Tensor]:
-        return [tensor for block in self._with_state for tensor in block.state.views(end)]
+    def _first(self, end: int, slots: Any) -> list[Tensor]:
+        return [tensor for block in self._with_state for tensor in block.state.views(end, slots)]
 
     def copies(self, end: int) -> Arrays:
-        """Copies of the first `end` positions, layer by layer."""
-        return [tensor.cpu().numpy() for tensor in self._first(end)]
+        """Copies of the first `end` positions, layer by layer, as `DecoderState.snapshot`."""
+        slots, description = snapshot_slots(self.slots)
+        return [*description, *(tensor.cpu().numpy() for tensor in self._first(end, slots))]
 
     def put(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
         """Restore the arrays that `copies` returned, for `end` positions. Raises `ValueError`: from another
         cache.
         """
-        tensors = self._first(end)
+        tensors = self._first(end, restored_slots(self.slots, arrays))
+        arrays = arrays[self.slots is not None :]
         pairs = zip(arrays, tensors, strict=False)
         given = [torch.from_numpy(np.array(array[:, : tensor.shape[1]])) for array, tensor in pairs]
         if len(arrays) != len(tensors) or [(each.shape, each.dtype) for each in given] != [
@@ -39,12 +47,6 @@ class DeviceCaches:
             raise ValueError("these keys and values are of another cache")
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
-
-    def restore_checkpoint(self, position: int) -> None:
-        """Restore the recurrent states at a checkpoint."""
-        for block in self._with_state:
-            if block.residual.block.recurrent_rows:
-                block.state.restore_checkpoint(position)
 
     @property
     def nbytes(self) -> int:

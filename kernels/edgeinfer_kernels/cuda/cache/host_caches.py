@@ -36,7 +36,7 @@ class HostCaches:
         self._caches: dict[Any, LayerCache] = {}
         self._orders: dict[Any, Tensor] = {}
 
-    def connect(self, states: Mapping[Any, AttentionState]) -> None:
+    def connect(self, states: Mapping[Any, AttentionState], slots: Any = None) -> None:
         """Set the host's states, by the index of their block."""
         self._caches = {index: state.cache for index, state in states.items()}
         for index, spec in self._layers.items():

@@ -14,7 +14,8 @@ from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
-from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, STATE_WORDS
+from edgeinfer_kernels.recurrent_state import StateSlots
+from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, SLOTS_AT, STATE_WORDS
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
@@ -28,8 +29,8 @@ class CapturedSteps:
     `sampled` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
     """
 
-    def __init__(self, step: DecodeStep, sampling: SamplingSpace) -> None:
-        self.step = step
+    def __init__(self, step: DecodeStep, sampling: SamplingSpace, slots: StateSlots | None = None) -> None:
+        self.step, self._slots = step, slots
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
@@ -42,6 +43,7 @@ class CapturedSteps:
         """The expert cache, which changes the experts between two steps."""
         self.meets_in_graph = self._cuda
         """Whether the device can wait for the host within a graph."""
+        self._next_slots = torch.zeros((RING, 4), dtype=torch.int32, pin_memory=self._cuda)
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self.sampled: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
@@ -60,7 +62,16 @@ class CapturedSteps:
         state[8 : 8 + count] = np.arange(start, start + count)
         state[16 : 16 + count] = (2 << np.arange(count)) - 1
         state[CACHED_AT] = start
+        if self._slots is not None:
+            state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
+
+    def set_next_slots(self, start: int) -> None:
+        """Set the slots of recurrent states for a step of one token, which is set by the step before it."""
+        if self._slots is not None:
+            words = self._next_slots[start % len(self._next_slots)]
+            words[:] = torch.tensor([*self._slots.begin(start, 1), 1], dtype=torch.int32)
+            self.step.workspace.state[SLOTS_AT : SLOTS_AT + 4].copy_(words, non_blocking=True)
 
     def run(self, tokens: int, mode: str = NONE) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""

@@ -41,6 +41,7 @@ class DeviceSampling:
             self._step(start, request, recent)
         runs_ahead = may_run_ahead and not recent and (next_request is not None or not is_random)
         if runs_ahead:
+            self._steps.set_next_slots(start + 1)
             self._step(start + 1, next_request, ())
         sampled = self._sampled_at(start)
         self._ahead = (sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None

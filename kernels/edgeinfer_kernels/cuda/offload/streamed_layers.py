@@ -30,6 +30,7 @@ from edgeinfer_kernels.decoder import (
     blocks_of,
 )
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import LayerSplit, cpu_part, has_host_part
@@ -41,6 +42,11 @@ class StreamingHost(Protocol):
     @property
     def states(self) -> Mapping[BlockIndex, BlockState]:
         """The states of the blocks on the CPU."""
+        ...
+
+    @property
+    def slots(self) -> StateSlots | None:
+        """The slots of recurrent states; None: there is none."""
         ...
 
     def memory_of(self, matrix: Matrix) -> Bytes:
@@ -77,6 +83,8 @@ class StreamedLayers(DeviceBuilder):
                 self.blocks.append(self._streamed(index, residual, w))
         self.host_states: dict[str, Any] = {}
         """The states on the host, by block kind."""
+        self.host_slots: StateSlots | None = None
+        """The slots of the recurrent ones."""
         for kind in dict.fromkeys(block.residual.block.kind for block in self.blocks):
             module, found = device_module(kind), self._on_host(kind)
             if found and hasattr(module, "HostStates"):
@@ -136,7 +144,9 @@ class StreamedLayers(DeviceBuilder):
         """
         for kind, states in self.host_states.items():
             found = self._on_host(kind)
-            states.connect({index: state for index, state in host.states.items() if index in found})
+            here = {index: state for index, state in host.states.items() if index in found}
+            states.connect(here, host.slots)
+        self.host_slots = host.slots
         self.sender.pin([memory for states in self.host_states.values() for memory in states.memories()])
         return self.sender.connect(
             [matrix.connect(host.memory_of(matrix.source)) for matrix in self._matrices]

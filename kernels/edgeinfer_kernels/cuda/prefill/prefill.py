@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSizes
-from edgeinfer_kernels.cuda.blocks.attention import PromptSpace
+from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.cache.recurrent_states import slot_words
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
@@ -25,6 +25,8 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_row
 from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blocks
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
+from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
@@ -63,9 +65,14 @@ class Prefill:
         self.x = arena.take((chunk, spec.hidden_size), torch.float32)
         self._h = arena.take((chunk * spec.hidden_size,), torch.float16)
         self._spaces: dict[str, Any] = {}
-        attention = [block.spec for block in sizes.of_kind(AttentionSizes)]
-        if attention:
-            self._spaces["attention"] = PromptSpace(attention, arena, chunk)
+        for blocks in sizes.by_kind().values():
+            specs = [block.spec for block in blocks if hasattr(block, "spec")]
+            module = device_module(specs[0].kind) if specs else None
+            if hasattr(module, "PromptSpace"):
+                self._spaces[specs[0].kind] = module.PromptSpace(specs, arena, chunk)
+        self._slot_words = [arena.take((STATE_WORDS,), torch.int32) for _ in range(2 * sizes.is_recurrent)]
+        self.slots: StateSlots | None = None
+        """The slots of the recurrent states on the device."""
         self._h_scales = arena.take((chunk,), torch.float32)
         self._ones = arena.take((chunk,), torch.float32)
         self.products = Products(sizes, arena, chunk)
@@ -95,6 +102,7 @@ class Prefill:
             self.exchange.fetch(x)
         else:
             exchange.receive(1, x, start)
+        self._fill_slot_words(tokens, start, sent)
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         chunk = Chunk(x, h, start, sent.blocks if sent else self._blocks, exchange)
         self.apply_next_norm(chunk, -1)
@@ -108,6 +116,27 @@ class Prefill:
                 exchange.receive(stage, x, start)
                 self.apply_next_norm(chunk, number)
         return x
+
+    def _fill_slot_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
+        """Set what kernels of recurrent blocks read: the slots on the device, and those of fetched states."""
+        steps = [RecurrentStep() if self.slots is None else self.slots.begin(start, tokens)]
+        if sent and sent.host_slots is not None:
+            steps.append(RecurrentStep(sent.host_slots.begin(start, tokens).pending, 0, 1))
+        for words, step in zip(self._slot_words, steps, strict=False):
+            words.copy_(slot_words(tokens, start, step))
+
+    def recurrent_state(self, chunk: Chunk, block: PromptBlock) -> tuple[RecurrentState, Tensor]:
+        """A block's state on the device, fetched from the host if it is there, and the step's words."""
+        if block.state is not None:
+            return block.state, self._slot_words[0]
+        states = self.host_states(block.residual.block.kind)
+        return states.fetch(block.index, chunk.start, len(chunk.x)), self._slot_words[1]
+
+    def put_back_state(self, chunk: Chunk, block: PromptBlock, state: RecurrentState) -> None:
+        """Copy a fetched state to the host after the chunk."""
+        if block.state is None:
+            states = self.host_states(block.residual.block.kind)
+            states.put_back(block.index, state, chunk.start, len(chunk.x))
 
     def _before_layer(self, chunk: Chunk, number: int) -> None:
         """Run what the blocks of a layer, whose first is block `number`, run before it."""

@@ -65,7 +65,7 @@ class DeviceCache:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.views(self.keys.shape[1]))
 
-    def views(self, end: int) -> list[Tensor]:
+    def views(self, end: int, slots: Any = ()) -> list[Tensor]:
         """Views of the first `end` positions."""
         tensors = (self.keys, self.key_scales, self.values, self.value_scales)
         return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]

@@ -55,6 +55,8 @@ def go_on(block, ids):
         step.start = step.start + read
         step.rope = step.rope + read * rope_args.rope_bytes
         step.tokens = 1
+        step.pending = 0
+        step.source = step.target
     block.head_step.x = block.x
     block.embed.ids = ids
 

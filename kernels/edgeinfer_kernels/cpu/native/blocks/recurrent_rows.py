@@ -1,0 +1,77 @@
+"""The rows and slots of a recurrent state: `recurrent_state.py`."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
+from edgeinfer_kernels.cpu.native.simd.exports import device_function
+from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+
+
+@device_function
+def source_slot(state, step_args):
+    """Address of the slot that the step reads."""
+    return state.slots + step_args.source * state.slot_bytes
+
+
+@device_function
+def target_slot(state, step_args):
+    """Address of the slot that the step writes."""
+    return state.slots + step_args.target * state.slot_bytes
+
+
+@device_function
+def row_address(state, step_args, token):
+    """Address of the row of a token of this step; negative tokens precede it. Before the source slot's
+    position only the first `tail_bytes` are there. 0: the token would be before position 0.
+    """
+    if token >= 0:
+        return state.rows + token * state.row_stride
+    position = step_args.start + token
+    if position < 0:
+        return 0
+    pending = step_args.pending
+    if token >= -pending:
+        return state.ring + position % RING_ROWS * state.row_bytes
+    return source_slot(state, step_args) + (token + pending + state.tail_rows) * state.tail_bytes
+
+
+@device_function
+def row_lanes(row, offset):
+    """Sixteen values of a row at a byte offset; zeros if there is no row."""
+    if row == 0:
+        return splat_f32(np.float32(0))
+    return load_floats(row + offset)
+
+
+@device_function
+def copy_row(source, target, nbytes):
+    """Copy a row, or write zeros if there is none."""
+    for offset in range(0, nbytes, 64):
+        store_floats(target + offset, row_lanes(source, offset))
+
+
+@device_function
+def keep_rows(pool, counter, state, step_args):
+    """Phase: write the rows of this step to the ring, for as many last tokens as it has rows, and the last
+    ones before the step's end to the target slot.
+    """
+    tokens = step_args.tokens
+    start = step_args.start
+    row_bytes = state.row_bytes
+    tail_rows = state.tail_rows
+    tail_bytes = state.tail_bytes
+    first = max(0, tokens - RING_ROWS)
+    ring = state.ring
+    target = target_slot(state, step_args)
+    while True:
+        item = next_item(pool, counter)
+        if item >= tail_rows + tokens - first:
+            break
+        if item < tail_rows:
+            row = row_address(state, step_args, tokens - tail_rows + item)
+            copy_row(row, target + item * tail_bytes, tail_bytes)
+        else:
+            token = first + item - tail_rows
+            row = row_address(state, step_args, token)
+            copy_row(row, ring + (start + token) % RING_ROWS * row_bytes, row_bytes)

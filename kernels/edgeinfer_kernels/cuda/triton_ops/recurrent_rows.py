@@ -1,0 +1,106 @@
+"""The rows and slots of recurrent states: see `recurrent_state.py`.
+
+`words`: the int32 state of a step, as in `cuda_buffers.py`. Rows of the step's tokens are float32,
+(tokens, row width), in a buffer of their own until `keep_rows_kernel` writes them to the ring.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+RING = tl.constexpr(RING_ROWS)
+KEPT_COLUMNS = 1024
+"""Columns that a program of `keep_rows_kernel` copies."""
+
+
+class StateArgs(NamedTuple):
+    """The ring and the slots of a block."""
+
+    ring: Any
+    slots: Any
+
+
+class StateConfig(NamedTuple):
+    """The layout of a recurrent state, as `RecurrentShape`; in elements."""
+
+    row_width: int
+    tail_rows: int
+    tail_width: int
+    slot_width: int
+
+
+@triton.jit
+def step_start(words):
+    """The first position of a step."""
+    return tl.load(words + 8)
+
+
+@triton.jit
+def step_pending(words):
+    """Number of positions between the source slot's and the step."""
+    return tl.load(words + 26)
+
+
+@triton.jit
+def step_source(words):
+    return tl.load(words + 27).to(tl.int64)
+
+
+@triton.jit
+def step_target(words):
+    return tl.load(words + 28).to(tl.int64)
+
+
+@triton.jit
+def step_tokens(words):
+    """Number of tokens of a step, without padding."""
+    return tl.load(words + 29)
+
+
+@triton.jit
+def load_row(rows, state, words, token, offsets, mask, CONFIG: tl.constexpr):
+    """Elements of the row of a token of this step; negative tokens precede it. Before the source slot's
+    position only the first `tail_width` elements are there. Zeros before position 0.
+    """
+    pending = step_pending(words)
+    position = step_start(words) + token
+    is_here, is_real = token >= 0, position >= 0
+    in_ring = (token < 0) & (token >= -pending)
+    in_tail = token < -pending
+    at = tl.maximum(token, 0).to(tl.int64) * CONFIG.row_width
+    value = tl.load(rows + at + offsets, mask=mask & is_here, other=0.0)
+    slot = (position + RING) % RING * CONFIG.row_width
+    value += tl.load(state.ring + slot + offsets, mask=mask & in_ring & is_real, other=0.0)
+    tail = step_source(words) * CONFIG.slot_width + (token + pending + CONFIG.tail_rows) * CONFIG.tail_width
+    return value + tl.load(state.slots + tail + offsets, mask=mask & in_tail & is_real, other=0.0)
+
+
+@triton.jit
+def keep_rows_kernel(
+    rows, words, state, count, CONFIG: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """Write the last rows before the step's end to the target slot, and the last RING rows to the ring.
+
+    One program for each row and BLOCK columns: `tail_rows` of the slot, then `count` of the ring. Reads and
+    writes 4 bytes per element.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    item = tl.program_id(0)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    tokens = step_tokens(words)
+    if item < CONFIG.tail_rows:
+        mask = offsets < CONFIG.tail_width
+        row = load_row(rows, state, words, tokens - CONFIG.tail_rows + item, offsets, mask, CONFIG)
+        tail = step_target(words) * CONFIG.slot_width + item * CONFIG.tail_width
+        tl.store(state.slots + tail + offsets, row, mask=mask)
+    else:
+        token = tl.maximum(tokens - count, 0) + item - CONFIG.tail_rows
+        mask = (offsets < CONFIG.row_width) & (token < tokens)
+        row = tl.load(rows + token.to(tl.int64) * CONFIG.row_width + offsets, mask=mask, other=0.0)
+        slot = (step_start(words) + token) % RING * CONFIG.row_width
+        tl.store(state.ring + slot + offsets, row, mask=mask)
