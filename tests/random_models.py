@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
+from tests.random_hybrids import Hybrid, delta_net
 
 VOCABULARY = 288
 CHAT_TEMPLATE = (
@@ -49,6 +50,8 @@ class RandomModel:
     convolutions: tuple[int, ...] = ()
     """Layers with a short convolution, of `taps` taps."""
     taps: int = 3
+    hybrid: Hybrid | None = None
+    """The recurrent layers of other kinds."""
     biases: tuple[str, ...] = ()
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class RandomModel:
             f"attention.{epsilon}": 1e-5,
             **self._expert_metadata(),
             **self._convolution_metadata(),
+            **(self.hybrid.metadata(self) if self.hybrid else {}),
             **self.extra,
         }
         return {
@@ -200,13 +204,15 @@ class RandomModel:
                 "shortconv.conv.weight": (width, self.taps),
                 **kept,
             }
-        return shapes
+        return dict(self.hybrid.layer(self, layer, shapes)) if self.hybrid else shapes
 
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = random.standard_normal(shape)
     if name.endswith("norm.weight"):
         values = 1 + 0.1 * values
+    elif name.endswith("ssm_a"):
+        values = -np.exp(values)
     elif len(shape) == 1 or name.endswith("bias"):
         values = 0.2 * values
     elif name != "token_embd.weight":
@@ -232,7 +238,7 @@ class _Cycle:
         self._count = 0
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv.weight" in name:
+        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv" in name:
             return "F32"
         self._count += 1
         wanted = self._formats[self._count % len(self._formats)]
@@ -325,6 +331,24 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
         },
+    ),
+    "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
+    "qwen35-partial-rope": RandomModel(
+        "qwen35",
+        head_dim=32,
+        hybrid=delta_net(3, 3, 32, interval=3, rope_dim=16),
+        extra={"rope.dimension_count": 16, "attention.recurrent_layers": [True, True, False]},
+    ),
+    "qwen35moe": RandomModel(
+        "qwen35moe", experts=8, experts_used=3, expert_length=32, shared_length=64, hybrid=delta_net(1, 2, 16)
+    ),
+    "qwen3next": RandomModel(
+        "qwen3next", experts=8, experts_used=3, expert_length=32, shared_length=64,
+        hybrid=delta_net(2, 4, 16, layout="qwen3next"),
+    ),
+    "qwen3next-legacy": RandomModel(
+        "qwen3next", experts=8, experts_used=3, expert_length=32, shared_length=64,
+        hybrid=delta_net(2, 6, 16, layout="legacy"),
     ),
     "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
     "granite": RandomModel(

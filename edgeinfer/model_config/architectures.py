@@ -2,27 +2,17 @@
 `model_config.py`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal
 
-from edgeinfer_kernels.blocks.block import BlockSpec
+from edgeinfer.model_config.recurrent_blocks import (
+    RecurrentReader,
+    gated_delta_net,
+    repeated_delta_net,
+    short_convolution,
+)
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import Gating
-from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
-
-
-class CountReader(Protocol):
-    """Reads integers from the metadata of an architecture."""
-
-    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
-        """The integer from `minimum` to `maximum` of a key without the architecture's prefix."""
-        ...
-
-
-def short_convolution(metadata: CountReader, hidden_size: int) -> ShortConvolutionSpec:
-    """LFM2's short convolution over all elements of the hidden states."""
-    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", minimum=2, maximum=MAX_TAPS))
 
 
 @dataclass(frozen=True)
@@ -69,14 +59,26 @@ class Architecture:
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
-    recurrent: "Callable[[CountReader, int], BlockSpec] | None" = None
-    """Layers without KV heads have this block instead of attention: its specification, from metadata and the
-    hidden size.
-    """
+    recurrent: RecurrentReader | None = None
+    """Reads the block that some layers have instead of attention."""
+    recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
+    """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
+    attention_gate: bool = False
+    """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
     """The tensor name of the final norm."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
+
+
+_QWEN35: dict[str, Any] = {
+    "rope_neox": True,
+    "qk_norm": "head",
+    "feed_forward_norm": "post_attention_norm",
+    "recurrent": gated_delta_net,
+    "recurrent_layers": "interval",
+    "attention_gate": True,
+}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -126,6 +128,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "internlm2": Architecture(),
+    "qwen35": Architecture(**_QWEN35),
+    "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
+    "qwen3next": Architecture(
+        **{**_QWEN35, "recurrent": repeated_delta_net}, experts="always", shared_expert="gated"
+    ),
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
     ),

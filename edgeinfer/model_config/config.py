@@ -1,7 +1,7 @@
 """The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,10 @@ class ModelConfig:
     logit_scale: float = 1.0
     experts: ExpertsConfig | None = None
     recurrent: BlockSpec | None = None
-    """The block of layers without KV heads."""
+    """The block of recurrent layers."""
+    recurrent_layers: tuple[bool, ...] = ()
+    draft_heads: int = 0
+    """Number of draft heads (MTP), whose tensors follow those of the last layer."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
@@ -133,7 +136,7 @@ class ModelConfig:
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
-        if self.recurrent is not None and not self.shapes[index].kv_heads:
+        if self.recurrent is not None and self.recurrent_layers[index]:
             return self.recurrent
         return AttentionSpec(
             heads=self.shapes[index].heads,
@@ -146,6 +149,7 @@ class ModelConfig:
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
+            gated=self.architecture_spec.attention_gate,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -216,7 +220,7 @@ class _Reader:
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         heads = self.per_layer("attention.head_count", layers)
-        min_kv_heads = 0 if self.architecture_spec.recurrent else 1
+        min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
         dense = experts is None or experts.dense_layers > 0
         rows = zip(
             heads,
@@ -232,6 +236,21 @@ class _Reader:
                     f"{shape.kv_heads} key heads"
                 )
         return shapes
+
+    def recurrent_layers(self, shapes: Sequence[LayerShape]) -> tuple[bool, ...]:
+        """Which layers have the recurrent block."""
+        if self.architecture_spec.recurrent is None:
+            return (False,) * len(shapes)
+        if self.architecture_spec.recurrent_layers == "no_kv_heads":
+            return tuple(not shape.kv_heads for shape in shapes)
+        given = self.get("attention.recurrent_layers")
+        if given is None:
+            every = self.count("full_attention_interval", 4, maximum=MAX_LAYERS)
+            return tuple((layer + 1) % every != 0 for layer in range(len(shapes)))
+        values = given.tolist() if isinstance(given, np.ndarray) else given
+        if not isinstance(values, list) or len(values) < len(shapes):
+            raise self.refused("attention.recurrent_layers", given, f"one value for each of {len(shapes)}")
+        return tuple(bool(value) for value in values[: len(shapes)])
 
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
@@ -342,7 +361,8 @@ class _Reader:
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
-        layers = self.count("block_count", maximum=MAX_LAYERS)
+        draft_heads = self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+        layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
@@ -372,5 +392,7 @@ class _Reader:
             residual_scale=self.factor("residual_scale") or 1.0,
             logit_scale=1 / (self.factor("logit_scale") or 1.0),
             experts=experts,
-            recurrent=spec.recurrent(self, width) if spec.recurrent else None,
+            recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
+            recurrent_layers=self.recurrent_layers(shapes),
+            draft_heads=draft_heads,
         )

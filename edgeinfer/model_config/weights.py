@@ -89,6 +89,11 @@ class FileTensors:
             raise non_finite_error(name, f"element {wrong}")
         return values
 
+    def leave_layer(self, layer: int) -> None:
+        """The tensors of this layer, a draft head, stay in the file."""
+        prefix = f"blk.{layer}."
+        self.taken |= {name for name in self.file.tensors if name.startswith(prefix)}
+
     def refuse_leftovers(self) -> None:
         """Raise an error for unused tensors: ignoring one would give wrong results."""
         left = [name for name in self.file.tensors if name not in self.taken]
@@ -188,5 +193,7 @@ def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = Fal
     """
     tensors = FileTensors(file, f"architecture {config.architecture}", shapes_only=shapes_only)
     weights = read_decoder(tensors, config.specification())
+    for head in range(config.draft_heads):
+        tensors.leave_layer(len(config.shapes) + head)
     tensors.refuse_leftovers()
     return weights

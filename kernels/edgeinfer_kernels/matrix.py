@@ -53,6 +53,10 @@ class Matrix:
         """The matrix of rows first..last, without a copy."""
         return Matrix(self.name, self.format, last - first, self.columns, self.raw[first:last])
 
+    def reordered(self, order: npt.NDArray[np.integer]) -> "Matrix":
+        """A copy with these rows in this order."""
+        return Matrix(self.name, self.format, len(order), self.columns, self.raw[order])
+
     def take_columns(self, first: int, last: int) -> "Matrix":
         """The matrix of columns first..last, in whole blocks of its format; its rows are not contiguous in
         memory.

@@ -46,7 +46,8 @@ POSITIONS_AT_ONCE = 1024
 class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
     window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
-    more score, a learned weight, without a value.
+    more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
+    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate.
     """
 
     kind: ClassVar[str] = "attention"
@@ -62,6 +63,7 @@ class AttentionSpec:
     window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
+    gated: bool = False
 
     @property
     def head_shape(self) -> tuple[int, ...]:
@@ -77,7 +79,7 @@ class AttentionSpec:
             self.kv_heads * self.head_dim,
             tensors.hidden_size,
         )
-        rows = (q_rows, kv_rows, kv_rows)
+        rows = (q_rows * (2 if self.gated else 1), kv_rows, kv_rows)
         q, k, v = _projections(tensors, rows)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = None

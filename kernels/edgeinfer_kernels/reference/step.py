@@ -53,3 +53,16 @@ def normalize(x: Array, norm: NormSpec, weight: Vector | None, bias: Vector | No
 
 def soft_cap(x: Array, cap: float) -> Array:
     return cap * np.tanh(x / cap) if cap else x
+
+
+def sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + eˣ)."""
+    return np.asarray(np.logaddexp(0, x))

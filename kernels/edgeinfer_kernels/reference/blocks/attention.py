@@ -8,7 +8,7 @@ from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.matrix import Vector
-from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
+from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
 
 
 def forward(step: BlockStep, h: Array) -> Array:
@@ -16,7 +16,8 @@ def forward(step: BlockStep, h: Array) -> Array:
     to the cache.
     """
     spec, w, cache = step.spec, step.weights, step.state.cache
-    q = _heads(step.times(h, w.attn_q, w.attn_q_bias), spec, w.attn_q_norm)
+    q, gate = _queries(step.times(h, w.attn_q, w.attn_q_bias), spec)
+    q = _heads(q, spec, w.attn_q_norm)
     k = _heads(step.times(h, w.attn_k, w.attn_k_bias), spec, w.attn_k_norm)
     v = step.times(h, w.attn_v, w.attn_v_bias).reshape(k.shape)
     if step.batch is None:
@@ -25,7 +26,16 @@ def forward(step: BlockStep, h: Array) -> Array:
         out = attend(apply_rope(q, spec.rope, step.start), keys, values, step.start, spec, w.attn_sinks)
     else:
         out = _attend_batch(step, step.batch, q, k, v)
-    return step.times(out.reshape(len(h), -1), w.attn_output, w.attn_output_bias)
+    out = out.reshape(len(h), -1)
+    return step.times(out if gate is None else out * sigmoid(gate), w.attn_output, w.attn_output_bias)
+
+
+def _queries(rows: Array, spec: AttentionSpec) -> tuple[Array, Array | None]:
+    """Queries, and gates if there are any: (tokens, heads · head_dim) of each."""
+    if not spec.gated:
+        return rows, None
+    both = rows.reshape(len(rows), spec.heads, 2, spec.head_dim)
+    return both[:, :, 0].reshape(len(rows), -1), both[:, :, 1].reshape(len(rows), -1)
 
 
 def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:

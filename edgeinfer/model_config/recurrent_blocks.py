@@ -1,0 +1,52 @@
+"""Reads the specifications of recurrent blocks from metadata."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
+
+
+class MetadataReader(Protocol):
+    """Reads values from the metadata of an architecture; keys lack the architecture's prefix."""
+
+    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
+        """The integer from `minimum` to `maximum`."""
+        ...
+
+    def refused(self, key: str, value: Any, expected: str) -> Exception:
+        """The error for a value."""
+        ...
+
+
+RecurrentReader = Callable[[MetadataReader, int, NormSpec], BlockSpec]
+"""(metadata, hidden size, the model's norm) -> specification."""
+MAX_HEADS, MAX_STATE = 1 << 12, 1 << 10
+
+
+def short_convolution(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> ShortConvolutionSpec:
+    """LFM2's short convolution over all elements of the hidden states."""
+    return ShortConvolutionSpec(hidden_size, metadata.count("shortconv.l_cache", minimum=2, maximum=MAX_TAPS))
+
+
+def gated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> GatedDeltaNetSpec:
+    """The gated delta net of Qwen3.5."""
+    key_heads = metadata.count("ssm.group_count", maximum=MAX_HEADS)
+    value_heads = metadata.count("ssm.time_step_rank", maximum=MAX_HEADS)
+    head_dim = metadata.count("ssm.state_size", maximum=MAX_STATE)
+    if value_heads % key_heads:
+        raise metadata.refused("ssm.time_step_rank", value_heads, f"a multiple of {key_heads} key heads")
+    width = metadata.count("ssm.inner_size")
+    if width != value_heads * head_dim:
+        raise metadata.refused("ssm.inner_size", width, f"{value_heads} heads of {head_dim} elements")
+    taps = metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS)
+    return GatedDeltaNetSpec(key_heads, value_heads, head_dim, taps, norm)
+
+
+def repeated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> GatedDeltaNetSpec:
+    """That of Qwen3-Next, whose adjacent value heads share a key head."""
+    spec = gated_delta_net(metadata, hidden_size, norm)
+    return GatedDeltaNetSpec(
+        spec.key_heads, spec.value_heads, spec.head_dim, spec.taps, norm, repeats_each=True
+    )

@@ -1,0 +1,75 @@
+"""Metadata and tensors of the recurrent layers of random model files, by architecture."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Model(Protocol):
+    """The sizes of a random model."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """What differs from a model of attention layers: further metadata, and the tensors of a layer, given
+    those of an attention layer.
+    """
+
+    metadata: Callable[[Model], Mapping[str, Any]]
+    layer: Callable[[Model, int, Shapes], Shapes]
+
+
+def delta_net(
+    key_heads: int, value_heads: int, head_dim: int, interval: int = 2, rope_dim: int = 0, layout: str = "qwen35"
+) -> Hybrid:
+    """Layers with a gated delta net, but for every `interval`-th, whose attention is gated. `layout`: qwen35,
+    qwen3next, or legacy for its older projections.
+    """
+    keys, values = key_heads * head_dim, value_heads * head_dim
+    channels, taps = 2 * keys + values, 4
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        half = rope_dim // 2 or model.head_dim // 2
+        return {
+            "full_attention_interval": interval,
+            "ssm.conv_kernel": taps,
+            "ssm.state_size": head_dim,
+            "ssm.group_count": key_heads,
+            "ssm.time_step_rank": value_heads,
+            "ssm.inner_size": values,
+            "rope.dimension_sections": [-(-(half - part) // 3) for part in range(3)] + [0],
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        found, width = dict(shapes), model.width
+        if (index + 1) % interval == 0:
+            found["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
+            return found
+        found = {name: shape for name, shape in found.items() if name.startswith(("attn_norm", "post", "ffn"))}
+        found |= {
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_a": (value_heads,),
+            "ssm_dt.bias": (value_heads,),
+            "ssm_norm.weight": (head_dim,),
+            "ssm_out.weight": (width, values),
+        }
+        if layout == "legacy":
+            found["ssm_in.weight"] = (channels + values, width)
+        else:
+            found |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
+        if layout == "qwen35":
+            return {**found, "ssm_beta.weight": (value_heads, width), "ssm_alpha.weight": (value_heads, width)}
+        return {**found, "ssm_ba.weight": (2 * value_heads, width)}
+
+    return Hybrid(metadata, layer)
