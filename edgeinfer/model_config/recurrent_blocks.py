@@ -35,6 +35,8 @@ def gated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpec) 
     key_heads = metadata.count("ssm.group_count", maximum=MAX_HEADS)
     value_heads = metadata.count("ssm.time_step_rank", maximum=MAX_HEADS)
     head_dim = metadata.count("ssm.state_size", maximum=MAX_STATE)
+    if head_dim % 16:
+        raise metadata.refused("ssm.state_size", head_dim, "a multiple of 16")
     if value_heads % key_heads:
         raise metadata.refused("ssm.time_step_rank", value_heads, f"a multiple of {key_heads} key heads")
     width = metadata.count("ssm.inner_size")

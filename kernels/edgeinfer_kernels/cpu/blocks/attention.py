@@ -55,6 +55,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "rope_dim": spec.rope.dimensions if spec.rope else 0,
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
         "qk_norm": QK_NORMS[spec.qk_norm],
+        "gated": int(spec.gated),
     }
 
 

@@ -25,7 +25,7 @@ class AttentionArgs(Structure):
     """An attention block.
 
     qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
-    sinks: 0 or a float32 for each head.
+    sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     """
 
     heads: Int
@@ -68,6 +68,7 @@ class AttentionArgs(Structure):
     scratch: Int
     scratch_stride: Int
     sinks: Int
+    gated: Int
 
 
 @structure()
@@ -136,6 +137,48 @@ class ShortConvolutionArgs(Structure):
     taps: Int
     weights: Int
     state: State
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class GatedDeltaNetArgs(Structure):
+    """A gated delta net.
+
+    tap_weights: float32 of each tap, rows of `tail_bytes` of the state. a, dt: float32 of each value head.
+    conv_rows: the rows of pending positions and of the step after the convolution. gates_at: bytes before β
+    in a row of the state; g follows after `gate_bytes`.
+    """
+
+    norm: Norm
+    qkv_matrix: Matrix
+    z_matrix: Matrix
+    beta_matrix: Matrix
+    alpha_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    head_norm: Norm
+    epsilon: Float
+    normed: Input
+    conv_out: Input
+    state: State
+    key_heads: Int
+    value_heads: Int
+    head_dim: Int
+    repeats_each: Int
+    taps: Int
+    tap_weights: Int
+    a: Int
+    dt: Int
+    gates_at: Int
+    gate_bytes: Int
+    conv_rows: Int
+    conv_stride: Int
+    z: Int
+    z_stride: Int
     projected: Int
     projected_stride: Int
     scratch: Int

@@ -34,7 +34,15 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
-from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    first_lane,
+    load_floats,
+    multiply,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATIONS_PER_BLOCK,
     POSITIONS_PER_PIECE,
@@ -110,6 +118,18 @@ def heads_fill_blocks(block):
 
 
 @device_function
+def apply_gate(values, gates, count):
+    """values *= sigmoid(gates)."""
+    whole = count // 16 * 16
+    for i in range(0, whole, 16):
+        gate = sigmoid(load_floats(gates + 4 * i))
+        store_floats(values + 4 * i, multiply(load_floats(values + 4 * i), gate))
+    for i in range(whole, count):
+        gate = first_lane(sigmoid(splat_f32(load_f32(gates + 4 * i))))
+        store_f32(values + 4 * i, load_f32(values + 4 * i) * gate)
+
+
+@device_function
 def write_item(block, tokens, item, states):
     """Write the merged states of one token's KV head to its row of `attn_out`; quantized if they fill whole
     blocks.
@@ -132,6 +152,10 @@ def write_item(block, tokens, item, states):
         for g in range(group):
             hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
     write_states(states, group, head_dim, padded, row + 4 * first)
+    if block.gated != 0:
+        gates = block.projected_q + token * block.q_stride
+        for head in range(first_head, first_head + group):
+            apply_gate(row + 4 * head_dim * head, gates + 4 * head_dim * (2 * head + 1), head_dim)
     if heads_fill_blocks(block):
         write_activations(row, attn_out, token, tokens, first, first + group * head_dim)
 

@@ -51,7 +51,8 @@ def copy_padded(source, target, count, padded):
 
 @device_function
 def take_head(block, matrix, norm, row, index, target):
-    """Copy head `index` of a projected row, with bias and q/k norm, to `target`, padded.
+    """Copy the `index`-th range of head_dim values of a projected row, with bias and q/k norm, to `target`,
+    padded.
 
     `norm`: at address 0 for none.
     """
@@ -111,7 +112,7 @@ def rope_and_store(block, step_args, token, index, head):
         target = block.queries + token * block.query_stride
         target += 4 * padded * index
         norm = block.q_norm
-        take_head(block, block.q_matrix, norm, row, index, target)
+        take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target)
         apply_rope(target, table, rope_dim, is_neox)
         if has_hadamard_heads(block):
             hadamard_head(target, head_dim, padded)

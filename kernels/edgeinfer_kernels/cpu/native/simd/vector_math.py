@@ -7,6 +7,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    absolute,
     add,
     at_least,
     at_most,
@@ -54,6 +55,25 @@ def exponential(x):
 def sigmoid(x):
     one = splat_f32(np.float32(1))
     return divide(one, add(one, exponential(subtract(splat_f32(np.float32(0)), x))))
+
+
+@device_function
+def softplus(x, bias):
+    """log(1 + e^(x + bias)), by the series of 2·atanh(y / (2 + y)) = log(1 + y) for y = e^-|x + bias|."""
+    zero = splat_f32(np.float32(0))
+    x = add(x, bias)
+    y = exponential(subtract(zero, absolute(x)))
+    s = divide(y, add(y, splat_f32(np.float32(2))))
+    square = multiply(s, s)
+    p = splat_f32(np.float32(2 / 15))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 13)))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 11)))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 9)))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 7)))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 5)))
+    p = multiply_add(p, square, splat_f32(np.float32(2 / 3)))
+    p = multiply_add(p, square, splat_f32(np.float32(2)))
+    return multiply_add(p, s, at_least(x, np.float32(0)))
 
 
 @device_function

@@ -1,0 +1,247 @@
+"""The gated delta net block."""
+
+import math
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_residual,
+    first_weights,
+    normalize_and_quantize,
+    project,
+    quantize_input,
+)
+from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    keep_rows,
+    row_address,
+    row_lanes,
+    source_slot,
+    target_slot,
+)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    subtract,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import (
+    exponential,
+    rms_norm,
+    sigmoid,
+    softplus,
+    sum_of_products,
+)
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
+from edgeinfer_kernels.cpu.runtime.block_args import GatedDeltaNetArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+
+exports = Exports()
+
+
+@device_function
+def convolve_head(block, step_args, token, head, out):
+    """silu of the convolution of one head of q, k or v, to `out`; heads of q and k get the length 1, q also
+    the factor 1 / √head_dim.
+    """
+    state = block.state
+    head_dim = block.head_dim
+    first = head * head_dim
+    taps = block.taps
+    weights = block.tap_weights
+    for i in range(0, head_dim, 16):
+        offset = 4 * (first + i)
+        value = splat_f32(np.float32(0))
+        for tap in range(taps):
+            row = row_address(state, step_args, token - taps + 1 + tap)
+            weight = load_floats(weights + tap * state.tail_bytes + offset)
+            value = multiply_add(weight, row_lanes(row, offset), value)
+        store_floats(out + 4 * i, multiply(value, sigmoid(value)))
+    key_heads = block.key_heads
+    if head < 2 * key_heads:
+        square = sum_of_products(out, out, head_dim) + np.float32(block.epsilon)
+        if head < key_heads:
+            square *= np.float32(head_dim)
+        scale = splat_f32(np.float32(1) / np.float32(math.sqrt(square)))
+        for i in range(0, head_dim, 16):
+            store_floats(out + 4 * i, multiply(load_floats(out + 4 * i), scale))
+
+
+@device_function
+def write_gates(block, row):
+    """β and g of a token of this step, in place of their projections in its row."""
+    betas = row + block.gates_at
+    alphas = betas + block.gate_bytes
+    for i in range(0, block.gate_bytes, 64):
+        store_floats(betas + i, sigmoid(load_floats(betas + i)))
+        alpha = load_floats(alphas + i)
+        dt = load_floats(block.dt + i)
+        rate = load_floats(block.a + i)
+        store_floats(alphas + i, multiply(rate, softplus(alpha, dt)))
+
+
+@device_function
+def convolve(pool, counter, block, step_args):
+    """Phase: the heads of q, k and v of pending positions and of this step, to `conv_rows`; and the gates."""
+    heads = 2 * block.key_heads + block.value_heads
+    pending = step_args.pending
+    rows = pending + step_args.tokens
+    head_bytes = 4 * block.head_dim
+    while True:
+        item = next_item(pool, counter)
+        row = item // (heads + 1)
+        if row >= rows:
+            break
+        head = item % (heads + 1)
+        if head < heads:
+            out = block.conv_rows + row * block.conv_stride + head * head_bytes
+            convolve_head(block, step_args, row - pending, head, out)
+        elif row >= pending:
+            write_gates(block, row_address(block.state, step_args, row - pending))
+
+
+@device_function
+def key_head_of(block, head):
+    """The key head of a value head."""
+    if block.repeats_each != 0:
+        return head // (block.value_heads // block.key_heads)
+    return head % block.key_heads
+
+
+@device_function
+def load_columns(block, step_args, offset, target):
+    """Copy sixteen columns of the state of a head from the source slot to the target slot."""
+    head_dim = block.head_dim
+    source = source_slot(block.state, step_args) + offset
+    is_zero = step_args.start == step_args.pending
+    for i in range(head_dim):
+        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
+        store_floats(target + 64 * i, value)
+
+
+@device_function
+def update_columns(columns, q, k, v, beta, decay, head_dim):
+    """Sᵀ q after the update of sixteen columns of a head's state."""
+    predicted = splat_f32(np.float32(0))
+    other = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        first = splat_f32(load_f32(k + 4 * i))
+        second = splat_f32(load_f32(k + 4 * i + 4))
+        predicted = multiply_add(first, load_floats(columns + 64 * i), predicted)
+        other = multiply_add(second, load_floats(columns + 64 * i + 64), other)
+    predicted = multiply_add(splat_f32(np.float32(1)), predicted, other)
+    delta = multiply(beta, subtract(v, multiply(decay, predicted)))
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        at = columns + 64 * i
+        value = multiply_add(splat_f32(load_f32(k + 4 * i)), delta, multiply(decay, load_floats(at)))
+        store_floats(at, value)
+        even = multiply_add(splat_f32(load_f32(q + 4 * i)), value, even)
+        value = multiply_add(splat_f32(load_f32(k + 4 * i + 4)), delta, multiply(decay, load_floats(at + 64)))
+        store_floats(at + 64, value)
+        odd = multiply_add(splat_f32(load_f32(q + 4 * i + 4)), value, odd)
+    return multiply_add(splat_f32(np.float32(1)), even, odd)
+
+
+@device_function
+def recur(pool, counter, block, step_args):
+    """Phase: the recurrence, sixteen columns of a head's state at a time; results of this step's tokens to
+    the rows of `conv_out`.
+    """
+    state = block.state
+    head_dim = block.head_dim
+    pending = step_args.pending
+    groups = head_dim // 16
+    column_bytes = 64 * head_dim
+    conv_out = block.conv_out
+    values_at = 8 * block.key_heads * head_dim
+    while True:
+        item = next_item(pool, counter)
+        head = item // groups
+        if head >= block.value_heads:
+            break
+        group = item % groups
+        offset = state.matrix_at + item * column_bytes
+        columns = target_slot(state, step_args) + offset
+        load_columns(block, step_args, offset, columns)
+        key = 4 * head_dim * key_head_of(block, head)
+        value_at = values_at + 4 * (head * head_dim + 16 * group)
+        for row in range(pending + step_args.tokens):
+            conv = block.conv_rows + row * block.conv_stride
+            gates = row_address(state, step_args, row - pending) + block.gates_at + 4 * head
+            beta = splat_f32(load_f32(gates))
+            decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
+            q = conv + key
+            k = q + 4 * head_dim * block.key_heads
+            result = update_columns(columns, q, k, load_floats(conv + value_at), beta, decay, head_dim)
+            if row >= pending:
+                out = conv_out.floats + (row - pending) * conv_out.float_stride
+                store_floats(out + 4 * (head * head_dim + 16 * group), result)
+
+
+@device_function
+def gate_heads(pool, counter, block, tokens):
+    """Phase: conv_out = norm(o) · silu(z) of every head; quantized if heads fill whole blocks."""
+    head_dim = block.head_dim
+    heads = block.value_heads
+    conv_out = block.conv_out
+    weight = block.head_norm.weight
+    fills = head_dim % ACTIVATIONS_PER_BLOCK == 0
+    while True:
+        item = next_item(pool, counter)
+        token = item // heads
+        if token >= tokens:
+            break
+        first = item % heads * head_dim
+        row = conv_out.floats + token * conv_out.float_stride
+        z = block.z + token * block.z_stride + 4 * first
+        out = row + 4 * first
+        rms_norm(out, weight, out, head_dim, head_dim, block.head_norm.epsilon)
+        for i in range(0, head_dim, 16):
+            gate = load_floats(z + 4 * i)
+            gate = multiply(gate, sigmoid(gate))
+            store_floats(out + 4 * i, multiply(load_floats(out + 4 * i), gate))
+        if fills:
+            write_activations(row, conv_out, token, tokens, first, first + head_dim)
+
+
+@exports.add("gated_delta_net_block", GatedDeltaNetArgs, StepArgs, ThreadPoolArgs, int)
+def gated_delta_net_block(block, step_args, pool, thread):
+    """x += scale · norm(W_out · (norm(o) · silu(W_z h))), with h = norm(x) and the results o of the value
+    heads, for the tokens of `step_args`; the state after them is written to the target slot.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
+    state = block.state
+    rows, row_stride = state.rows, state.row_stride
+    gates = rows + block.gates_at
+    qkv, projected, stride = block.qkv_matrix, block.projected, block.projected_stride
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
+    ahead, end = first_weights(pool, thread, tokens, qkv)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 1, thread, tokens, qkv, normed, rows, row_stride, scratch)
+    project(pool, 2, thread, tokens, block.z_matrix, normed, block.z, block.z_stride, scratch)
+    project(pool, 3, thread, tokens, block.beta_matrix, normed, gates, row_stride, scratch)
+    project(pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, output)
+    ahead = barrier_prefetching(pool, ahead, end)
+    convolve(pool, 5, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    recur(pool, 6, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, 7, state, step_args)
+    gate_heads(pool, 8, block, tokens)
+    barrier_prefetching(pool, ahead, end)
+    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
+        quantize_input(pool, 9, step_args, conv_out)
+        barrier_prefetching(pool, ahead, end)
+    project(pool, 10, thread, tokens, output, conv_out, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(pool, 11, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale)
