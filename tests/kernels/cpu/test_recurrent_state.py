@@ -1,0 +1,207 @@
+"""Recurrent state: steps equal a batch, rewinding and snapshots give what reading again gives."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import SettingError
+from edgeinfer.generation.context_shift import ContextShift
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.recurrent_state import (
+    MAX_CHECKPOINTS,
+    SAVE_POSITIONS,
+    WORKING_SLOTS,
+    RecurrentShape,
+    RecurrentStep,
+    StateSlots,
+    slots_for,
+)
+from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
+from tests.random_models import VOCABULARY, ZOO
+
+CONTEXT = 640
+IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
+KINDS = ["lfm2", "qwen35"]
+TOLERANCE = 1e-5
+
+
+def engine(tmp_path: Path, build: Build, kind: str) -> NativeEngine:
+    return engine_for(ZOO[kind].write(tmp_path / "model.gguf"), build, context=CONTEXT)
+
+
+def logits_after(tested: NativeEngine, ids: list[int], kept: int) -> npt.NDArray[np.float32]:
+    """The logits of ids[kept:], processed after the first `kept`."""
+    tested.rewind(kept)
+    assert tested.ids == ids[:kept]
+    return tested.append_all(ids[kept:])
+
+
+@pytest.mark.parametrize("hidden", [64, 80])
+@pytest.mark.parametrize("taps", [2, 3, 5])
+def test_short_convolution_equals_the_exact_evaluation(tmp_path: Path, hidden: int, taps: int) -> None:
+    path = replace(ZOO["lfm2"], width=hidden, taps=taps).write(tmp_path / "model.gguf")
+    expected = engine_for(path, exact).append_all(IDS[:100])
+    tested = engine_for(path, cpu())
+    parts = [tested.append_all(IDS[first:last]) for first, last in ((0, 70), (70, 71), (71, 73), (73, 100))]
+    tested.close()
+    assert relative(np.concatenate(parts), expected) < 5e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
+def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: str) -> None:
+    tested = engine(tmp_path, build, kind)
+    expected = tested.append_all(IDS[:300])
+    for size in (1, 63, 64, 65, 200):
+        tested.rewind(0)
+        parts = [tested.append_all(IDS[first : min(300, first + size)]) for first in range(0, 300, size)]
+        assert relative(np.concatenate(parts), expected) < TOLERANCE
+    tested.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
+@pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
+def test_rewound_state_continues_as_if_never_extended(
+    tmp_path: Path, build: Build, kept: int, kind: str
+) -> None:
+    tested = engine(tmp_path, build, kind)
+    expected = tested.append_all(IDS)[kept:]
+    found = logits_after(tested, IDS, kept)
+    # The second time, the ring may hold the rows of later positions.
+    again = logits_after(tested, IDS, max(1, kept - 3))[-len(expected) :]
+    tested.close()
+    assert relative(found, expected) < TOLERANCE
+    assert relative(again, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
+def test_rejected_drafts_read_no_token_again(tmp_path: Path, build: Build, kind: str) -> None:
+    """Steps of draft tokens, of which each time some are rejected, between single-token steps."""
+    tested = engine(tmp_path, build, kind)
+    expected = tested.append_all(IDS[:200])
+    tested.rewind(0)
+    tested.append(IDS[:40])
+    read, end = [], 40
+    forward = tested.backend.forward
+    tested.backend.forward = lambda x, start: (read.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
+    for count, accepted in ((5, 2), (8, 1), (8, 8), (1, 1), (1, 1), (6, 3), (2, 1)) * 4:
+        logits = tested.append_all([*IDS[end : end + accepted], *IDS[:count]][:count])
+        assert relative(logits[:accepted], expected[end : end + accepted]) < TOLERANCE
+        end += accepted
+        tested.rewind(end)
+    tested.close()
+    assert sum(read) <= 31 * 4  # no position was processed by a rewind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [600, 599, 550, 512, 400, 100])
+def test_snapshot_is_restored_to_any_length(tmp_path: Path, length: int, kind: str) -> None:
+    tested = engine(tmp_path, cpu(), kind)
+    tested.append(IDS)
+    snapshot = tested.snapshot()
+    snapshot = replace(snapshot, arrays=[array.copy() for array in snapshot.arrays])
+    tested.rewind(0)
+    tested.append_all(IDS[::-1])
+    tested.restore(snapshot, length)
+    assert tested.ids == IDS[:length]
+    found = tested.append_all([7, 8])
+    tested.rewind(0)
+    again = tested.append_all([*IDS[:length], 7, 8])[-2:]
+    tested.close()
+    assert relative(found, again) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_token_can_be_evicted(tmp_path: Path, kind: str) -> None:
+    tested = engine(tmp_path, cpu(), kind)
+    assert not tested.capabilities.max_batch_tokens
+    with pytest.raises(SettingError, match="recurrent layers"):
+        ContextShift.requested("shift", 4, tested)
+    tested.close()
+
+
+def test_prompts_keep_checkpoints_of_chunks_and_before_the_response(tmp_path: Path) -> None:
+    tested = engine(tmp_path, cpu(), "qwen35")
+    read: list[int] = []
+    forward = tested.backend.forward
+    tested.backend.forward = lambda x, start: (read.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
+    tested.append(IDS[:500])
+    for token in IDS[:100]:
+        tested.append([token])
+    read.clear()
+    tested.rewind(495)
+    assert read == [3]
+    tested.close()
+
+
+def test_number_of_slots_follows_from_their_bytes() -> None:
+    assert slots_for(1000) == WORKING_SLOTS + MAX_CHECKPOINTS
+    assert slots_for(50 << 20) == WORKING_SLOTS + 5
+    assert slots_for(1 << 30) == WORKING_SLOTS + 2
+
+
+def test_single_token_steps_leave_a_state_some_positions_back() -> None:
+    slots = StateSlots(WORKING_SLOTS + 2)
+    slots.begin(0, 100)
+    for position in range(100, 400):
+        slots.begin(position, 1)
+        for distance in range(min(SAVE_POSITIONS, position - 100)):
+            other = StateSlots(WORKING_SLOTS + 2)
+            other.restore(slots.description())
+            assert slots_reach(slots, position + 1 - distance)
+
+
+def slots_reach(slots: StateSlots, length: int) -> bool:
+    """Whether a rewind keeps all of `length` positions."""
+    saved = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(slots).items()}
+    kept = slots.rewind(length)
+    vars(slots).update(saved)
+    return kept == length
+
+
+def test_checkpoints_are_spread_over_the_positions() -> None:
+    slots = StateSlots(WORKING_SLOTS + 4)
+    for start in range(0, 6400, 100):
+        slots.begin(start, 100)
+        slots.checkpoint()
+    for length in range(0, 6400, 50):
+        kept = StateSlots(WORKING_SLOTS + 4)
+        kept.restore(slots.description())
+        assert length - 6400 / 2 <= kept.rewind(length) <= length
+
+
+def test_step_reads_one_slot_and_writes_another() -> None:
+    slots = StateSlots(WORKING_SLOTS + 2)
+    assert slots.begin(0, 5).pending == 0
+    step = slots.begin(5, 8)
+    assert step.source != step.target
+    assert slots.begin(5, 8) is step
+    slots.rewind(7)
+    again = slots.begin(7, 3)
+    assert again == RecurrentStep(2, step.source, again.target)
+    assert again.target != step.source
+
+
+@pytest.mark.parametrize("damaged", [[], [5], [9, 0, 4, 3], [200, 0, 4], [5, 9, 5], [5, 0, *range(1, 30)]])
+def test_damaged_description_is_refused(damaged: list[int]) -> None:
+    with pytest.raises(ValueError, match="snapshot"):
+        StateSlots(WORKING_SLOTS + 2).restore(np.array([damaged], np.int64))
+
+
+def test_rows_before_position_0_are_zero() -> None:
+    state = RecurrentShape(2, 16, 32, 16, 3).allocate()
+    state.slots[:] = state.ring[:] = np.nan
+    step = RecurrentStep(0, 0, 1)
+    np.testing.assert_array_equal(state.before(step, 0), np.zeros((2, 16)))
+    np.testing.assert_array_equal(state.matrix(step, 0), np.zeros(16))
+    rows = np.arange(3 * 32, dtype=np.float32).reshape(3, 32)
+    state.write(step, 0, rows, np.ones(16))
+    np.testing.assert_array_equal(state.before(RecurrentStep(0, 1, 2), 3), rows[1:, :16])
+    np.testing.assert_array_equal(state.before(RecurrentStep(2, 0, 2), 2)[2:], rows[:2, :16])
+    assert state.nbytes == 4 * (RING_ROWS * 32 + 3 * 48)
