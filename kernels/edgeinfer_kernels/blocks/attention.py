@@ -73,13 +73,18 @@ class AttentionSpec:
     def recurrent(self) -> None:
         return None
 
+    @property
+    def q_head(self) -> int:
+        """Rows of `attn_q` for each head."""
+        return self.head_dim * (2 if self.gated else 1)
+
     def read(self, tensors: TensorReader) -> "AttentionWeights":
         q_rows, kv_rows, width = (
             self.heads * self.head_dim,
             self.kv_heads * self.head_dim,
             tensors.hidden_size,
         )
-        rows = (q_rows * (2 if self.gated else 1), kv_rows, kv_rows)
+        rows = (self.heads * self.q_head, kv_rows, kv_rows)
         q, k, v = _projections(tensors, rows)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = None
@@ -303,7 +308,7 @@ class AttentionSizes(BlockSizes):
         return 2 * taken(chunk * max(block.spec.heads * block.spec.head_dim for block in blocks), 2)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
-        return ChunkRows(products=chunk * (self.spec.heads + 2 * self.spec.kv_heads) * self.spec.head_dim)
+        return ChunkRows(products=chunk * (self.q.rows + self.k.rows + self.v.rows))
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes(self.vectors) + 2 * taken(self.spec.head_dim, 8)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
+from edgeinfer_kernels.cuda.triton_ops.gates import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     AttentionConfig,
     CacheArgs,
@@ -80,11 +82,12 @@ def take(
             f"multiple of {ROW_MULTIPLE}"
         )
     order = head_order(spec.rope, spec.head_dim)
+    q_order = np.concatenate([order, np.arange(spec.head_dim, spec.q_head)])
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
     return DeviceAttention(
-        qkv=builder.stack(((w.attn_q, order), (w.attn_k, order), (w.attn_v, None))),
+        qkv=builder.stack(((w.attn_q, q_order), (w.attn_k, order), (w.attn_v, None))),
         output=builder.matrix(w.attn_output),
-        qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (order, order, None)),
+        qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (q_order, order, None)),
         output_bias=builder.vector(w.attn_output_bias),
         q_norm=builder.vector(reordered(w.attn_q_norm, order)),
         k_norm=builder.vector(reordered(w.attn_k_norm, order)),
@@ -141,7 +144,7 @@ def _attend(
     """Write the result of the heads as activations, and keys and values to the cache."""
     launches, space, out = step.launches, step.space("attention"), step.space("attention").attn_out
     split = _split_config(launches.tuning, spec, launches.model.positions, tokens)
-    direct = spec.head_dim % 16 == 0
+    direct = spec.head_dim % 16 == 0 and not spec.gated
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
@@ -163,6 +166,19 @@ def _attend(
         DIRECT=direct,
         warps=min(launches.tuning.attention_warps * max(1, split.queries // 16), MAX_WARPS),
     )
+    if spec.gated:
+        launches.launch(
+            apply_gates_kernel,
+            (tokens, spec.heads),
+            space.flat,
+            space.qkv,
+            launches.workspace.nothing,
+            space.qkv.shape[1],
+            HEAD_DIM=spec.head_dim,
+            DIMENSIONS=head_dimensions(spec.head_dim),
+            SCALED=False,
+            warps=1,
+        )
     if not direct:
         launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
 
@@ -174,10 +190,10 @@ def _split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: i
 
 
 def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool) -> AttentionConfig:
-    k_at = spec.heads * spec.head_dim
+    k_at = spec.heads * spec.q_head
     return AttentionConfig(
-        spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, head_dimensions(spec.head_dim), k_at,
-        k_at + spec.kv_heads * spec.head_dim, int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
+        spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
+        head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim, int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
     )  # fmt: skip
 
@@ -203,6 +219,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     rope_append(heads, w.table, spec, start, queries, args)
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
     flash_attention(queries, args, start, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
+    if spec.gated:
+        apply_gates_kernel[(tokens, spec.heads)](
+            attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,
+            DIMENSIONS=head_dimensions(spec.head_dim), SCALED=True, DEPENDENT=False, num_warps=1,
+        )  # fmt: skip
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)
     y = prompt.products.product(attn_out, w.output)

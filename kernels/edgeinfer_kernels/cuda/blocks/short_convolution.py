@@ -33,7 +33,6 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.layer_cache import CacheType, padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
-from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import LayerSplit
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def decode(
     """The three projections, then the convolution, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("short_convolution")
     step.launches.stacked(w.bcx, source, space.bcx, None, tokens)
-    c_at, x_at = _part_begins(spec, w)
+    c_at, x_at = w.bcx.begins([spec.channels] * 3, padded=True)[1:]
     shape, state, words = spec.recurrent, state_args(block.state), step.workspace.state
     config, pieces = state_config(shape), -(-spec.channels // STEP_CHANNELS)
     step.launches.launch(
@@ -157,15 +156,6 @@ def decode(
     conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
     step.launches.quantize(space.flat, spec.channels, conv_out, tokens)
     return step.close_block(number, w.output, None, conv_out, "output", tokens)
-
-
-def _part_begins(spec: ShortConvolutionSpec, w: DeviceShortConvolution) -> tuple[int, int]:
-    """Where c and x begin in a row of the projections; every matrix of the stack is padded."""
-    begins, row = [], 0
-    for part in w.bcx.parts:
-        begins += [row + at for at in range(0, part.shapes.rows, spec.channels)]
-        row += padded_rows(part.shapes.rows)
-    return begins[1], begins[2]
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:

@@ -134,7 +134,7 @@ def decode_attention_kernel(
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
-    q_at = (head * GROUP + member) * HEAD_DIM
+    q_at = (head * GROUP + member) * ATTENTION.q_head
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
     queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)

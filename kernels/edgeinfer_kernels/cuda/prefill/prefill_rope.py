@@ -18,9 +18,9 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 @triton.jit
 def _rope_heads(
     projected, row_scale, bias, weight, epsilon, cosine, sine,
-    HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_2: tl.constexpr, STRIDE: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """Heads (HEADS_2, DIMENSIONS) of one token, after norm and RoPE; 0 beyond HEADS and HEAD_DIM.
+    """Heads (HEADS_2, DIMENSIONS) of one token, STRIDE apart, after norm and RoPE; 0 outside of them.
 
     Each element is loaded together with its RoPE partner, half a head away, so heads are not split.
     """
@@ -32,7 +32,7 @@ def _rope_heads(
     dimension = tl.arange(0, ROPE.dimensions)[None, :]
     mask = (head < HEADS) & (dimension < HEAD_DIM)
     partner = tl.where(dimension < HALF_DIM, dimension + HALF_DIM, dimension - HALF_DIM)
-    own_at, partner_at = head * HEAD_DIM + dimension, head * HEAD_DIM + partner
+    own_at, partner_at = head * STRIDE + dimension, head * STRIDE + partner
     own = tl.load(projected + own_at, mask=mask, other=0.0).to(tl.float32) * row_scale
     other = tl.load(projected + partner_at, mask=mask, other=0.0).to(tl.float32) * row_scale
     if ROPE.has_bias:
@@ -96,18 +96,21 @@ def rope_append_kernel(
     cosine = tl.load(angles, mask=within, other=0.0)
     sine = tl.load(angles + HALF_DIM, mask=within, other=0.0)
     sine = tl.where(dimension < HALF_DIM, -sine, sine)
-    row = qkv + token.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    Q_HEAD: tl.constexpr = ROPE.q_head
+    row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + 2 * KV_HEADS * HEAD_DIM)
     scale = tl.load(row_scales + token)
-    q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, ROPE)
+    q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
     if CACHE == Q4_0:
         q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)
     tl.store(to, q, mask=(head < HEADS) & within[None, :])
-    k_at, v_at = HEADS * HEAD_DIM, (HEADS + KV_HEADS) * HEAD_DIM
+    k_at, v_at = HEADS * Q_HEAD, HEADS * Q_HEAD + KV_HEADS * HEAD_DIM
     k_bias = bias + k_at if ROPE.has_bias else bias
-    k = _rope_heads(row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, ROPE)
+    k = _rope_heads(
+        row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, HEAD_DIM, ROPE
+    )
     v_bias = bias + v_at if ROPE.has_bias else bias
     v = _value_heads(row + v_at, scale, v_bias, KV_HEADS, KV_HEADS_2, ROPE)
     kv_head = tl.arange(0, KV_HEADS_2)
@@ -118,8 +121,8 @@ def rope_append_kernel(
 
 
 class ProjectedHeads(NamedTuple):
-    """Heads before norm and RoPE: qkv (tokens, (heads + 2 kv_heads) · head_dim) is still to be multiplied by
-    row_scales (tokens,); `bias` is for the whole row; q_norm and k_norm are weights of a head or of the row.
+    """Heads before norm and RoPE: qkv (tokens, rows of q, k and v) is still to be multiplied by row_scales
+    (tokens,); `bias` is for the whole row; q_norm and k_norm are weights of a head or of the row.
     """
 
     qkv: torch.Tensor
@@ -147,7 +150,7 @@ def rope_append(
     padded_heads, dimensions = next_power_of_two(spec.heads), next_power_of_two(spec.head_dim)
     rope = RopeConfig(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
-        dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
+        spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]),
     )  # fmt: skip

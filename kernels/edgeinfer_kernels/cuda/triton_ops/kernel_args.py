@@ -128,13 +128,14 @@ class NormRowsConfig(NamedTuple):
 
 
 class AttentionConfig(NamedTuple):
-    """The heads of a decode step's attention. dimensions: head_dim, padded; k_at, v_at: where keys and values
-    begin in a row of the projection; window 0: none.
+    """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
+    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none.
     """
 
     kv_heads: int
     group: int
     head_dim: int
+    q_head: int
     dimensions: int
     k_at: int
     v_at: int
@@ -181,8 +182,29 @@ class RopeConfig(NamedTuple):
     padded_heads: int
     padded_kv_heads: int
     head_dim: int
+    q_head: int
     dimensions: int
     norm: int
     is_row_norm: bool
     has_bias: bool
     cache: int
+
+
+class DeltaNetConfig(NamedTuple):
+    """The sizes of a gated delta net. dimensions, padded_heads: head_dim and value_heads, powers of two;
+    columns: of a head's state, padded; channels: elements of q, k and v. In a row of the state β begins at
+    gates_at, and g gate_width after it. matrix_at: where the matrix begins in a slot.
+    """
+
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    dimensions: int
+    columns: int
+    channels: int
+    row_width: int
+    gates_at: int
+    gate_width: int
+    padded_heads: int
+    matrix_at: int
+    repeats_each: bool

@@ -37,6 +37,20 @@ class Stack:
     def rows(self) -> int:
         return sum(part.shapes.padded_rows for part in self.parts)
 
+    def begins(self, lengths: Sequence[int], *, padded: bool) -> list[int]:
+        """Where the results of the matrices with these row counts begin in a row of results, in which every
+        part is `padded` or not.
+        """
+        begins, first, at = list[int](), 0, 0
+        remaining = list(lengths)
+        for part in self.parts:
+            at, end = first, first + part.shapes.rows
+            while remaining and at + remaining[0] <= end:
+                begins.append(at)
+                at += remaining.pop(0)
+            first += padded_rows(part.shapes.rows) if padded else part.shapes.rows
+        return begins
+
 
 class DeviceBuilder:
     """Allocates the data of blocks from an arena, including vectors and tables, which `fill_vectors`

@@ -1,0 +1,274 @@
+"""The kernels of the gated delta net, for decode steps and for chunks of a prompt.
+
+The state S of a value head is (HEAD_DIM, HEAD_DIM), sixteen columns after each other. Rows of the state hold
+q, k and v before the convolution, then β and g; results of the convolution have the rows of the positions
+between the source slot's and the step (`pending`) first, then those of the step.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
+from edgeinfer_kernels.cuda.triton_ops.gates import sigmoid
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
+from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+    load_row,
+    step_pending,
+    step_source,
+    step_start,
+    step_target,
+    step_tokens,
+)
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+CHUNK = 16
+"""Positions that are evaluated together in a prompt: forward substitution takes as many steps."""
+__all__ = ["CHUNK", "DeltaNetConfig"]
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + eˣ)."""
+    y = tl.exp(-tl.abs(x))
+    small = y * (1.0 - y * (0.5 - y * (1.0 / 3.0)))
+    return tl.maximum(x, 0.0) + tl.where(y < 1e-3, small, tl.log(1.0 + y))
+
+
+@triton.jit
+def delta_rows_kernel(
+    inputs, scales, stride, a, dt, rows,
+    NET: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first).
+
+    One program per token and BLOCK channels, and one more for β and g. Reads and writes 4 bytes per element.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    source, target = inputs + token * stride, rows + token * NET.row_width
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scales + token)
+    if piece < tl.num_programs(1) - 1:
+        offsets = piece * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(source + offsets, mask=offsets < NET.channels, other=0.0) * scale
+        tl.store(target + offsets, values, mask=offsets < NET.gates_at)
+    else:
+        head = tl.arange(0, NET.padded_heads)
+        mask = head < NET.value_heads
+        beta = sigmoid(tl.load(source + BETA_AT + head, mask=mask, other=0.0) * scale)
+        alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
+        rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
+        g = tl.load(a + head, mask=mask, other=0.0) * rate
+        tl.store(target + NET.gates_at + head, beta, mask=mask)
+        tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
+
+
+@triton.jit
+def delta_convolution_kernel(
+    rows, words, state, taps, out, epsilon,
+    NET: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """silu(conv) of one head of q, k or v of one position; q and k with length 1, q also by 1 / √HEAD_DIM.
+
+    Program (row, head), pending rows first. Reads 4·TAPS bytes per element, writes 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    row, head = tl.program_id(0), tl.program_id(1)
+    pending = step_pending(words)
+    if row < pending + step_tokens(words):
+        dimension = tl.arange(0, NET.dimensions)
+        mask = dimension < NET.head_dim
+        offsets = head * NET.head_dim + dimension
+        total = tl.zeros((NET.dimensions,), tl.float32)
+        for tap in tl.static_range(TAPS):
+            token = row - pending + tap - (TAPS - 1)
+            value = load_row(rows, state, words, token, offsets, mask, CONFIG)
+            total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
+        y = total * sigmoid(total)
+        if head < 2 * NET.key_heads:
+            square = tl.sum(tl.where(mask, y * y, 0.0), axis=0) + epsilon
+            y = y / tl.sqrt(square * tl.where(head < NET.key_heads, NET.head_dim, 1))
+        tl.store(out + row.to(tl.int64) * NET.channels + offsets, y, mask=mask)
+
+
+@triton.jit
+def _key_head(head, NET: tl.constexpr):
+    """The key head of a value head."""
+    if NET.repeats_each:
+        return head // (NET.value_heads // NET.key_heads)
+    else:
+        return head % NET.key_heads
+
+
+@triton.jit
+def _state_offsets(head, key, column, NET: tl.constexpr):
+    """Offsets of elements (key, column) of a head's state within the matrix of a slot."""
+    at = head * NET.columns * NET.head_dim + column // 16 * (16 * NET.head_dim)
+    return NET.matrix_at + (at + column % 16)[None, :] + key[:, None] * 16
+
+
+@triton.jit
+def _load_state(slots, words, offsets, mask, CONFIG: tl.constexpr):
+    """Elements of the source slot; 0 before position 0."""
+    is_real = step_start(words) > step_pending(words)
+    at = slots + step_source(words) * CONFIG.slot_width + offsets
+    return tl.load(at, mask=mask & is_real, other=0.0)
+
+
+@triton.jit
+def delta_step_kernel(
+    rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The recurrence of a decode step, position by position; program (value head, COLUMNS columns of S).
+
+    Reads and writes every element of S once; results to `out` (tokens, value_heads · HEAD_DIM).
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    head = tl.program_id(0)
+    key = tl.arange(0, NET.dimensions)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_key, is_column = key < NET.head_dim, column < NET.head_dim
+    mask = is_key[:, None] & (column < NET.columns)[None, :]
+    offsets = _state_offsets(head, key, column, NET)
+    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    pending = step_pending(words)
+    q_at = _key_head(head, NET) * NET.head_dim + key
+    v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
+    for row in range(pending + step_tokens(words)):
+        line = conv + row * NET.channels
+        q = tl.load(line + q_at, mask=is_key, other=0.0)
+        k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key, other=0.0)
+        v = tl.load(line + v_at, mask=is_column, other=0.0)
+        gate = NET.gates_at + head
+        beta = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
+        gate += NET.gate_width
+        g = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
+        matrix = matrix * tl.exp(g)
+        delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
+        matrix += k[:, None] * delta[None, :]
+        if row >= pending:
+            result = tl.sum(matrix * q[:, None], axis=0)
+            at = (row - pending) * NET.value_heads * NET.head_dim + head * NET.head_dim + column
+            tl.store(out + at, result, mask=is_column)
+    tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
+
+
+@triton.jit
+def _substitute(lower, right, COUNT: tl.constexpr):
+    """The solution u (COUNT, n) of (1 + lower) u = right; `lower` is strictly lower triangular."""
+    index = tl.arange(0, COUNT)
+    solution = right
+    for row in tl.static_range(1, COUNT):
+        factors = tl.sum(tl.where(index[:, None] == row, lower, 0.0), axis=0)
+        known = tl.sum(factors[:, None] * solution, axis=0)
+        solution = tl.where(index[:, None] == row, solution - known[None, :], solution)
+    return solution
+
+
+@triton.jit
+def delta_chunk_kernel(
+    rows, conv, words, state, out,
+    NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
+    (value head, COLUMNS columns of S).
+
+    With G = Σ g: (1 + tril(β e^(Gi - Gj) K Kᵀ)) U = β (V - e^G K S); O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U;
+    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`.
+    """
+    head = tl.program_id(0)
+    key = tl.arange(0, NET.dimensions)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.arange(0, COUNT)
+    is_key, is_column = key < NET.head_dim, column < NET.head_dim
+    mask = is_key[:, None] & (column < NET.columns)[None, :]
+    offsets = _state_offsets(head, key, column, NET)
+    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    pending = step_pending(words)
+    total = pending + step_tokens(words)
+    q_at = _key_head(head, NET) * NET.head_dim + key
+    v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
+    for first in range(0, total, COUNT):
+        row = first + index
+        inside = row < total
+        line = conv + row.to(tl.int64)[:, None] * NET.channels
+        keys = inside[:, None] & is_key[None, :]
+        q = tl.load(line + q_at[None, :], mask=keys, other=0.0)
+        k = tl.load(line + NET.key_heads * NET.head_dim + q_at[None, :], mask=keys, other=0.0)
+        v = tl.load(line + v_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
+        gate = NET.gates_at + head
+        beta = load_row(rows, state, words, row - pending, gate + index * 0, inside, CONFIG)
+        g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
+        decay = tl.cumsum(g, axis=0)
+        end = tl.sum(g, axis=0)
+        between = tl.exp(tl.where(index[:, None] >= index[None, :], decay[:, None] - decay[None, :], 0.0))
+        kk = tl.dot(k, tl.trans(k), input_precision="ieee") * between
+        lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
+        factor = tl.exp(decay)[:, None]
+        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="ieee"))
+        delta = _substitute(lower, right, COUNT)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee") * between
+        qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
+        result = factor * tl.dot(q, matrix, input_precision="ieee")
+        result += tl.dot(qk, delta, input_precision="ieee")
+        rest = k * tl.exp(end - decay)[:, None]
+        matrix = tl.exp(end) * matrix + tl.dot(tl.trans(rest), delta, input_precision="ieee")
+        at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)
+        at += (head * NET.head_dim + column)[None, :]
+        tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
+    tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
+
+
+@triton.jit
+def _gated_head(values, z, scale, weight, epsilon, token, stride, head, dimension, mask, NET: tl.constexpr):
+    """norm(o) · silu(z) of one head."""
+    at = token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension
+    value = tl.load(values + at, mask=mask, other=0.0)
+    square = tl.sum(value * value, axis=0) / NET.head_dim
+    normed = value / tl.sqrt(square + epsilon) * tl.load(weight + dimension, mask=mask, other=0.0)
+    gate = tl.load(z + token * stride + head * NET.head_dim + dimension, mask=mask, other=0.0) * scale
+    return normed * gate * sigmoid(gate)
+
+
+@triton.jit
+def gate_step_kernel(
+    values, z, stride, weight, epsilon, out, NET: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """out = norm(o) · silu(z) of a decode step; program (token, value head)."""
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    dimension = tl.arange(0, NET.dimensions)
+    mask = dimension < NET.head_dim
+    y = _gated_head(values, z, 1.0, weight, epsilon, token, stride, head, dimension, mask, NET)
+    tl.store(out + token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension, y, mask=mask)
+
+
+@triton.jit
+def gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, row_scales, NET: tl.constexpr):
+    """out = norm(o) · silu(z) / row scale of a chunk, float16; one program per token.
+
+    Written with scale 1 first; a row that needs another scale is computed again.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    dimension = tl.arange(0, NET.dimensions)
+    mask = dimension < NET.head_dim
+    z_scale = tl.load(scales + token)
+    to = out + token * (NET.value_heads * NET.head_dim) + dimension
+    largest = tl.zeros((NET.dimensions,), tl.float32)
+    for head in range(NET.value_heads):
+        y = _gated_head(values, z, z_scale, weight, epsilon, token, stride, head, dimension, mask, NET)
+        largest = tl.maximum(largest, tl.abs(y))
+        tl.store(to + head * NET.head_dim, y.to(tl.float16), mask=mask)
+    scale = row_scale(tl.max(largest, axis=0))
+    tl.store(row_scales + token, scale)
+    if scale > 1.0:
+        for head in range(NET.value_heads):
+            y = _gated_head(values, z, z_scale, weight, epsilon, token, stride, head, dimension, mask, NET)
+            tl.store(to + head * NET.head_dim, (y / scale).to(tl.float16), mask=mask)
