@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,6 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
     by_neuron,
-    dense_layer,
     feed_forward_index,
     predictor_matrices,
 )
@@ -35,7 +35,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.stages import LayerSplit, cpu_part, cpu_stages
+from edgeinfer_kernels.stages import CPU, Stage, part_of_block, shards_on, stage_blocks
 
 
 class ExchangeRows(NamedTuple):
@@ -68,7 +68,7 @@ class ShardOptions:
 
 
 class CpuShard:
-    """The CPU's part of a decoder's blocks under `splits`, in the kernel layout, and the embedding.
+    """The CPU's shards in the `stages` of a decoder, in the kernel layout, and the embedding.
 
     The hidden states of a step are in the exchange buffer. `state`: that of the layers on the CPU. `kernels`
     are those of `kernel_units` with SERVICE.
@@ -78,7 +78,7 @@ class CpuShard:
         self,
         spec: DecoderSpec,
         weights: DecoderWeights,
-        splits: Sequence[LayerSplit],
+        stages: Sequence[Stage],
         state: DecoderState,
         kernels: Kernels,
         exchange_buffer: ExchangeRows,
@@ -86,12 +86,14 @@ class CpuShard:
         on_loaded: OnLoaded | None = None,
     ) -> None:
         self.spec, self.state, self.batch = spec, state, options.batch
-        self.stages = cpu_stages(spec, weights, splits)
-        self._exchange_buffer, self._kernels, self._splits = exchange_buffer, kernels, list(splits)
+        self.stages, self._shards = stage_blocks(spec, CPU, stages), shards_on(CPU, stages)
+        self._exchange_buffer, self._kernels = exchange_buffer, kernels
         self._computed = options.computed or self.batch
-        indices = [index for stage in self.stages.stages for index in stage]
-        self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
-        sparse = self._sparse_parts(weights, options.sparse)
+        self._parts = {
+            index: part_of_block(weights.residual(index), self._shards[index.layer])
+            for index in chain.from_iterable(self.stages)
+        }
+        sparse = self._sparse_parts(options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
         placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_loaded)
         self._decoder = CpuDecoder(
@@ -116,7 +118,7 @@ class CpuShard:
         return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if self._splits[index.layer].has_expert_cache
+            if self._shards[index.layer].holds_all
         }
 
     @property
@@ -124,14 +126,12 @@ class CpuShard:
         """The states of the blocks here."""
         return self.state.blocks
 
-    def _sparse_parts(self, weights: DecoderWeights, layers: SparseLayers) -> SparseLayers:
+    def _sparse_parts(self, layers: SparseLayers) -> SparseLayers:
         """The sparse layers that have a part on the CPU, with the predictors of that part."""
         found: dict[int, NeuronPredictor | None] = {}
-        for layer in layers.keys() & {index.layer for index in self._parts}:
-            split, predictor = self._splits[layer], layers[layer]
-            first = split.neurons if split.on_gpu else 0
-            last = dense_layer(weights, layer).ffn_up.rows
-            found[layer] = predictor and predictor.of_neurons(first, last)
+        for layer in layers.keys() & self._shards.keys():
+            neurons, predictor = self._shards[layer].neurons, layers[layer]
+            found[layer] = predictor and predictor.of_neurons(neurons.start, neurons.stop)
         return found
 
     def _matrices(
@@ -151,7 +151,7 @@ class CpuShard:
                 moved += matrices
             else:
                 (mapped if index in in_file else moved).extend(matrices)
-            if not self._splits[index.layer].on_gpu:
+            if self._shards[index.layer].undivided:
                 own = set(map(id, part.block.granule_matrices()))
                 moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
         return moved, mapped
@@ -169,7 +169,7 @@ class CpuShard:
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._step_args = list(tables.values())
         self.steps = []
-        for stage in self.stages.stages:
+        for stage in self.stages:
             steps = []
             for index in stage:
                 step_args = addressof(tables[ropes.get(index.layer)][1])
@@ -198,7 +198,7 @@ class CpuShard:
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""
         block = self.spec.residual(index).block
-        if not isinstance(block, MoeSpec) or not self._splits[index.layer].on_gpu:
+        if not isinstance(block, MoeSpec) or self._shards[index.layer].undivided:
             return BlockOptions()
         box = self._exchange_buffer
         routing = RoutingRows(box.ids, 8 * block.experts_per_token)

@@ -26,7 +26,7 @@ from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.recent_rows import RecentRows
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -63,7 +63,7 @@ def take(
     builder: DeviceBuilder,
     spec: ShortConvolutionSpec,
     w: ShortConvolutionWeights,
-    split: LayerSplit | None,
+    shards: Sequence[Shard] = (),
 ) -> DeviceShortConvolution:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     taps = builder.vector(np.ascontiguousarray(w.taps).reshape(-1))
