@@ -11,7 +11,7 @@ import numpy as np
 from edgeinfer_kernels.backend import Activations, ExpertCounts
 from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, Counts, RoutingRows
+from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
@@ -25,12 +25,7 @@ from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import (
-    SparseLayers,
-    by_neuron,
-    feed_forward_index,
-    predictor_matrices,
-)
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
@@ -95,14 +90,13 @@ class CpuShard:
         }
         sparse = self._sparse_parts(options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
-        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_loaded)
+        placement = WeightPlacement(*self._matrices(options.in_file), sparse, on_loaded)
         self._decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
         self._arena = self._decoder.arena
         self._memories = self._repacked_memories()
         self._x = float_rows(exchange_buffer.rows, self.batch, exchange_buffer.row_bytes // 4)
-        self._selected: list[int] = []
         self.requests = self._request_counts()
         """Per layer with an expert cache: request counts of each expert, on either device."""
         self._build()
@@ -134,38 +128,21 @@ class CpuShard:
             found[layer] = predictor and predictor.of_neurons(neurons.start, neurons.stop)
         return found
 
-    def _matrices(
-        self, in_file: Collection[BlockIndex], sparse: SparseLayers
-    ) -> tuple[list[Matrix], list[Matrix]]:
-        """The matrices to repack, and those that stay memory-mapped."""
-        moved, mapped = predictor_matrices(sparse), list[Matrix]()
+    def _matrices(self, in_file: Collection[BlockIndex]) -> tuple[list[Matrix], list[Matrix]]:
+        """The matrices that the kernels multiply, and those of them that stay memory-mapped."""
+        multiplied, mapped = list[Matrix](), list[Matrix]()
         for index, part in self._parts.items():
-            matrices = part.block.granule_matrices()
-            if sparse.get(index.layer, False) is not False and index == feed_forward_index(
-                self.spec, index.layer
-            ):
-                by_row = by_neuron(part.block, sparse[index.layer])
-                mapped += by_row
-                rows = set(map(id, by_row))
-                matrices = [matrix for matrix in matrices if id(matrix) not in rows]
-                moved += matrices
-            else:
-                (mapped if index in in_file else moved).extend(matrices)
-            if self._shards[index.layer].undivided:
-                own = set(map(id, part.block.granule_matrices()))
-                moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
-        return moved, mapped
+            granules = part.block.granule_matrices()
+            multiplied += part.block.matrices() if self._shards[index.layer].undivided else granules
+            mapped += granules if index in in_file else []
+        return multiplied, mapped
 
     def _build(self) -> None:
         """Build one schedule of the kernels of all stages, and one for each stage."""
-        built = {}
-        for index in self._parts:
-            options = self._options(index)
-            built[index] = self._decoder.build(index, options)
-            if options.expert_weights:
-                self._selected.append(built[index].calls[0].block)
-        ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
-        found = dict.fromkeys(ropes.get(index.layer) for index in built)
+        self._decoder.build(self._options)
+        calls, ropes = self._decoder.calls, self._decoder.ropes
+        self._selected = [calls[index][0].block for index in calls if self._options(index).expert_weights]
+        found = dict.fromkeys(ropes.get(index.layer) for index in calls)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._step_args = list(tables.values())
         self.steps = []
@@ -173,7 +150,7 @@ class CpuShard:
             steps = []
             for index in stage:
                 step_args = addressof(tables[ropes.get(index.layer)][1])
-                for kernel in self._kernel_calls(index, built):
+                for kernel in calls[index]:
                     steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
             self.steps.append(steps)
         served = []
@@ -186,14 +163,6 @@ class CpuShard:
             ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)
         )
         self._serve = self._kernels.address("serve_device"), schedule, service
-
-    def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
-        """The kernels of a block; before the first block of a layer also those that precede it."""
-        before = [each for each in built if each.layer == index.layer] if index.position == 0 else []
-        return [
-            *(call for each in before for call in built[each].before_layer),
-            *built[index].calls,
-        ]
 
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""
