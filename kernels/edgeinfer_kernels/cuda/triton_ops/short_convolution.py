@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
-from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
+from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled_pieces
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 RING = tl.constexpr(RING_ROWS)
@@ -25,7 +25,7 @@ def product_row(inputs, scales, token, offsets, mask, X_AT: tl.constexpr, SCALED
 
 @triton.jit
 def gated_sum(
-    inputs, scales, ring, taps, token, start, stride, offsets, mask,
+    offsets, mask, inputs, scales, ring, taps, token, start, stride,
     WIDTH: tl.constexpr, TAPS: tl.constexpr, C_AT: tl.constexpr, X_AT: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """c · Σ taps · (b · x) of a token. Rows before the step are in the ring; before position 0 they are 0."""
@@ -75,7 +75,7 @@ def step_convolution_kernel(
     mask = offsets < WIDTH
     start = tl.load(state + 8)
     y = gated_sum(
-        inputs, inputs, ring, taps, token, start, stride, offsets, mask, WIDTH, TAPS, C_AT, X_AT, False
+        offsets, mask, inputs, inputs, ring, taps, token, start, stride, WIDTH, TAPS, C_AT, X_AT, False
     )
     tl.store(out + token * WIDTH + offsets, y, mask=mask)
     row = product_row(inputs + token * stride, inputs, token, offsets, mask, X_AT, False)
@@ -89,32 +89,13 @@ def chunk_convolution_kernel(
 ):  # fmt: skip
     """out = c · Σ taps · (b · x) / row scale of the tokens of a chunk, float16; one program per token.
 
-    Written with scale 1 first; a row that needs another scale is computed again. Reads at most 8·TAPS + 4
-    bytes per channel, writes 2.
+    Reads at most 8·TAPS + 4 bytes per channel, twice if the row needs a scale; writes 2.
     """
     token = tl.program_id(0)
-    to = out + token.to(tl.int64) * WIDTH
-    largest = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, WIDTH, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        mask = offsets < WIDTH
-        y = gated_sum(
-            inputs, scales, ring, taps, token, start, stride, offsets, mask,
-            WIDTH, TAPS, WIDTH, 2 * WIDTH, True,
-        )  # fmt: skip
-        largest = tl.maximum(largest, tl.abs(y))
-        tl.store(to + offsets, y.to(tl.float16), mask=mask)
-    scale = row_scale(tl.max(largest, axis=0))
-    tl.store(row_scales + token, scale)
-    if scale > 1.0:
-        for first in range(0, WIDTH, BLOCK):
-            offsets = first + tl.arange(0, BLOCK)
-            mask = offsets < WIDTH
-            y = gated_sum(
-                inputs, scales, ring, taps, token, start, stride, offsets, mask,
-                WIDTH, TAPS, WIDTH, 2 * WIDTH, True,
-            )  # fmt: skip
-            tl.store(to + offsets, (y / scale).to(tl.float16), mask=mask)
+    store_scaled_pieces(
+        out, row_scales, token.to(tl.int64), gated_sum,
+        (inputs, scales, ring, taps, token, start, stride, WIDTH, TAPS, WIDTH, 2 * WIDTH, True), WIDTH, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit
