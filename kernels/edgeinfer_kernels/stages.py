@@ -137,11 +137,9 @@ def cpu_stages(spec: DecoderSpec, gpu: Device, stages: Sequence[Stage]) -> CpuSt
     Raises:
         ValueError: the split model doesn't start on the CPU and end on its only GPU.
     """
-    if {stage.device for stage in stages} != {CPU, gpu} or (stages[0].device, stages[-1].device) != (
-        CPU,
-        gpu,
-    ):
-        names = ", ".join(stage.device.name for stage in stages)
+    devices = [stage.device for stage in stages]
+    if (devices[0], devices[-1]) != (CPU, gpu) or set(devices) != {CPU, gpu}:
+        names = ", ".join(device.name for device in devices)
         raise ValueError(f"saw stages on {names}: a split model starts on the CPU and ends on its only GPU")
     blocks, shards = stage_blocks(spec, CPU, stages), shards_on(gpu, stages)
     on_gpu = [index for index in spec.indices() if index.layer in shards]
@@ -159,13 +157,12 @@ def part_of_decoder(
     Raises:
         ValueError: a feed-forward with a post-norm would be split.
     """
+    specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
         LayerWeights(tuple(part_of_block(residual, shard) for residual in weights.layers[layer].blocks))
         for layer, shard in shards.items()
     )
-    return replace(spec, layers=tuple(spec.layers[layer] for layer in shards)), replace(
-        weights, layers=layers
-    )
+    return replace(spec, layers=specs), replace(weights, layers=layers)
 
 
 def part_of_block(residual: ResidualWeights[Any], shard: Shard) -> ResidualWeights[Any]:
