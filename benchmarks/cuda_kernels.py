@@ -50,7 +50,8 @@ from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
-from edgeinfer_kernels.stages import LayerSplit, cpu_stages, gpu_shard
+from edgeinfer_kernels.stages import GPU, cpu_stages
+from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages
 from edgeinfer_quant_formats import block_format
 from harness import suites
 from harness.empty_decoders import empty_decoder
@@ -130,12 +131,14 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
 def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
     """The decode step of a model whose host has the feed-forwards, or all experts but one."""
     specification, weights = empty_decoder(shape, kind)
-    divisions = [LayerSplit(True, experts=(0,) if shape.experts else ())] * len(weights.layers)
-    facts, there = gpu_shard(specification, weights, divisions)
+    layer = LayerPlacement("gpu", "gpu", neurons=shape.feed_forward)
+    if shape.experts:
+        layer = LayerPlacement("gpu", "gpu", gpu_experts=(0,), experts=shape.experts)
+    stages = plan_stages([layer] * len(specification.layers), "gpu", "cpu")
     arena = Arena()
-    model = DeviceModel(facts, there, arena, POSITIONS, kv=kv, splits=divisions)
+    model = DeviceModel(specification, weights, arena, POSITIONS, kv=kv, stages=stages)
     exchange_buffer = ExchangeBuffer(
-        torch.device("cpu"), tokens, facts.hidden_size, max_experts_per_token(facts)
+        torch.device("cpu"), tokens, specification.hidden_size, max_experts_per_token(specification)
     )
     launches = StepLaunches(
         model,
@@ -143,9 +146,8 @@ def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
         usual_tuning(capability),
         dependent=capability >= DEPENDENT_LAUNCH_FROM,
     )
-    DecodeStep(
-        launches, DecodeExchange(cpu_stages(specification, weights, divisions), exchange_buffer)
-    ).launch(tokens)
+    exchange = DecodeExchange(cpu_stages(specification, GPU, stages), exchange_buffer)
+    DecodeStep(launches, exchange).launch(tokens)
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:

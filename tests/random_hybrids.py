@@ -31,7 +31,12 @@ class Hybrid:
 
 
 def delta_net(
-    key_heads: int, value_heads: int, head_dim: int, interval: int = 2, rope_dim: int = 0, layout: str = "qwen35"
+    key_heads: int,
+    value_heads: int,
+    head_dim: int,
+    interval: int = 2,
+    rope_dim: int = 0,
+    layout: str = "qwen35",
 ) -> Hybrid:
     """Layers with a gated delta net, but for every `interval`-th, whose attention is gated. `layout`: qwen35,
     qwen3next, or legacy for its older projections.
@@ -56,7 +61,9 @@ def delta_net(
         if (index + 1) % interval == 0:
             found["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
             return found
-        found = {name: shape for name, shape in found.items() if name.startswith(("attn_norm", "post", "ffn"))}
+        found = {
+            name: shape for name, shape in found.items() if name.startswith(("attn_norm", "post", "ffn"))
+        }
         found |= {
             "ssm_conv1d.weight": (channels, taps),
             "ssm_a": (value_heads,),
@@ -69,7 +76,11 @@ def delta_net(
         else:
             found |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
         if layout == "qwen35":
-            return {**found, "ssm_beta.weight": (value_heads, width), "ssm_alpha.weight": (value_heads, width)}
+            return {
+                **found,
+                "ssm_beta.weight": (value_heads, width),
+                "ssm_alpha.weight": (value_heads, width),
+            }
         return {**found, "ssm_ba.weight": (2 * value_heads, width)}
 
     return Hybrid(metadata, layer)

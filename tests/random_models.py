@@ -343,11 +343,19 @@ ZOO: dict[str, RandomModel] = {
         "qwen35moe", experts=8, experts_used=3, expert_length=32, shared_length=64, hybrid=delta_net(1, 2, 16)
     ),
     "qwen3next": RandomModel(
-        "qwen3next", experts=8, experts_used=3, expert_length=32, shared_length=64,
+        "qwen3next",
+        experts=8,
+        experts_used=3,
+        expert_length=32,
+        shared_length=64,
         hybrid=delta_net(2, 4, 16, layout="qwen3next"),
     ),
     "qwen3next-legacy": RandomModel(
-        "qwen3next", experts=8, experts_used=3, expert_length=32, shared_length=64,
+        "qwen3next",
+        experts=8,
+        experts_used=3,
+        expert_length=32,
+        shared_length=64,
         hybrid=delta_net(2, 6, 16, layout="legacy"),
     ),
     "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer.engine.native_engine import NativeEngine
@@ -20,7 +21,7 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
-from edgeinfer_kernels.stages import LayerSplit, host_batch, layer_splits
+from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
@@ -55,7 +56,7 @@ class EngineBuilder:
         if kinds == {"cpu"}:
             return self._on_cpu()
         if kinds == {"gpu"}:
-            return self._loaded(self._gpu_shard((), None, LoadProgress(self.source)), CHUNK)
+            return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), CHUNK)
         return self._split()
 
     @property
@@ -84,13 +85,12 @@ class EngineBuilder:
         from edgeinfer_offload.runtime.split_backend import SplitBackend
 
         source, plan = self.source, self.plan
-        splits = layer_splits(plan.stages, len(plan.layers))
         assert self.gpu is not None
         kernels, progress = self._kernels(head=False), LoadProgress(source, plan.file_weight_bytes)
         exchange = exchange_buffer(self.gpu, source.specification)
-        gpu_shard = self._gpu_shard(splits, exchange, progress)
+        gpu_shard = self._gpu_shard(exchange, progress)
         try:
-            cpu_shard = self._cpu_shard(splits, exchange, kernels, progress)
+            cpu_shard = self._cpu_shard(exchange, kernels, progress)
         except BaseException:
             gpu_shard.close()
             raise
@@ -106,29 +106,21 @@ class EngineBuilder:
             )
         return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, warnings)
 
-    def _gpu_shard(
-        self, splits: tuple[LayerSplit, ...], exchange: "ExchangeBuffer | None", progress: LoadProgress
-    ) -> "CudaBackend":
+    def _gpu_shard(self, exchange: "ExchangeBuffer | None", progress: LoadProgress) -> "CudaBackend":
         from edgeinfer.loading.gpu_loading import load_gpu_shard
 
         assert self.gpu is not None
-        return load_gpu_shard(self.source, self.gpu, self.plan, splits, exchange, progress)
+        return load_gpu_shard(self.source, self.gpu, self.plan, exchange, progress)
 
-    def _cpu_shard(
-        self,
-        splits: tuple[LayerSplit, ...],
-        exchange: "ExchangeBuffer",
-        kernels: Kernels,
-        progress: LoadProgress,
-    ) -> "CpuShard":
+    def _cpu_shard(self, exchange: "ExchangeBuffer", kernels: Kernels, progress: LoadProgress) -> "CpuShard":
         from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 
         source, plan, spec = self.source, self.plan, self.source.specification
-        blocks = [index for index in spec.indices() if not splits[index.layer].on_gpu]
+        blocks = list(chain.from_iterable(stage_blocks(spec, CPU, plan.stages)))
         return CpuShard(
             spec,
             source.weights,
-            splits,
+            plan.stages,
             DecoderState.allocate(spec, source.context, source.options.kv, blocks),
             kernels,
             exchange.addresses,

@@ -1,5 +1,7 @@
 """Loads the part of a model that is on a GPU: memory, tuning and compiled steps. Imports torch."""
 
+from dataclasses import replace
+
 from edgeinfer.loading.model_source import LoadProgress, ModelSource
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
@@ -12,7 +14,6 @@ from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_e
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, EVERY_WIDTH, FEW_WIDTHS
-from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 TUNING_SECONDS = 9.0
@@ -31,18 +32,18 @@ def load_gpu_shard(
     source: ModelSource,
     gpu: Gpu,
     plan: MemoryPlan,
-    splits: tuple[LayerSplit, ...],
     exchange: ExchangeBuffer | None,
     progress: LoadProgress,
 ) -> CudaBackend:
-    """The weights, caches and buffers on a GPU, ready for steps. `splits`, `exchange`: of a split model.
+    """The weights, caches and buffers on a GPU, ready for steps. `exchange`: of a split model.
 
     Raises:
         GpuUnavailableError: the model has a matrix without a GPU kernel, or the kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    streamed_from = plan.prediction.stream_min_tokens if splits else None
-    options = DeviceOptions(kv=source.options.kv, splits=splits, stream_min_tokens=streamed_from)
+    options = DeviceOptions(kv=source.options.kv)
+    if len(plan.devices) > 1:
+        options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:
         backend = CudaBackend(
             source.specification,

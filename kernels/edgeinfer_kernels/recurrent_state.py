@@ -246,5 +246,3 @@ class StateSlots:
         self._source, self._base, self._first_row = max(0, len(positions) - 1), base, first_row
         self.end = end
         return slice(0, len(positions))
-
-

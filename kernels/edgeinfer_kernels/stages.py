@@ -1,6 +1,7 @@
 """Stages: what each device computes of a step, and how GPU and CPU execute those of a split model."""
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -12,7 +13,6 @@ from edgeinfer_kernels.decoder import (
     DecoderWeights,
     LayerWeights,
     ResidualWeights,
-    blocks_of,
 )
 
 
@@ -34,10 +34,13 @@ class Device:
         return f"{self.kind}{self.index or ''}"
 
 
+CPU, GPU = Device("cpu"), Device("gpu")
+
+
 @dataclass(frozen=True)
 class Shard:
     """What a device computes of a layer in a stage: its `undivided` blocks with their state (attention,
-    router, shared expert), and `neurons` or `experts` of its divisible block.
+    router, shared expert), and `neurons` or `experts` (ascending) of its divisible block.
 
     `holds_all`: the device holds the experts of other devices too, which can replace theirs at run time.
     """
@@ -47,6 +50,16 @@ class Shard:
     neurons: range = range(0)
     experts: tuple[int, ...] = ()
     holds_all: bool = False
+
+    def with_shard(self, other: Self) -> Self:
+        """Both shards of a layer on one device as one."""
+        return replace(
+            self,
+            undivided=self.undivided or other.undivided,
+            neurons=self.neurons or other.neurons,
+            experts=self.experts + other.experts,
+            holds_all=self.holds_all or other.holds_all,
+        )
 
 
 Exchange = Literal["hidden_states", "partial_sums", ""]
@@ -66,33 +79,30 @@ class Stage:
     exchange: Exchange = ""
 
 
-@dataclass(frozen=True)
-class LayerSplit:
-    """The parts of one layer that are on the GPU; the CPU has all others.
-
-    `on_gpu`: the blocks that aren't divisible and their state are on the GPU (with the router and the shared
-    expert of an MoE block); otherwise nothing is. Of a dense feed-forward the GPU has the first `neurons`, of
-    an MoE block the experts listed in `experts`. `has_expert_cache`: the CPU has all experts, so the GPU can
-    replace its experts at run time.
-    """
-
-    on_gpu: bool
-    neurons: int = 0
-    experts: tuple[int, ...] = ()
-    has_expert_cache: bool = False
+def shards_on(device: Device, stages: Sequence[Stage]) -> dict[int, Shard]:
+    """What a device computes of each layer, in all of its stages together."""
+    found: dict[int, Shard] = {}
+    for shard in (shard for stage in stages if stage.device == device for shard in stage.shards):
+        before = found.get(shard.layer)
+        found[shard.layer] = before.with_shard(shard) if before else shard
+    return found
 
 
-def layer_splits(stages: Sequence[Stage], layers: int) -> tuple[LayerSplit, ...]:
-    """The split of each layer between one GPU and the CPU."""
-    found = [LayerSplit(on_gpu=False)] * layers
-    for stage in stages:
-        for shard in stage.shards:
-            split = found[shard.layer]
-            if stage.device.kind == "gpu":
-                on_gpu, neurons = split.on_gpu or shard.undivided, split.neurons + len(shard.neurons)
-                split = replace(split, on_gpu=on_gpu, neurons=neurons, experts=split.experts + shard.experts)
-            found[shard.layer] = replace(split, has_expert_cache=split.has_expert_cache or shard.holds_all)
-    return tuple(found)
+def stage_blocks(
+    spec: DecoderSpec, device: Device, stages: Sequence[Stage]
+) -> tuple[tuple[BlockIndex, ...], ...]:
+    """The blocks of which a device computes a part, for each of its stages."""
+    return tuple(
+        tuple(index for shard in stage.shards for index in _blocks(spec, shard))
+        for stage in stages
+        if stage.device == device
+    )
+
+
+def _blocks(spec: DecoderSpec, shard: Shard) -> Iterator[BlockIndex]:
+    for position, residual in enumerate(spec.layers[shard.layer].blocks):
+        if (shard.neurons or shard.experts) if residual.block.is_divisible else shard.undivided:
+            yield BlockIndex(shard.layer, position)
 
 
 STEP_TOKENS = 8
@@ -107,12 +117,9 @@ def host_batch(batch: int, stream_min_tokens: int | None) -> int:
     return batch if stream_min_tokens is None else min(batch, max(stream_min_tokens - 1, STEP_TOKENS))
 
 
-WHOLLY_ON_HOST = LayerSplit(on_gpu=False)
-
-
 @dataclass(frozen=True)
 class CpuStages:
-    """The CPU stages of a step: the blocks of each stage, and when the GPU runs relative to them.
+    """The CPU stages of a step: the blocks of each stage, and when a GPU runs relative to them.
 
     Stages are numbered from 1 in execution order. Stage 1 runs before the GPU's first block and starts with
     the embedding. For each GPU block (by its index on the GPU), `parallel` is the stage that runs in parallel
@@ -124,94 +131,59 @@ class CpuStages:
     after: tuple[int, ...]
 
 
-def cpu_stages(spec: DecoderSpec, weights: DecoderWeights, splits: Sequence[LayerSplit]) -> CpuStages:
-    """The CPU stages of a split model. Consecutive CPU blocks form one stage unless the GPU must add a sum in
-    between.
+def cpu_stages(spec: DecoderSpec, gpu: Device, stages: Sequence[Stage]) -> CpuStages:
+    """The CPU stages of a split model, as a GPU meets them.
+
+    Raises:
+        ValueError: the split model doesn't start on the CPU and end on its only GPU.
     """
-    stages: list[list[BlockIndex]] = [[]]
-    parallel: list[int] = []
-    after: list[int] = []
-    is_open = True
-    for index, _, w in blocks_of(spec, weights):
-        split = splits[index.layer]
-        if not split.on_gpu:
-            if not is_open:
-                stages.append([])
-                after[-1] = len(stages)
-                is_open = True
-            stages[-1].append(index)
-            continue
-        parallel.append(0)
-        after.append(0)
-        is_open = False
-        if has_host_part(w.block, split):
-            stages.append([index])
-            parallel[-1] = len(stages)
-            is_open = not _gpu_adds(w.block, split)
-    return CpuStages(tuple(map(tuple, stages)), tuple(parallel), tuple(after))
+    devices = [stage.device for stage in stages]
+    if (devices[0], devices[-1]) != (CPU, gpu) or set(devices) != {CPU, gpu}:
+        names = ", ".join(device.name for device in devices)
+        raise ValueError(f"saw stages on {names}: a split model starts on the CPU and ends on its only GPU")
+    blocks, shards = stage_blocks(spec, CPU, stages), shards_on(gpu, stages)
+    on_gpu = [index for index in spec.indices() if index.layer in shards]
+    parallel, after = [0] * len(on_gpu), [0] * len(on_gpu)
+    for number, (first, *_) in enumerate(blocks[1:], 2):
+        (parallel if first.layer in shards else after)[bisect(on_gpu, first) - 1] = number
+    return CpuStages(blocks, tuple(parallel), tuple(after))
 
 
-def has_host_part(block: Any, split: LayerSplit) -> bool:
-    """Whether the CPU computes any part of a block, given its weights, in a layer that is on the GPU."""
-    if isinstance(block, MoeWeights):
-        return len(split.experts) < block.ffn_up_exps.experts
-    return isinstance(block, FeedForwardWeights) and split.neurons < block.ffn_up.rows
-
-
-def _gpu_adds(block: Any, split: LayerSplit) -> bool:
-    """Whether the GPU has a part of the block to add to the CPU's result."""
-    return split.neurons > 0 or isinstance(block, MoeWeights)
-
-
-def gpu_shard(
-    spec: DecoderSpec, weights: DecoderWeights, splits: Sequence[LayerSplit]
+def part_of_decoder(
+    spec: DecoderSpec, weights: DecoderWeights, shards: Mapping[int, Shard]
 ) -> tuple[DecoderSpec, DecoderWeights]:
-    """Specification and weights of the layers that are on the GPU, with only the weights that the GPU has.
+    """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
         ValueError: a feed-forward with a post-norm would be split.
     """
-    here = [layer for layer, split in enumerate(splits) if split.on_gpu]
+    specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
-        LayerWeights(tuple(_gpu_part(residual, splits[layer]) for residual in weights.layers[layer].blocks))
-        for layer in here
+        LayerWeights(tuple(part_of_block(residual, shard) for residual in weights.layers[layer].blocks))
+        for layer, shard in shards.items()
     )
-    specs = tuple(spec.layers[layer] for layer in here)
     return replace(spec, layers=specs), replace(weights, layers=layers)
 
 
-def _gpu_part(residual: ResidualWeights[Any], split: LayerSplit) -> ResidualWeights[Any]:
-    block = residual.block
-    if isinstance(block, MoeWeights):
-        return residual.with_block(block.of_experts(split.experts))
-    if not isinstance(block, FeedForwardWeights) or split.neurons == block.ffn_up.rows:
-        return residual
-    if split.neurons == 0:
-        return ResidualWeights(block.bare().of_neurons(0, 0))
-    _check_divisible(residual)
-    return residual.with_block(block.of_neurons(0, split.neurons))
+def part_of_block(residual: ResidualWeights[Any], shard: Shard) -> ResidualWeights[Any]:
+    """The part of a block in a shard of its layer, that of a divisible block with the experts it holds.
 
+    A part of a feed-forward has its down bias if it is on the device of the undivided blocks, which adds up
+    the parts; without neurons it has no vectors.
 
-def _check_divisible(residual: ResidualWeights[Any]) -> None:
-    if residual.post_norm is not None:
-        raise ValueError(f"{residual.block.ffn_up.name}: a feed-forward with a post-norm can't be split")
-
-
-def cpu_part(residual: ResidualWeights[Any], split: LayerSplit) -> ResidualWeights[Any]:
-    """The CPU's part of a block; of a block that is on the GPU, its neurons or experts on the CPU.
-
-    It has no down bias if the GPU adds it.
+    Raises:
+        ValueError: a feed-forward with a post-norm would be split.
     """
-    block = residual.block
-    if not split.on_gpu:
-        return residual
+    block, neurons = residual.block, shard.neurons
     if isinstance(block, MoeWeights):
-        there = () if split.has_expert_cache else set(split.experts)
-        return residual.with_block(
-            block.of_experts([i for i in range(block.ffn_up_exps.experts) if i not in there])
-        )
-    if split.neurons == 0:
+        count = block.ffn_up_exps.experts
+        held = range(count) if shard.holds_all else shard.experts
+        return residual if len(held) == count else residual.with_block(block.of_experts(held))
+    if not isinstance(block, FeedForwardWeights) or len(neurons) == block.ffn_up.rows:
         return residual
-    _check_divisible(residual)
-    part = block.of_neurons(split.neurons, block.ffn_up.rows)
-    return residual.with_block(replace(part, ffn_down_bias=None))
+    if not neurons:
+        return ResidualWeights(block.bare().of_neurons(0, 0))
+    if residual.post_norm is not None:
+        raise ValueError(f"{block.ffn_up.name}: a feed-forward with a post-norm can't be split")
+    part = block.of_neurons(neurons.start, neurons.stop)
+    return residual.with_block(part if shard.undivided else replace(part, ffn_down_bias=None))

@@ -46,7 +46,13 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
     import llama_cpp
 
     llama = llama_cpp.Llama(
-        str(path), n_ctx=CONTEXT, logits_all=True, verbose=bool(__import__("os").environ.get("LV")), n_threads=2, type_k=0, type_v=0
+        str(path),
+        n_ctx=CONTEXT,
+        logits_all=True,
+        verbose=bool(__import__("os").environ.get("LV")),
+        n_threads=2,
+        type_k=0,
+        type_v=0,
     )
     llama.eval(ids)
     logits = np.array(llama.scores[: len(ids)], np.float32)

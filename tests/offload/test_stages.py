@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.stages import Device, LayerSplit, Shard, Stage, layer_splits
+from edgeinfer_kernels.stages import CPU, GPU, CpuStages, Device, Shard, Stage, cpu_stages, shards_on
 from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixture_model
 
-CPU, GPU = Device("cpu"), Device("gpu")
 ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
 
 
@@ -76,7 +77,7 @@ def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
 
 @pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
 @pytest.mark.parametrize("model", [dense_model(8), mixture_model(8)], ids=["dense", "mixture"])
-def test_stages_compute_each_part_once_and_give_the_split_of_the_layers(
+def test_stages_compute_each_part_once_and_on_the_device_of_its_placement(
     model: ModelSizes, vram: float
 ) -> None:
     for expert_cache in (False, True):
@@ -84,17 +85,33 @@ def test_stages_compute_each_part_once_and_give_the_split_of_the_layers(
         plan = plan_memory(model, laptop(), options)
         found = computed(plan)
         assert len(found) == len(set(found)) == sum(1 + layer.granules for layer in plan.layers)
-        assert layer_splits(plan.stages, len(plan.layers)) == tuple(
-            LayerSplit(
-                layer.attention == "gpu",
-                layer.hot_neurons,
-                layer.gpu_experts,
-                layer.expert_cache,
-            )
-            for layer in plan.layers
-        )
+        here, there = shards_on(GPU, plan.stages), shards_on(CPU, plan.stages)
+        for index, layer in enumerate(plan.layers):
+            if layer.attention == "gpu":
+                neurons = range(layer.hot_neurons)
+                assert here.pop(index) == Shard(index, True, neurons, layer.gpu_experts)
+            if layer.attention != "gpu" or layer.granules_on_gpu < layer.granules:
+                shard = there.pop(index)
+                assert shard.undivided == (layer.attention != "gpu")
+                assert shard.holds_all == layer.expert_cache
+        assert not here
+        assert not there
+        if len(plan.devices) > 1:
+            assert (plan.stages[0].device, plan.stages[-1].device) == (CPU, GPU)
 
 
 def test_stages_are_a_function_of_the_placement_alone() -> None:
     slow = plan_memory(dense_model(4), cpu_only(), PlanOptions(4096))
     assert slow.stages == plan_memory(dense_model(4), laptop(), PlanOptions(64, device="cpu")).stages
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [(CPU, GPU, Device("gpu", 1)), (GPU, Device("gpu", 1)), (GPU, CPU, GPU), (CPU, GPU, CPU), (CPU,)],
+)
+def test_a_split_model_starts_on_the_cpu_and_ends_on_its_only_gpu(devices: tuple[Device, ...]) -> None:
+    spec = DecoderSpec(8, 8, (), NormSpec("rms", 1e-5))
+    stages = [Stage(CPU, ()), Stage(GPU, ())]
+    assert cpu_stages(spec, GPU, stages) == CpuStages(((),), (), ())
+    with pytest.raises(ValueError, match=f"saw stages on {', '.join(device.name for device in devices)}: "):
+        cpu_stages(spec, GPU, [Stage(device, ()) for device in devices])

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.recurrent_state import RING_ROWS, RecurrentShape, RecurrentState
+from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState
 from edgeinfer_kernels.sizes.cuda_matrices import taken
 
 
@@ -291,14 +292,19 @@ class RecurrentSizes(BlockSizes):
     spec: Any
 
     @property
+    def _shape(self) -> RecurrentShape:
+        found: RecurrentShape = self.spec.recurrent
+        return found
+
+    @property
     def is_recurrent(self) -> bool:
         return True
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
-        return self.spec.recurrent.nbytes
+        return self._shape.nbytes
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
-        shape = self.spec.recurrent
+        shape = self._shape
         return taken(RING_ROWS * shape.row_width, 4) + taken(shape.slots * shape.slot_width, 4)
 
     @classmethod

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from ctypes import addressof
 from dataclasses import dataclass, field
+from itertools import chain
 from sys import getrefcount
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
@@ -31,7 +31,7 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
     quick_address,
 )
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -118,10 +118,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.pool = pool or ThreadPool(kernels, options.threads or usable_cpus())
         self._owns_pool = pool is None
         placement = WeightPlacement(
-            repacked=[*weights.matrices(head=options.head), *predictor_matrices(options.sparse)],
-            in_file=[*options.in_file, *matrices_by_neuron(weights, options.sparse)],
-            sparse=options.sparse,
-            on_loaded=on_loaded,
+            weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded
         )
         blocks = {index: weights.residual(index) for index in spec.indices()}
         self.decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)
@@ -145,7 +142,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """Build the structures of all blocks and of the head, the buffers, and the schedules."""
         decoder, spec = self.decoder, self.spec
         self._workspace, self._embedding = decoder.workspace, decoder.embedding
-        self.built_blocks = {index: decoder.build(index, self._options(index)) for index in spec.indices()}
+        decoder.build(self._options)
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
             self._head_args = HeadArgs.from_address(self._head)
@@ -163,7 +160,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def _build_schedules(self) -> None:
         """Build the schedules: the blocks of all layers, and all blocks of a step."""
         address_of = self._kernels.address
-        calls = [each for built in self.built_blocks.values() for each in (*built.before_layer, *built.calls)]
+        calls = list(chain.from_iterable(self.decoder.calls.values()))
         self._functions = {
             name: address_of(name) for name in (*ALWAYS_USED, *(each.kernel for each in calls))
         }
@@ -173,8 +170,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         by_token = {self._functions[each.kernel] for each in calls if each.ends_by_token}
         by_token.add(self._functions["embed_block"])
         self._schedules = StepSchedules(self.decoder.arena, runner, layers, x, stride, by_token)
-        tables = [self._schedules.table_of(self._rope_of(layer)) for layer in range(len(layers))]
-        self._tables = {index: tables[index.layer] for index in self.built_blocks}
+        ropes = map(self.decoder.ropes.get, range(len(layers)))
+        self._tables = [self._schedules.table_of(rope) for rope in ropes]
         self._layers_run = self._schedules.of_layers(range(len(layers)))
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
@@ -186,17 +183,11 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self._draft_loop: DraftLoop | None = None
         self._logits_rows = UnpackedRows(padded(self.spec.vocabulary_size))
 
-    def _rope_of(self, layer: int) -> RopeSpec | None:
-        """The RoPE whose table the kernels of a layer read."""
-        ropes = [self.built_blocks[index].rope for index in self._layer_indices(layer)]
-        return next((rope for rope in ropes if rope is not None), None)
-
     def _layer_calls(self, layer: int) -> list[StepCall]:
         """The kernels of a layer in order; all share the call of its RoPE."""
-        built, rope = [self.built_blocks[index] for index in self._layer_indices(layer)], self._rope_of(layer)
-        calls = [call for block in built for call in block.before_layer]
-        calls += [call for block in built for call in block.calls]
-        return [StepCall(self._functions[call.kernel], call.block, rope) for call in calls]
+        own = [calls for index, calls in self.decoder.calls.items() if index.layer == layer]
+        rope = self.decoder.ropes.get(layer)
+        return [StepCall(self._functions[each.kernel], each.block, rope) for each in chain.from_iterable(own)]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -213,7 +204,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
         if len(x) > STEP_TOKENS:
-            for index in self.built_blocks:
+            for index in self.decoder.calls:
                 self.run_block(index, x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
@@ -270,19 +261,11 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def run_block(self, index: BlockIndex, x: Activations, start: int) -> None:
         """x += the result of one block, for tokens at positions start…"""
-        if index.position == 0:
-            for each in self._layer_indices(index.layer):
-                for call in self.built_blocks[each].before_layer:
-                    self._run(call.kernel, call.block, x)
         if self.state.slots is not None:
             fill_slots(self._step_args, self.state.begin(start, len(x)))
-        built = self.built_blocks[index]
-        rope = self._tables[index].address_of(start, len(x))
-        for call in built.calls:
+        rope = self._tables[index.layer].address_of(start, len(x))
+        for call in self.decoder.calls[index]:
             self._run(call.kernel, call.block, x, start, rope)
-
-    def _layer_indices(self, layer: int) -> list[BlockIndex]:
-        return [BlockIndex(layer, position) for position in range(len(self.spec.layers[layer].blocks))]
 
     def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
         """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.

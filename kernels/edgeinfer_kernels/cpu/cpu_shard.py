@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from edgeinfer_kernels.backend import Activations, ExpertCounts
 from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, BuiltBlock, Call, Counts, RoutingRows
+from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
@@ -24,19 +25,13 @@ from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import (
-    SparseLayers,
-    by_neuron,
-    dense_layer,
-    feed_forward_index,
-    predictor_matrices,
-)
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.recurrent_state import StateSlots
-from edgeinfer_kernels.stages import LayerSplit, cpu_part, cpu_stages
+from edgeinfer_kernels.stages import CPU, Stage, part_of_block, shards_on, stage_blocks
 
 
 class ExchangeRows(NamedTuple):
@@ -69,7 +64,7 @@ class ShardOptions:
 
 
 class CpuShard:
-    """The CPU's part of a decoder's blocks under `splits`, in the kernel layout, and the embedding.
+    """The CPU's shards in the `stages` of a decoder, in the kernel layout, and the embedding.
 
     The hidden states of a step are in the exchange buffer. `state`: that of the layers on the CPU. `kernels`
     are those of `kernel_units` with SERVICE.
@@ -79,7 +74,7 @@ class CpuShard:
         self,
         spec: DecoderSpec,
         weights: DecoderWeights,
-        splits: Sequence[LayerSplit],
+        stages: Sequence[Stage],
         state: DecoderState,
         kernels: Kernels,
         exchange_buffer: ExchangeRows,
@@ -87,21 +82,22 @@ class CpuShard:
         on_loaded: OnLoaded | None = None,
     ) -> None:
         self.spec, self.state, self.batch = spec, state, options.batch
-        self.stages = cpu_stages(spec, weights, splits)
-        self._exchange_buffer, self._kernels, self._splits = exchange_buffer, kernels, list(splits)
+        self.stages, self._shards = stage_blocks(spec, CPU, stages), shards_on(CPU, stages)
+        self._exchange_buffer, self._kernels = exchange_buffer, kernels
         self._computed = options.computed or self.batch
-        indices = [index for stage in self.stages.stages for index in stage]
-        self._parts = {index: cpu_part(weights.residual(index), splits[index.layer]) for index in indices}
-        sparse = self._sparse_parts(weights, options.sparse)
+        self._parts = {
+            index: part_of_block(weights.residual(index), self._shards[index.layer])
+            for index in chain.from_iterable(self.stages)
+        }
+        sparse = self._sparse_parts(options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
-        placement = WeightPlacement(*self._matrices(options.in_file, sparse), sparse, on_loaded)
+        placement = WeightPlacement(*self._matrices(options.in_file), sparse, on_loaded)
         self._decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
         self._arena = self._decoder.arena
         self._memories = self._repacked_memories()
         self._x = float_rows(exchange_buffer.rows, self.batch, exchange_buffer.row_bytes // 4)
-        self._selected: list[int] = []
         self.requests = self._request_counts()
         """Per layer with an expert cache: request counts of each expert, on either device."""
         self._build()
@@ -117,7 +113,7 @@ class CpuShard:
         return {
             index.layer: np.zeros(part.block.ffn_up_exps.experts, np.int64)
             for index, part in self._parts.items()
-            if self._splits[index.layer].has_expert_cache
+            if self._shards[index.layer].holds_all
         }
 
     @property
@@ -130,56 +126,37 @@ class CpuShard:
         """The slots of recurrent states; None: there is none here."""
         return self.state.slots
 
-    def _sparse_parts(self, weights: DecoderWeights, layers: SparseLayers) -> SparseLayers:
+    def _sparse_parts(self, layers: SparseLayers) -> SparseLayers:
         """The sparse layers that have a part on the CPU, with the predictors of that part."""
         found: dict[int, NeuronPredictor | None] = {}
-        for layer in layers.keys() & {index.layer for index in self._parts}:
-            split, predictor = self._splits[layer], layers[layer]
-            first = split.neurons if split.on_gpu else 0
-            last = dense_layer(weights, layer).ffn_up.rows
-            found[layer] = predictor and predictor.of_neurons(first, last)
+        for layer in layers.keys() & self._shards.keys():
+            neurons, predictor = self._shards[layer].neurons, layers[layer]
+            found[layer] = predictor and predictor.of_neurons(neurons.start, neurons.stop)
         return found
 
-    def _matrices(
-        self, in_file: Collection[BlockIndex], sparse: SparseLayers
-    ) -> tuple[list[Matrix], list[Matrix]]:
-        """The matrices to repack, and those that stay memory-mapped."""
-        moved, mapped = predictor_matrices(sparse), list[Matrix]()
+    def _matrices(self, in_file: Collection[BlockIndex]) -> tuple[list[Matrix], list[Matrix]]:
+        """The matrices that the kernels multiply, and those of them that stay memory-mapped."""
+        multiplied, mapped = list[Matrix](), list[Matrix]()
         for index, part in self._parts.items():
-            matrices = part.block.granule_matrices()
-            if sparse.get(index.layer, False) is not False and index == feed_forward_index(
-                self.spec, index.layer
-            ):
-                by_row = by_neuron(part.block, sparse[index.layer])
-                mapped += by_row
-                rows = set(map(id, by_row))
-                matrices = [matrix for matrix in matrices if id(matrix) not in rows]
-                moved += matrices
-            else:
-                (mapped if index in in_file else moved).extend(matrices)
-            if not self._splits[index.layer].on_gpu:
-                own = set(map(id, part.block.granule_matrices()))
-                moved += [matrix for matrix in part.block.matrices() if id(matrix) not in own]
-        return moved, mapped
+            granules = part.block.granule_matrices()
+            multiplied += part.block.matrices() if self._shards[index.layer].undivided else granules
+            mapped += granules if index in in_file else []
+        return multiplied, mapped
 
     def _build(self) -> None:
         """Build one schedule of the kernels of all stages, and one for each stage."""
-        built = {}
-        for index in self._parts:
-            options = self._options(index)
-            built[index] = self._decoder.build(index, options)
-            if options.expert_weights:
-                self._selected.append(built[index].calls[0].block)
-        ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
-        found = dict.fromkeys(ropes.get(index.layer) for index in built)
+        self._decoder.build(self._options)
+        calls, ropes = self._decoder.calls, self._decoder.ropes
+        self._selected = [calls[index][0].block for index in calls if self._options(index).expert_weights]
+        found = dict.fromkeys(ropes.get(index.layer) for index in calls)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._step_args = list(tables.values())
         self.steps = []
-        for stage in self.stages.stages:
+        for stage in self.stages:
             steps = []
             for index in stage:
                 step_args = addressof(tables[ropes.get(index.layer)][1])
-                for kernel in self._kernel_calls(index, built):
+                for kernel in calls[index]:
                     steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
             self.steps.append(steps)
         served = []
@@ -193,18 +170,10 @@ class CpuShard:
         )
         self._serve = self._kernels.address("serve_device"), schedule, service
 
-    def _kernel_calls(self, index: BlockIndex, built: Mapping[BlockIndex, BuiltBlock]) -> list[Call]:
-        """The kernels of a block; before the first block of a layer also those that precede it."""
-        before = [each for each in built if each.layer == index.layer] if index.position == 0 else []
-        return [
-            *(call for each in before for call in built[each].before_layer),
-            *built[index].calls,
-        ]
-
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""
         block = self.spec.residual(index).block
-        if not isinstance(block, MoeSpec) or not self._splits[index.layer].on_gpu:
+        if not isinstance(block, MoeSpec) or self._shards[index.layer].undivided:
             return BlockOptions()
         box = self._exchange_buffer
         routing = RoutingRows(box.ids, 8 * block.experts_per_token)

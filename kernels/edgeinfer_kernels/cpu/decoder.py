@@ -1,25 +1,19 @@
 """The blocks of a decoder that run on the CPU, in the layout of the kernels."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.blocks import build_block
-from edgeinfer_kernels.cpu.blocks.builder import (
-    NO_OPTIONS,
-    BlockBuilder,
-    BlockOptions,
-    BuiltBlock,
-    Call,
-    PackedMatrix,
-)
+from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, feed_forward_index
+from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, matrices_by_neuron, predictor_matrices
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
@@ -31,13 +25,13 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 class WeightPlacement:
     """Where the weights of a decoder are.
 
-    The matrices `repacked` are copied to the kernel layout; `on_loaded` is called after each. Those `in_file`
-    stay memory-mapped: each group of their rows is interleaved whenever it is multiplied. The layers of
-    `sparse` read only the weights of active neurons in short steps; longer steps read the weights in the
-    per-neuron layout from the file.
+    Of the `matrices` that the kernels multiply, those `in_file` stay memory-mapped: each group of their rows
+    is interleaved whenever it is multiplied. The layers of `sparse` read only the weights of active neurons
+    in short steps; longer steps read the weights in the per-neuron layout from the file. All others are
+    copied to the kernel layout; `on_loaded` is called after each.
     """
 
-    repacked: Sequence[Matrix]
+    matrices: Sequence[Matrix]
     in_file: Sequence[Matrix]
     sparse: SparseLayers
     on_loaded: OnLoaded | None = None
@@ -65,9 +59,17 @@ class CpuDecoder:
         self.blocks, self.state = blocks, state
         self.arena, self.kernels, self.threads = Arena(), kernels, threads
         self.sizes = ModelSizes.of(spec, weights)
-        in_file = placement.in_file
+        sparse = placement.sparse
+        self._sparse_indices = {
+            index.layer: index
+            for index, part in blocks.items()
+            if index.layer in sparse and isinstance(part.block, FeedForwardWeights)
+        }
+        feed_forwards = {layer: blocks[index].block for layer, index in self._sparse_indices.items()}
+        in_file = [*placement.in_file, *matrices_by_neuron(feed_forwards, sparse)]
         self.packed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
-        self.repacked = [matrix for matrix in placement.repacked if id(matrix) not in self.packed]
+        matrices = [*placement.matrices, *predictor_matrices(sparse)]
+        self.repacked = [matrix for matrix in matrices if id(matrix) not in self.packed]
         self.repacked_bytes, self.repack_seconds = 0, 0.0
         if self.repacked:
             self.packed |= self._repack(placement.on_loaded)
@@ -77,7 +79,7 @@ class CpuDecoder:
             weights.token_embd, self.arena, kernels, threads, scratch, spec.embedding_scale
         )
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
-        self._sparse = self._sparse_blocks(placement.sparse)
+        self._sparse = self._sparse_blocks(feed_forwards, sparse)
 
     def _repack(self, on_loaded: OnLoaded | None) -> dict[int, PackedMatrix]:
         """Repack every matrix into the kernel layout; keyed by id."""
@@ -87,20 +89,14 @@ class CpuDecoder:
         self.repacked_bytes = sum(map(interleaved_bytes, self.repacked))
         return packed
 
-    def _sparse_blocks(self, layers: SparseLayers) -> dict[BlockIndex, int]:
+    def _sparse_blocks(
+        self, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers
+    ) -> dict[BlockIndex, int]:
         """The structures of the sparse feed-forwards."""
         if not layers:
             return {}
-        found = {layer: feed_forward_index(self.spec, layer) for layer in layers}
-        indices = {layer: index for layer, index in found.items() if index is not None}
-        made = SparseBlocks(
-            self.arena,
-            self.kernels,
-            {layer: self.blocks[index].block for layer, index in indices.items()},
-            layers,
-            self.threads.threads,
-            self.spec.hidden_size,
-        )
+        indices, threads = self._sparse_indices, self.threads.threads
+        made = SparseBlocks(self.arena, self.kernels, feed_forwards, layers, threads, self.spec.hidden_size)
         dense = {layer: self._dense(index) for layer, index in indices.items()}
         return {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
 
@@ -108,8 +104,20 @@ class CpuDecoder:
         built = build_block(self.builder, self.spec.residual(index), self.blocks[index], None)
         return built.calls[0].block
 
-    def build(self, index: BlockIndex, options: BlockOptions = NO_OPTIONS) -> BuiltBlock:
-        """The kernels of a block."""
+    def build(self, options: Callable[[BlockIndex], BlockOptions]) -> None:
+        """Build the kernels of all blocks.
+
+        `calls`: of each block in order; before a layer's first block those that precede the layer. `ropes`:
+        the RoPE of each layer whose kernels read its table.
+        """
+        built = {index: self._built(index, options(index)) for index in self.blocks}
+        self.calls = {index: list(block.calls) for index, block in built.items()}
+        for index, block in reversed(built.items()):
+            if block.before_layer:
+                self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
+        self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
+
+    def _built(self, index: BlockIndex, options: BlockOptions) -> BuiltBlock:
         if index in self._sparse:
             return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index], ends_by_token=True),))
         residual, state = self.spec.residual(index), self.state.get(index)

@@ -85,13 +85,9 @@ def dense_layer(weights: DecoderWeights, layer: int) -> FeedForwardWeights:
     raise TypeError(f"layer {layer} has no dense feed-forward")
 
 
-def matrices_by_neuron(weights: DecoderWeights, layers: SparseLayers) -> list[Matrix]:
-    """`by_neuron` of all sparse layers."""
-    return [
-        matrix
-        for index, predictor in layers.items()
-        for matrix in by_neuron(dense_layer(weights, index), predictor)
-    ]
+def matrices_by_neuron(feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers) -> list[Matrix]:
+    """`by_neuron` of the feed-forwards of all sparse layers."""
+    return [matrix for layer in layers for matrix in by_neuron(feed_forwards[layer], layers[layer])]
 
 
 def predictor_matrices(layers: SparseLayers) -> list[Matrix]:

@@ -49,7 +49,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
-from edgeinfer_kernels.stages import CpuStages, cpu_part, cpu_stages, gpu_shard
+from edgeinfer_kernels.stages import CPU, GPU, CpuStages, cpu_stages, part_of_block, shards_on
 
 DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
@@ -66,13 +66,14 @@ class CudaBackend(Backend[DeviceRows]):
 
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
-    With `splits` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
+    With `stages` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
     and hidden states are exchanged through the `exchange_buffer`. Steps then start with `enter` and
     `sample_entered`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix without a kernel.
         DeviceMemoryError: the device has less memory than `count_parts` returns.
+        ValueError: the stages aren't those of the CPU and one GPU; see `cpu_stages`.
     """
 
     name = "cuda"
@@ -91,10 +92,8 @@ class CudaBackend(Backend[DeviceRows]):
     ) -> None:
         self._options = options or DeviceOptions()
         self.capabilities = Capabilities(sampling_history=RECENT, can_evict=True).limited_to(specification)
-        splits = self._options.splits
-        stages = cpu_stages(specification, weights, splits) if splits else None
-        self._whole = specification, weights
-        self.spec, self._weights = gpu_shard(specification, weights, splits) if splits else self._whole
+        self.spec, self._weights, stages = specification, weights, self._options.stages
+        cpu = cpu_stages(specification, GPU, stages) if stages else None
         self.device = device
         self.batch = self._options.chunk
         self._cuda = device.type == "cuda"
@@ -115,7 +114,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._exchange_buffer = exchange_buffer
         self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
-        self._build(stages, tuning or usual_tuning(capability), capability)
+        self._build(cpu, tuning or usual_tuning(capability), capability)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
         """Build the decode step, what it is captured in, and the buffers on the host."""
@@ -191,15 +190,14 @@ class CudaBackend(Backend[DeviceRows]):
         None, or the reason why the experts stay fixed.
         """
         assert self._server is not None, "only a split model has experts that change"
-        there = [layer for layer, split in enumerate(self._options.splits) if split.on_gpu]
-        layers = []
+        on_cpu, layers = shards_on(CPU, self._options.stages), []
         for block in self._parts.model.blocks:
             here = block.weights
             if isinstance(here, DeviceExperts) and here.has_expert_cache:
-                index = BlockIndex(there[block.index.layer], block.index.position)
-                split = self._options.splits[index.layer]
-                theirs = cpu_part(self._whole[1].residual(index), split).block
-                requests = self._server.requests[index.layer]
+                layer = self._parts.model.layers[block.index.layer]
+                whole = self._weights.residual(BlockIndex(layer, block.index.position))
+                theirs = part_of_block(whole, on_cpu[layer]).block
+                requests = self._server.requests[layer]
                 layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
         self.steps.expert_cache = ExpertCache(layers, policy, self.device)
         return self.steps.expert_cache.ended
@@ -322,10 +320,10 @@ class CudaBackend(Backend[DeviceRows]):
         A split model uses the saved results of the whole model, because its step waits for the CPU anyway.
         """
         name = torch.cuda.get_device_name(self.device)
-        key = tuning_key(name, *self._whole, self._options.kv)
+        key = tuning_key(name, self.spec, self._weights, self._options.kv)
         tuning = remembered_tuning(folder, key)
         if tuning is None:
-            if self._options.splits:
+            if self._options.stages:
                 return
             try:
                 with device_errors():

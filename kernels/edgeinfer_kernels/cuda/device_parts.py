@@ -14,7 +14,7 @@ from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.stages import LayerSplit, gpu_shard
+from edgeinfer_kernels.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class DeviceOptions:
     kv: CacheType = "f16"
     """Type of the KV cache: "f16", "q8_0" or "q4_0"."""
     chunk: int = CHUNK
-    splits: tuple[LayerSplit, ...] = ()
-    """The GPU's part of each layer of the whole decoder; empty: everything."""
+    stages: tuple[Stage, ...] = ()
+    """Those of a split model; empty: the whole decoder is on the device."""
     stream_min_tokens: int | None = None
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
 
@@ -75,16 +75,14 @@ class DeviceParts:
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
-        splits, shard = options.splits, (specification, weights)
-        if splits:
-            shard = gpu_shard(specification, weights, splits)
-        model = DeviceModel(*shard, arena, context, kv=options.kv, splits=splits)
+        stages = options.stages
+        model = DeviceModel(specification, weights, arena, context, kv=options.kv, stages=stages)
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         sampling, sent = SamplingSpace(specification.vocabulary_size, arena), None
-        if splits and options.stream_min_tokens is not None and can_send(weights, splits):
-            sent = StreamedLayers(specification, weights, splits, model, arena, options.stream_min_tokens)
+        if options.stream_min_tokens is not None and can_send(specification, stages):
+            sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, sampling, sent)
 

@@ -37,9 +37,9 @@ def profiled(path: Path, active: list[float]) -> None:
 def sparse_layers(model: edgeinfer.Model) -> list[int]:
     assert isinstance(model.engine, NativeEngine)
     assert isinstance(model.engine.backend, CpuBackend)
-    blocks = model.engine.backend.built_blocks.items()
+    blocks = model.engine.backend.decoder.calls.items()
     name = "sparse_feed_forward_block"
-    return [index.layer for index, built in blocks if built.calls[0].kernel == name]
+    return [index.layer for index, calls in blocks if calls[0].kernel == name]
 
 
 def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:

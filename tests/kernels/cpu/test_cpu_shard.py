@@ -21,10 +21,11 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.stages import LayerSplit, cpu_stages
+from edgeinfer_kernels.stages import GPU, cpu_stages
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.row_matrices import random_matrix
+from tests.kernels.split_layers import LayerSplit, stages_of
 from tests.random_models import ZOO
 
 HERE, THERE, HALF = LayerSplit(False), LayerSplit(True, neurons=96), LayerSplit(True, neurons=64)
@@ -77,7 +78,7 @@ def host_half(
         host = CpuShard(
             facts,
             read_weights(file, config),
-            divisions,
+            stages_of(facts, divisions),
             state,
             kernels,
             exchange_buffer.addresses,
@@ -108,13 +109,12 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
 ) -> None:
     order = [HERE, SECOND, HERE, HALF, HERE, THERE, HERE, HERE, THERE]
     with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
-        assert host.stages.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
+        assert host.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
-        spec, weights = config.specification(), read_weights(file, config)
+        spec = config.specification()
         spec = replace(spec, layers=(spec.layers[0],) * len(order))
-        weights = replace(weights, layers=(weights.layers[0],) * len(order))
-        stages = cpu_stages(spec, weights, order)
+        stages = cpu_stages(spec, GPU, stages_of(spec, order))
     both = [(BlockIndex(i, 0), BlockIndex(i, 1)) for i in range(len(order))]
     assert stages.stages == (
         both[0],
@@ -140,7 +140,7 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     with host_half(name, divisions, kernels, tmp_path) as (host, exchange_buffer):
-        count = len(host.stages.stages)
+        count = len(host.stages)
         random = np.random.default_rng(3)
         exchange_buffer.ids[:] = (
             random.integers(-1, 8, len(exchange_buffer.ids)) if name == "granitemoe" else 0
@@ -155,7 +155,7 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
         for again in range(20):
             exchange_buffer.words[:] = 0
             exchange_buffer.rows[:tokens] = rows_for(1, tokens)
-            if not host.stages.stages[0]:
+            if not host.stages[0]:
                 exchange_buffer.words[ANSWERED] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
@@ -164,7 +164,7 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
                     exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
                     exchange_buffer.words[SENT] = turn
                 wait_for(exchange_buffer.words, ANSWERED, turn)
-                if turn > 1 or host.stages.stages[0]:
+                if turn > 1 or host.stages[0]:
                     np.testing.assert_array_equal(
                         exchange_buffer.rows[:tokens], wanted[turn - 1], err_msg=str(again)
                     )
@@ -192,7 +192,7 @@ def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
             exchange_buffer.ids[:] = random.integers(-1, 5, len(exchange_buffer.ids))
             exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
             rows = []
-            for turn in range(1, len(host.stages.stages) + 1):
+            for turn in range(1, len(host.stages) + 1):
                 exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
                 host.run_stage(turn, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
@@ -230,7 +230,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
             functions = {function for turn in host.steps for function, _, _ in turn}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
-            for turn in range(1, len(host.stages.stages) + 1):
+            for turn in range(1, len(host.stages) + 1):
                 exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
                 host.run_stage(turn, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
@@ -263,4 +263,4 @@ def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels
         exchange_buffer.words[GIVEN_UP] = 1
         serving.join(SECONDS)
         assert not serving.is_alive()
-        assert exchange_buffer.words[ANSWERED] == len(host.stages.stages)
+        assert exchange_buffer.words[ANSWERED] == len(host.stages)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 
@@ -14,9 +15,10 @@ from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_e
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import CPU, stage_blocks
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
+from tests.kernels.split_layers import LayerSplit, stages_of
 
 CHUNK = 16
 HERE = LayerSplit(on_gpu=False)
@@ -43,21 +45,20 @@ def divided(
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
     facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
+    stages = stages_of(facts, divisions)
     exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, max_experts_per_token(facts))
     upper = CudaBackend(
         facts,
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
+        DeviceOptions(chunk=CHUNK, kv=kv, stages=stages, stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,
     )
-    here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
+    here = list(chain.from_iterable(stage_blocks(facts, CPU, stages)))
     state = DecoderState.allocate(facts, CONTEXT, "f32" if kv == "f16" else kv, here)
-    host = CpuShard(
-        facts, weights, divisions, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2)
-    )
+    host = CpuShard(facts, weights, stages, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2))
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

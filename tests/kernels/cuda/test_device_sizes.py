@@ -13,8 +13,8 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
-from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.decoders import CONTEXT, opened
+from tests.kernels.split_layers import LayerSplit, stages_of
 from tests.random_models import ZOO, RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
@@ -89,6 +89,7 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         divisions = [SENDING[name]] * len(sizes.layers)
         divisions[-1] = LayerSplit(True)
+        stages = stages_of(decoder.specification, divisions)
         taken = [
             sum(
                 part.nbytes
@@ -97,7 +98,7 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
                     decoder.weights,
                     CONTEXT,
                     torch.device("cpu"),
-                    DeviceOptions(splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
+                    DeviceOptions(stages=stages, stream_min_tokens=stream_min_tokens),
                 )
             )
             for stream_min_tokens in (None, 1)

@@ -76,7 +76,7 @@ def test_warming_builds_what_a_model_needs_and_nothing_twice(
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         user_message.append(sorted(units))
         for unit in units:
-            object_file(folder, 0, unit).write_bytes(b"code")
+            object_file(folder, unit).write_bytes(b"code")
             yield unit
 
     monkeypatch.setattr(KernelCache, "compile", compiled)

@@ -1,4 +1,4 @@
-"""Compile units of kernels to native object files: `python -m …compiler.build_object FOLDER TARGETS UNIT…`.
+"""Compile units of kernels to native object files: `python -m …compiler.build_object FOLDER TARGET UNIT…`.
 
 It runs in a separate process for two reasons: the engine does not import numba if its kernels are cached, and
 a compiler crash does not end the engine. numba generates LLVM IR that is the same for all targets (see
@@ -130,16 +130,15 @@ def build(unit: str, target: Target) -> bytes:
 
 
 def main() -> None:
-    """Write FOLDER/UNIT-NUMBER.o for every unit on the command line and every target of TARGETS (JSON, a list
-    of the fields of `Target`), numbered from 0. Print a unit's name when its files for all targets exist.
+    """Write FOLDER/UNIT.o for every unit on the command line and the TARGET (JSON, the fields of `Target`).
+    Print a unit's name when its file exists.
     """
     folder, described, *units = sys.argv[1:]
-    targets = [Target(**fields) for fields in json.loads(described)]
+    target = Target(**json.loads(described))
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     stop_before_linking()
     for unit in units:
-        for number, target in enumerate(targets):
-            Path(folder, f"{unit}-{number}.o").write_bytes(build(unit, target))
+        Path(folder, f"{unit}.o").write_bytes(build(unit, target))
         print(unit, flush=True)
 
 

@@ -91,17 +91,12 @@ def objects_folder(root: Path, isa: InstructionSet) -> Path:
 
 
 class KernelCache:
-    """Object files of one instruction set in a subfolder of `root`.
+    """Object files of one instruction set in a subfolder of `root`."""
 
-    Units are also built for the instruction sets in `also`, into their folders: the first half of the
-    compilation is the same for all.
-    """
-
-    def __init__(self, root: Path, isa: InstructionSet, also: Sequence[InstructionSet] = ()) -> None:
+    def __init__(self, root: Path, isa: InstructionSet) -> None:
         self.isa = isa
         self.root = root
         self.folder = objects_folder(root, isa)
-        self._targets = (isa, *also)
         self.warning: str | None = None
         """A message for the user about the location of the kernels."""
 
@@ -123,25 +118,21 @@ class KernelCache:
         """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
             for unit in self.compile(units, scratch):
-                for number, isa in enumerate(self._targets):
-                    made = object_file(scratch, number, unit)
-                    body = made.read_bytes()
-                    made.write_bytes(body + hashlib.sha256(body).digest())
-                    made.chmod(0o600)
-                    folder = objects_folder(self.root, isa)
-                    ensure_private(folder)
-                    os.replace(made, folder / f"{unit}.o")
+                made = object_file(scratch, unit)
+                body = made.read_bytes()
+                made.write_bytes(body + hashlib.sha256(body).digest())
+                made.chmod(0o600)
+                ensure_private(self.folder)
+                os.replace(made, self.folder / f"{unit}.o")
                 built()
 
     def compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
-        """The units one by one, each as soon as its object files are in the folder."""
+        """The units one by one, each as soon as its object file is in the folder."""
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        targets = [
-            {"processor": isa.processor, "features": isa.feature_string, "tiles": isa.tiles}
-            for isa in self._targets
-        ]
+        isa = self.isa
+        target = {"processor": isa.processor, "features": isa.feature_string, "tiles": isa.tiles}
         module = "edgeinfer_kernels.cpu.compiler.build_object"
-        command = [sys.executable, "-m", module, folder, json.dumps(targets), *units]
+        command = [sys.executable, "-m", module, folder, json.dumps(target), *units]
         with (
             open(Path(folder, "messages"), "w+", encoding="utf-8", errors="replace") as messages,
             subprocess.Popen(
@@ -157,7 +148,7 @@ class KernelCache:
             if process.wait() != 0:
                 messages.seek(0)
                 last = messages.read().strip().splitlines()[-1:] or ["no message"]
-                raise KernelBuildError(f"building the {self.isa.name} kernels failed: {last[0]}")
+                raise KernelBuildError(f"building the {isa.name} kernels failed: {last[0]}")
 
     def objects(self, units: Iterable[str], progress: BuildProgress | None = None) -> list[bytes]:
         """The units' object files; missing ones are built, in as many processes as there are CPUs.
@@ -219,9 +210,9 @@ class KernelCache:
         return body
 
 
-def object_file(folder: str, number: int, unit: str) -> Path:
-    """The output file in `folder` for a unit and the target with this number."""
-    return Path(folder, f"{unit}-{number}.o")
+def object_file(folder: str, unit: str) -> Path:
+    """The output file in `folder` for a unit."""
+    return Path(folder, f"{unit}.o")
 
 
 class _Count:

@@ -33,7 +33,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, Unsupport
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import attention_rows, head_dimensions
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -73,7 +73,7 @@ class DeviceAttention:
 
 
 def take(
-    builder: DeviceBuilder, spec: AttentionSpec, w: AttentionWeights, split: LayerSplit | None
+    builder: DeviceBuilder, spec: AttentionSpec, w: AttentionWeights, shards: Sequence[Shard] = ()
 ) -> DeviceAttention:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:

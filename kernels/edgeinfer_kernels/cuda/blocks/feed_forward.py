@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -57,7 +57,7 @@ def take(
     builder: DeviceBuilder,
     spec: FeedForwardSpec | None,
     w: FeedForwardWeights,
-    split: LayerSplit | None = None,
+    shards: Sequence[Shard] = (),
 ) -> DeviceFeedForward:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     rows = padded_rows(w.ffn_up.rows)

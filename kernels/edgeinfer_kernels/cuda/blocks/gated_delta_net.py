@@ -39,7 +39,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.layer_cache import CacheType, padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -79,7 +79,7 @@ def take(
     builder: DeviceBuilder,
     spec: GatedDeltaNetSpec,
     w: GatedDeltaNetWeights,
-    split: LayerSplit | None,
+    shards: Sequence[Shard] = (),
 ) -> DeviceGatedDeltaNet:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     vectors = [builder.vector(each) for each in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.dt, w.norm)]

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class RoutingSpace:
         self.shared_scores = arena.take((tokens, ROW_MULTIPLE if experts_per_token else 0), torch.float32)
 
 
-def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit | None) -> DeviceExperts:
-    """Allocate the weights of an MoE block, or of its experts on the device. Raises
+def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, shards: Sequence[Shard] = ()) -> DeviceExperts:
+    """Allocate the weights of an MoE block, or of its experts on the device.
+
+    `shards`: of its layer, on the device and on the host; none: all experts are on the device. Raises
     `UnsupportedOnDeviceError`.
     """
     check_expert_rows(w)
-    here = range(w.ffn_up_exps.experts) if split is None else split.experts
-    has_expert_cache = split is not None and split.has_expert_cache
     shared_router = None
     if w.ffn_gate_inp_shexp is not None:
         row = np.ascontiguousarray(w.ffn_gate_inp_shexp, np.float32)
@@ -128,7 +128,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         count=spec.experts,
         experts_per_token=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
-        slots=builder.slots(_slots(spec.experts, here, has_expert_cache)),
+        slots=builder.slots(_slots(spec.experts, shards)),
         hidden=w.ffn_up_exps.rows,
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),
@@ -142,14 +142,15 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, split: LayerSplit
         shared=None if w.shared is None else take_feed_forward(builder, None, w.shared),
         shared_router=None if shared_router is None else builder.matrix(shared_router),
         shared_router_rows=None if shared_router is None else builder.floats(shared_router),
-        has_expert_cache=has_expert_cache,
+        has_expert_cache=any(shard.holds_all for shard in shards),
     )
 
 
-def _slots(count: int, experts: Sequence[int], has_expert_cache: bool) -> npt.NDArray[np.int32]:
-    """(2, count): slot of each expert on the device, and on the host."""
+def _slots(count: int, shards: Sequence[Shard]) -> npt.NDArray[np.int32]:
+    """(2, count): slot of each expert on the device, and on the host; -1: it isn't computed there."""
     slots = np.full((2, count), -1, np.int32)
-    slots[0, list(experts)] = np.arange(len(experts))
-    others = np.flatnonzero(slots[0] < 0)
-    slots[1, others] = others if has_expert_cache else np.arange(len(others))
+    if not shards:
+        slots[0] = np.arange(count)
+    for row, shard in zip(slots, shards, strict=False):
+        row[list(shard.experts)] = shard.experts if shard.holds_all else np.arange(len(shard.experts))
     return slots

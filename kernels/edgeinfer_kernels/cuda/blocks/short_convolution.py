@@ -33,7 +33,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.layer_cache import CacheType, padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -70,7 +70,7 @@ def take(
     builder: DeviceBuilder,
     spec: ShortConvolutionSpec,
     w: ShortConvolutionWeights,
-    split: LayerSplit | None,
+    shards: Sequence[Shard] = (),
 ) -> DeviceShortConvolution:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     taps = builder.vector(np.ascontiguousarray(w.taps).reshape(-1))
@@ -80,9 +80,7 @@ def take(
     )
 
 
-def take_state(
-    arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: CacheType
-) -> RecurrentState:
+def take_state(arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: CacheType) -> RecurrentState:
     """Allocate the state."""
     return take_recurrent(arena, spec.recurrent)
 

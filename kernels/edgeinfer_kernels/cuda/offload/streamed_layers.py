@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.blocks.block import BlockState
-from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
@@ -33,7 +33,7 @@ from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.stages import LayerSplit, cpu_part, has_host_part
+from edgeinfer_kernels.stages import CPU, Shard, Stage, part_of_block, shards_on
 
 
 class StreamingHost(Protocol):
@@ -55,7 +55,7 @@ class StreamingHost(Protocol):
 
 
 class StreamedLayers(DeviceBuilder):
-    """All blocks of the whole decoder; `splits` defines which parts `model` already has.
+    """All blocks of the whole decoder; the parts on the CPU are those of `stages`, the others `model` has.
 
     `min_tokens`: minimum prompt tokens for streaming. Nothing is streamed before `connect`.
     """
@@ -64,7 +64,7 @@ class StreamedLayers(DeviceBuilder):
         self,
         spec: DecoderSpec,
         weights: DecoderWeights,
-        splits: Sequence[LayerSplit],
+        stages: Sequence[Stage],
         model: DeviceModel,
         arena: Arena,
         min_tokens: int,
@@ -73,14 +73,14 @@ class StreamedLayers(DeviceBuilder):
         self.min_tokens = min_tokens
         self._matrices: list[StreamedMatrix] = []
         self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(spec, weights)))
-        theirs = iter(model.blocks)
+        own, on_cpu = iter(model.blocks), shards_on(CPU, stages)
         self.blocks = []
         for index, residual, w in blocks_of(spec, weights):
-            split = splits[index.layer]
-            if split.on_gpu:
-                self.blocks.append(self._with_streamed_part(index, next(theirs), w, split))
-            else:
+            shard = on_cpu.get(index.layer)
+            if shard is not None and shard.undivided:
                 self.blocks.append(self._streamed(index, residual, w))
+            else:
+                self.blocks.append(self._with_streamed_part(index, next(own), w, shard))
         self.host_states: dict[str, Any] = {}
         """The states on the host, by block kind."""
         self.host_slots: StateSlots | None = None
@@ -100,21 +100,21 @@ class StreamedLayers(DeviceBuilder):
     ) -> PromptBlock:
         """A block that is wholly on the CPU."""
         norms, module = self.norms(w), device_module(residual.block.kind)
-        return PromptBlock(index, residual, (module.take(self, residual.block, w.block, None),), norms)
+        return PromptBlock(index, residual, (module.take(self, residual.block, w.block),), norms)
 
     def _with_streamed_part(
-        self, index: BlockIndex, own: DeviceBlock, w: ResidualWeights[Any], split: LayerSplit
+        self, index: BlockIndex, own: DeviceBlock, w: ResidualWeights[Any], shard: Shard | None
     ) -> PromptBlock:
-        """A block on the device, with the CPU's part of it."""
+        """A block on the device, with its part in the layer's shard on the CPU."""
         parts, norms, experts = (own.weights,) if own.has_granules else (), own.norms, None
-        if has_host_part(w.block, split):
-            remainder = cpu_part(w, split)
+        if shard is not None and own.residual.block.is_divisible:
+            remainder = part_of_block(w, shard)
             if isinstance(remainder.block, MoeWeights):
                 experts = self._stacks(remainder.block)
             else:
                 norms = own.norms if own.has_granules else self.norms(remainder)
                 module = device_module(own.residual.block.kind)
-                parts = (*parts, module.take(self, own.residual.block, remainder.block, None))
+                parts = (*parts, module.take(self, own.residual.block, remainder.block))
         return PromptBlock(index, own.residual, parts, norms, own.state, experts)
 
     def matrix(self, source: Matrix) -> StreamedMatrix:
@@ -157,9 +157,8 @@ class StreamedLayers(DeviceBuilder):
         self.sender.close()
 
 
-def can_send(weights: DecoderWeights, splits: Sequence[LayerSplit]) -> bool:
-    """Whether all CPU weights can be streamed: the router of an MoE block must be on the device."""
-    return all(
-        split.on_gpu or not any(isinstance(residual.block, MoeWeights) for residual in layer.blocks)
-        for layer, split in zip(weights.layers, splits, strict=True)
-    )
+def can_send(spec: DecoderSpec, stages: Sequence[Stage]) -> bool:
+    """Whether the CPU has weights, and all can be streamed: routers of MoE blocks must be on the device."""
+    shards = shards_on(CPU, stages)
+    routed = {index.layer for index in spec.indices() if isinstance(spec.residual(index).block, MoeSpec)}
+    return bool(stages) and not any(shard.undivided and layer in routed for layer, shard in shards.items())

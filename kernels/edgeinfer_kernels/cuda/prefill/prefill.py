@@ -67,9 +67,9 @@ class Prefill:
         self._spaces: dict[str, Any] = {}
         for blocks in sizes.by_kind().values():
             specs = [block.spec for block in blocks if hasattr(block, "spec")]
-            module = device_module(specs[0].kind) if specs else None
-            if hasattr(module, "PromptSpace"):
-                self._spaces[specs[0].kind] = module.PromptSpace(specs, arena, chunk)
+            make = getattr(device_module(specs[0].kind), "PromptSpace", None) if specs else None
+            if make is not None:
+                self._spaces[specs[0].kind] = make(specs, arena, chunk)
         self._slot_words = [arena.take((STATE_WORDS,), torch.int32) for _ in range(2 * sizes.is_recurrent)]
         self.slots: StateSlots | None = None
         """The slots of the recurrent states on the device."""

@@ -132,12 +132,36 @@ def add_norm_rows_kernel(
 
 
 @triton.jit
+def store_scaled_pieces(
+    out, row_scales, row, piece: tl.constexpr, args, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out of a row = piece(offsets, mask, *args) / row scale, float16, in pieces of BLOCK.
+
+    Written with scale 1 first; a row that needs another scale is computed again. `args` must be a tuple in
+    the call: a variable would turn its compile-time elements into tensors.
+    """
+    to = out + row * WIDTH
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        offsets = first + tl.arange(0, BLOCK)
+        mask = offsets < WIDTH
+        y = piece(offsets, mask, *args)
+        largest = tl.maximum(largest, tl.where(mask, tl.abs(y), 0.0))
+        tl.store(to + offsets, y.to(tl.float16), mask=mask)
+    scale = row_scale(tl.max(largest, axis=0))
+    tl.store(row_scales + row, scale)
+    if scale > 1.0:
+        for first in range(0, WIDTH, BLOCK):
+            offsets = first + tl.arange(0, BLOCK)
+            mask = offsets < WIDTH
+            tl.store(to + offsets, (piece(offsets, mask, *args) / scale).to(tl.float16), mask=mask)
+
+
+@triton.jit
 def _hidden_piece(
-    gate, up, gate_bias, up_bias, offsets, scale,
-    WIDTH: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr,
-    UP_BIAS: tl.constexpr,
+    offsets, mask, gate, up, gate_bias, up_bias, scale,
+    ACTIVATION: tl.constexpr, GATED: tl.constexpr, GATE_BIAS: tl.constexpr, UP_BIAS: tl.constexpr,
 ):  # fmt: skip
-    mask = offsets < WIDTH
     u = tl.load(up + offsets, mask=mask, other=0.0).to(tl.float32) * scale
     if UP_BIAS:
         u += tl.load(up_bias + offsets, mask=mask, other=0.0)
@@ -169,30 +193,14 @@ def activation_rows_kernel(
 ):
     """out = activation(gate · s + bias) · (up · s + bias) / row scale, in pieces of BLOCK.
 
-    Written with scale 1 first; a row that needs another scale is computed again. Reads WIDTH · 8 bytes per
-    row (4 without a gate), writes WIDTH · 2.
+    Reads WIDTH · 8 bytes per row (4 without a gate), twice if it needs a scale; writes WIDTH · 2.
     """
     row = tl.program_id(0).to(tl.int64)
-    in_scale = tl.load(in_scales + row)
-    gate, up, to = gate_rows + row * row_stride, up_rows + row * row_stride, out + row * WIDTH
-    largest = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, WIDTH, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        hidden = _hidden_piece(
-            gate, up, gate_bias, up_bias, offsets, in_scale, WIDTH, ACTIVATION, GATED, GATE_BIAS, UP_BIAS
-        )
-        mask = offsets < WIDTH
-        largest = tl.maximum(largest, tl.where(mask, tl.abs(hidden), 0.0))
-        tl.store(to + offsets, hidden.to(tl.float16), mask=mask)
-    scale = row_scale(tl.max(largest, axis=0))
-    tl.store(row_scales + row, scale)
-    if scale > 1.0:
-        for first in range(0, WIDTH, BLOCK):
-            offsets = first + tl.arange(0, BLOCK)
-            hidden = _hidden_piece(
-                gate, up, gate_bias, up_bias, offsets, in_scale, WIDTH, ACTIVATION, GATED, GATE_BIAS, UP_BIAS
-            )
-            tl.store(to + offsets, (hidden / scale).to(tl.float16), mask=offsets < WIDTH)
+    gate, up, in_scale = gate_rows + row * row_stride, up_rows + row * row_stride, tl.load(in_scales + row)
+    store_scaled_pieces(
+        out, row_scales, row, _hidden_piece,
+        (gate, up, gate_bias, up_bias, in_scale, ACTIVATION, GATED, GATE_BIAS, UP_BIAS), WIDTH, BLOCK,
+    )  # fmt: skip
 
 
 def warps_for(block: int) -> int:

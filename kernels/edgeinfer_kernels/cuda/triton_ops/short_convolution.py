@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
+from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled_pieces
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import load_row
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
@@ -33,7 +33,7 @@ def product_rows_kernel(
 
 @triton.jit
 def gated_sum(
-    inputs, scales, stride, rows, state, words, taps, token, offsets, mask,
+    offsets, mask, inputs, scales, stride, rows, state, words, taps, token,
     WIDTH: tl.constexpr, TAPS: tl.constexpr, CONFIG: tl.constexpr, C_AT: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """c · Σ taps · (b · x) of a token."""
@@ -63,7 +63,7 @@ def step_convolution_kernel(
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < WIDTH
     y = gated_sum(
-        inputs, inputs, stride, rows, state, words, taps, token, offsets, mask,
+        offsets, mask, inputs, inputs, stride, rows, state, words, taps, token,
         WIDTH, TAPS, CONFIG, C_AT, False,
     )  # fmt: skip
     tl.store(out + token * WIDTH + offsets, y, mask=mask)
@@ -76,29 +76,11 @@ def chunk_convolution_kernel(
 ):  # fmt: skip
     """out = c · Σ taps · (b · x) / row scale of the tokens of a chunk, float16; one program per token.
 
-    Written with scale 1 first; a row that needs another scale is computed again. Reads at most 4·TAPS + 4
-    bytes per channel, writes 2.
+    Reads at most 4·TAPS + 4 bytes per channel, twice if the row needs a scale; writes 2.
     """
     token = tl.program_id(0)
-    to = out + token.to(tl.int64) * WIDTH
-    largest = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, WIDTH, BLOCK):
-        offsets = first + tl.arange(0, BLOCK)
-        mask = offsets < WIDTH
-        y = gated_sum(
-            inputs, scales, stride, rows, state, words, taps, token, offsets, mask,
-            WIDTH, TAPS, CONFIG, WIDTH, True,
-        )  # fmt: skip
-        largest = tl.maximum(largest, tl.abs(y))
-        tl.store(to + offsets, y.to(tl.float16), mask=mask)
-    scale = row_scale(tl.max(largest, axis=0))
-    tl.store(row_scales + token, scale)
-    if scale > 1.0:
-        for first in range(0, WIDTH, BLOCK):
-            offsets = first + tl.arange(0, BLOCK)
-            mask = offsets < WIDTH
-            y = gated_sum(
-                inputs, scales, stride, rows, state, words, taps, token, offsets, mask,
-                WIDTH, TAPS, CONFIG, WIDTH, True,
-            )  # fmt: skip
-            tl.store(to + offsets, (y / scale).to(tl.float16), mask=mask)
+    store_scaled_pieces(
+        out, row_scales, token.to(tl.int64), gated_sum,
+        (inputs, scales, stride, rows, state, words, taps, token, WIDTH, TAPS, CONFIG, WIDTH, True), WIDTH,
+        BLOCK,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ from edgeinfer_kernels.decoder import (
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
-from edgeinfer_kernels.stages import LayerSplit
+from edgeinfer_kernels.stages import CPU, GPU, Stage, part_of_decoder, shards_on
 from edgeinfer_quant_formats.formats import non_finite_error
 
 OnLoaded = Callable[[Matrix], None]
@@ -53,11 +53,12 @@ class _Fill:
 class DeviceModel(DeviceBuilder):
     """All device data of a decoder; in a counting arena only its size is counted.
 
-    `splits`: of a split model, whose specification and weights are those of `stages.gpu_shard`. It starts
-    with hidden states from its host, and has no embedding.
+    `spec` and `weights` are those of the whole decoder; `stages`: of a split model, whose shards on the GPU
+    are taken. It starts with hidden states from its host, and has no embedding.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a block without a kernel.
+        ValueError: a feed-forward with a post-norm would be split.
     """
 
     def __init__(
@@ -68,15 +69,18 @@ class DeviceModel(DeviceBuilder):
         context: int,
         *,
         kv: CacheType = "f16",
-        splits: Sequence[LayerSplit] = (),
+        stages: Sequence[Stage] = (),
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self._non_finite: list[tuple[str, Tensor]] = []
         """Names, and flags whether some of their rows have scales that are NaN or infinite."""
-        self._splits = [split for split in splits if split.on_gpu]
-        embeds = not splits
+        here, there = shards_on(GPU, stages), shards_on(CPU, stages)
+        self._shards = [[of[layer] for of in (here, there) if layer in of] for layer in here]
+        self.layers = tuple(here) if stages else tuple(range(len(spec.layers)))
+        """The layers of the whole decoder that are on the device."""
+        if stages:
+            spec, weights = part_of_decoder(spec, weights, here)
         self.spec = spec
-        self.embeds = embeds
         self.context = context
         self._kv = kv
         self._fills: list[_Fill] = []
@@ -89,7 +93,7 @@ class DeviceModel(DeviceBuilder):
         self.head = self.matrix(weights.output)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
-        if embeds and weights.token_embd is not weights.output:
+        if not stages and weights.token_embd is not weights.output:
             before = arena.used
             self.embedding = self.matrix(weights.token_embd)
             self.parts.append(Part("embedding", arena.used - before, read=False))
@@ -98,8 +102,7 @@ class DeviceModel(DeviceBuilder):
         arena, spec, module = self._arena, residual.block, device_module(residual.block.kind)
         begin = arena.used
         norms = self.norms(w)
-        split = self._splits[index.layer] if self._splits else None
-        weights = module.take(self, spec, w.block, split)
+        weights = module.take(self, spec, w.block, self._shards[index.layer] if self._shards else ())
         name = f"layer {index.layer} {module.PART}"
         self.parts.append(Part(name, arena.used - begin, read=True))
         begin = arena.used

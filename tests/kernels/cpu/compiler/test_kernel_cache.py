@@ -16,7 +16,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import embedding_rows, read_weights
 from edgeinfer_kernels.blocks import BLOCK_KINDS
 from edgeinfer_kernels.cpu.blocks import units_of
-from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, choose, detect
+from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import (
     KernelBuildError,
     KernelCache,
@@ -84,7 +84,7 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
         for unit in units:
-            object_file(folder, 0, unit).write_bytes(unit.encode())
+            object_file(folder, unit).write_bytes(unit.encode())
             yield unit
 
     monkeypatch.setattr(store, "compile", compiled)
@@ -95,15 +95,6 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
     (store.folder / "a.o").write_bytes(b"x" * 40)
     assert store.find("a") is None
     assert store.objects(["a", "b"]) == [b"a", b"b"]
-
-
-@pytest.mark.slow
-def test_what_is_built_for_several_instruction_sets_at_once_is_what_each_gets_alone(tmp_path: Path) -> None:
-    best, least = choose(), detect().available[-1]
-    KernelCache(tmp_path / "together", best, [least]).objects(["rows_F16"])
-    found = [KernelCache(tmp_path / "together", isa).find("rows_F16") for isa in (best, least)]
-    assert found[1] == KernelCache(tmp_path / "alone", least).objects(["rows_F16"])[0]
-    assert found[0] != found[1] or best == least
 
 
 def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
@@ -215,7 +206,7 @@ def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: 
         begun.set()
         time.sleep(0.2)  # the other asks meanwhile
         for unit in units:
-            object_file(folder, 0, unit).write_bytes(unit.encode())
+            object_file(folder, unit).write_bytes(unit.encode())
             yield unit
 
     def build() -> None:
@@ -239,7 +230,7 @@ def test_a_folder_without_locks_is_built_in_all_the_same(
         raise OSError("no locks here")
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
-        object_file(folder, 0, "a").write_bytes(b"code")
+        object_file(folder, "a").write_bytes(b"code")
         yield "a"
 
     monkeypatch.setattr("fcntl.flock", refuse)
@@ -253,7 +244,7 @@ def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         for unit in units:
-            object_file(folder, 0, unit).write_bytes(f"{unit} built in {store.root}".encode())
+            object_file(folder, unit).write_bytes(f"{unit} built in {store.root}".encode())
             yield unit
 
     monkeypatch.setattr(KernelCache, "compile", compiled)

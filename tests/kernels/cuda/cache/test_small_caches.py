@@ -9,10 +9,10 @@ import pytest
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.split_decoders import device_layer, divided
+from tests.kernels.split_layers import LayerSplit
 from tests.random_models import ZOO, RandomModel
 
 pytestmark = pytest.mark.slow

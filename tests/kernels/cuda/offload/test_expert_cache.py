@@ -21,7 +21,6 @@ from edgeinfer_kernels.cuda.offload.expert_loading import rows_of_groups
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -29,6 +28,7 @@ from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
 from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
 from tests.kernels.cuda.split_decoders import divided
+from tests.kernels.split_layers import LayerSplit
 from tests.random_models import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)

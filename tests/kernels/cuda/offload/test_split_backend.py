@@ -10,11 +10,11 @@ import pytest
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
 from tests.kernels.cuda.split_decoders import HERE, device_layer, divided
+from tests.kernels.split_layers import LayerSplit
 from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05

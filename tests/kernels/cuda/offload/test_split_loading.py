@@ -110,7 +110,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     made: list[tuple[Any, ...]] = []
 
     def filled_at_first(*arguments: Any, **keywords: Any) -> Any:
-        made.append(arguments[4].splits)
+        made.append(arguments[4].stages)
         if len(made) == 1:
             raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
         return CudaBackend(*arguments, **keywords)
@@ -118,7 +118,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     monkeypatch.setattr(gpu_loading, "CudaBackend", filled_at_first)
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert "other programs took memory of the GPU" in model.warnings[0]
-    assert [bool(splits) for splits in made] == [not is_whole, True]
+    assert [bool(stages) for stages in made] == [not is_whole, True]
 
 
 def test_a_gpu_too_full_to_be_measured_is_planned_for_without(

@@ -229,7 +229,9 @@ def gated_delta_net_block(block, step_args, pool, thread):
     project(pool, 1, thread, tokens, qkv, normed, rows, row_stride, scratch)
     project(pool, 2, thread, tokens, block.z_matrix, normed, block.z, block.z_stride, scratch)
     project(pool, 3, thread, tokens, block.beta_matrix, normed, gates, row_stride, scratch)
-    project(pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch)
+    project(
+        pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch
+    )
     ahead, end = first_weights(pool, thread, tokens, output)
     ahead = barrier_prefetching(pool, ahead, end)
     convolve(pool, 5, block, step_args)
@@ -244,4 +246,6 @@ def gated_delta_net_block(block, step_args, pool, thread):
         barrier_prefetching(pool, ahead, end)
     project(pool, 10, thread, tokens, output, conv_out, projected, stride, scratch)
     barrier_and_clear(pool)
-    add_residual(pool, 11, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale)
+    add_residual(
+        pool, 11, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
+    )
