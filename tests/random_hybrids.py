@@ -61,9 +61,8 @@ def delta_net(
         if (index + 1) % interval == 0:
             found["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
             return found
-        found = {
-            name: shape for name, shape in found.items() if name.startswith(("attn_norm", "post", "ffn"))
-        }
+        kept = ("attn_norm", "post_attention_norm", "ffn")
+        found = {name: shape for name, shape in found.items() if name.startswith(kept)}
         found |= {
             "ssm_conv1d.weight": (channels, taps),
             "ssm_a": (value_heads,),

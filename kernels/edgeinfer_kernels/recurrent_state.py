@@ -6,6 +6,7 @@ rewind to a position after that of a slot processes them again, without the mode
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -233,7 +234,7 @@ class StateSlots:
         """
         values = description.reshape(-1).tolist()
         positions = values[2:]
-        is_rising = all(0 < a < b for a, b in zip(positions, positions[1:], strict=False))
+        is_rising = all(0 < a < b for a, b in pairwise(positions))
         base = positions[-1] if positions else 0
         if len(values) < 2 or len(positions) > self._count - WORKING_SLOTS + 1 or not is_rising:
             raise ValueError("the snapshot is of another cache")

@@ -36,7 +36,7 @@ MAX_TAPS = 32
 class GatedDeltaNetSpec(RecurrentSpec):
     """Linear attention whose state S (head_dim, head_dim) of each value head is updated by the delta rule.
 
-    q, k, v = silu(conv(W_qkv h)), q and k with length 1; β = sigmoid(W_β h), g = a · softplus(W_α h + dt):
+    q, k, v = silu(conv(W_qkv h)), q and k with length 1; β = sigmoid(W_β h), g = a · softplus(W_a h + dt):
     S ← e^g S; S ← S + k (β (v - Sᵀ k))ᵀ; o = Sᵀ q / √head_dim. The result is W_out (norm(o) · silu(W_z h)).
 
     Value head i reads key head i mod key_heads, or if `repeats_each` i // (value_heads / key_heads). `norm`:
@@ -107,7 +107,7 @@ class GatedDeltaNetSpec(RecurrentSpec):
         return whole.reordered(order), whole.reordered(z.reshape(-1))
 
     def _gates(self, tensors: TensorReader) -> tuple[Matrix, Matrix]:
-        """W_β and W_α; one matrix with both of each key head together, if the file has it."""
+        """W_β and W_a; one matrix with both of each key head together, if the file has it."""
         width, heads = tensors.hidden_size, self.value_heads
         if not tensors.has_shape("ssm_ba", 2 * heads, width):
             return tensors.matrix("ssm_beta", heads, width), tensors.matrix("ssm_alpha", heads, width)

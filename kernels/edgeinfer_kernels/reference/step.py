@@ -13,6 +13,7 @@ from edgeinfer_kernels.decoder_state import Routing
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 
+NO_STEP = RecurrentStep()
 Array = npt.NDArray[np.floating]
 
 
@@ -33,7 +34,7 @@ class BlockStep:
     dtype: npt.DTypeLike
     batch: BatchPositions | None = None
     routing: Routing | None = None
-    recurrent: RecurrentStep = RecurrentStep()
+    recurrent: RecurrentStep = NO_STEP
 
     def times(self, x: Array, matrix: Matrix, bias: Vector | None = None) -> Array:
         """x times the transposed matrix, in `dtype`, plus the bias if there is one."""

@@ -193,7 +193,8 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
     k_at = spec.heads * spec.q_head
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
-        head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim, int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
+        head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
+        int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
     )  # fmt: skip
 

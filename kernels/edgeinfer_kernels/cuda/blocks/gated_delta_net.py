@@ -215,7 +215,7 @@ def decode(
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
-    """Rows of the projections of q, k and v, of z, β and α."""
+    """Rows of the projections of q, k and v, of z, β and a."""
     return spec.channels, spec.value_width, spec.value_heads, spec.value_heads
 
 
