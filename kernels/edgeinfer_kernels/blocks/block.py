@@ -43,6 +43,12 @@ class TensorReader(Protocol):
         """The tensor `name`.weight of (count, rows, columns)."""
         ...
 
+    def expert_pairs(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, Matrix] | None:
+        """The tensor `name`.weight of (count, 2 · rows, columns) as two matrices with the first and the last
+        `rows` of each expert; None if the file has no such tensor.
+        """
+        ...
+
     def has_shape(self, name: str, rows: int, columns: int) -> bool:
         """Whether there is a tensor `name`.weight of (rows, columns)."""
         ...
