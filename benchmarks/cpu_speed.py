@@ -53,9 +53,11 @@ def token_time_table(suite: Suite) -> str:
 def _token_time_cells(model: BenchedModel, threads: int, smoke: bool) -> list[str]:
     tokens = 4 if smoke else 64
     with load(model.path, context=tokens + 1, threads=threads, device="cpu", draft=None) as loaded:
-        found = token_time(loaded.engine, tokens)
-    times = [shown_milliseconds(seconds) for seconds in (found.total, found.kernels, found.rest)]
-    return [*times, f"{found.rest / found.total:.1%}", f"{found.calls:.0f}"]
+        token_times = token_time(loaded.engine, tokens)
+    times = [
+        shown_milliseconds(seconds) for seconds in (token_times.total, token_times.kernels, token_times.rest)
+    ]
+    return [*times, f"{token_times.rest / token_times.total:.1%}", f"{token_times.calls:.0f}"]
 
 
 def decode_sections(suite: Suite, depths: Sequence[int], widths: bool) -> list[tuple[str, str]]:

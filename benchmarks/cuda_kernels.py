@@ -209,11 +209,11 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
         widths = suites.whole_numbers("--tokens", options.tokens, 1)
         steps = list(product(options.types.split(","), widths))
     for shape, (kind, tokens) in product(shapes, steps):
-        with recorded_launches() as found:
+        with recorded_launches() as launches:
             whole_step(shape, kind, tokens, capability, options.kv)
             kv = SMALL_STEP_CACHES.get(capability, "f16") if options.smoke else options.kv
             split_step(shape, kind, tokens, capability, kv)
-        for launch in found:
+        for launch in launches:
             if launch.key not in seen:
                 seen.add(launch.key)
                 yield f"{shape.name} {kind}, {tokens} tokens", launch
@@ -233,9 +233,9 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
         groups.append((weights, partial(sent, weights, width)))
     groups.append((f"vocabulary of {vocabulary}", partial(choosing, vocabulary, kept, piece)))
     for label, launch_all in groups:
-        with recorded_launches() as found:
+        with recorded_launches() as recorded:
             launch_all()
-        yield from ((label, launch) for launch in found)
+        yield from ((label, launch) for launch in recorded)
 
 
 def main() -> None:
@@ -254,8 +254,10 @@ def main() -> None:
     head_dims = (32,) if options.smoke else suites.whole_numbers("--head-dims", options.head_dims, 16)
     rows = []
     for capability in suites.whole_numbers("--targets", options.targets, 75):
-        found = chain(launches(capability, head_dims, options.smoke), step_launches(capability, options))
-        for label, launch in found:
+        labelled_launches = chain(
+            launches(capability, head_dims, options.smoke), step_launches(capability, options)
+        )
+        for label, launch in labelled_launches:
             taken = compile_launch(launch, capability)
             numbers = (taken.warps, taken.registers, taken.spilled_bytes, taken.shared_bytes)
             cells = [*map(str, numbers), "yes" if taken.dependent else "no"]

@@ -5,7 +5,7 @@ python benchmarks/cuda_speed.py --tests prompts --llama-bench PATH --prompts 512
 """
 
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
 from harness import cuda_runs, suites
 
 DEPTHS = {"decode": "0,512,4096", "prompts": "0"}
@@ -27,14 +27,14 @@ def main() -> None:
         depths = suites.whole_numbers("--depths", listed, 0)
         if test == "decode":
             wanted += [Workload("generate", 8 if options.smoke else 128, depth) for depth in depths]
-            wanted += [Workload("verify", width, 0) for width in EVERY_WIDTH]
+            wanted += [Workload("verify", width, 0) for width in ALL_STEP_SIZES]
         else:
             prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
             wanted += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
-    found = list(suite.compare(wanted))
+    comparisons = list(suite.compare(wanted))
     sections = []
     for kind, title in TITLES.items():
-        rows = [each for each in found if each.workload.kind == kind]
+        rows = [each for each in comparisons if each.workload.kind == kind]
         if rows:
             sections.append((title, (cuda_runs.widths_table if kind == "verify" else cuda_runs.table)(rows)))
     cuda_runs.publish("Decoding and prompts on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)

@@ -21,7 +21,7 @@ from edgeinfer.model import Model
 from edgeinfer.profiling.recording import WINDOW, cpu_engine, generated_texts, record, windows_of
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
+from edgeinfer_offload.runtime.expert_cache_policy import CacheSimulation, ExpertCachePolicy, simulate
 from harness import suites
 
 Bools = npt.NDArray[np.bool_]
@@ -43,13 +43,13 @@ def recorded_traces(
         layers = cpu_engine(model)[0].specification.layers
         facts = [layer.blocks[-1].block for layer in layers]
         active = _active(model, windows)
-    found = []
+    traces = []
     for fact, seen in zip(facts, active, strict=True):
         if isinstance(fact, MoeSpec):
-            found.append(np.nonzero(seen)[1].reshape(len(seen), fact.experts_per_token))
+            traces.append(np.nonzero(seen)[1].reshape(len(seen), fact.experts_per_token))
         else:
-            found.append(most_active(seen, grouped(seen[: len(seen) // 2], experts), used))
-    return found
+            traces.append(most_active(seen, grouped(seen[: len(seen) // 2], experts), used))
+    return traces
 
 
 def _active(model: Model, windows: Sequence[Sequence[int]]) -> list[Bools]:
@@ -143,7 +143,7 @@ def main() -> None:
     suites.write_report("Slots for experts over recorded traces", facts, [("hits", table)], options.out)
 
 
-def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: int) -> list[list[str]]:
+def _rows(model: str, trace: Ints, share: float, experts: int, tokens_per_copy: int) -> list[list[str]]:
     """One number of slots, for each way of placing experts."""
     experts = max(experts, int(trace.max()) + 1)
     count, half = max(1, round(share * experts)), trace.shape[1] // 2
@@ -157,12 +157,12 @@ def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: in
         "the first by number, expert cache": (first, True),
         "hot in the first half, expert cache": (hot, True),
     }
-    found = []
+    rows = []
     for name, (residents, swapping) in ways.items():
         slots = ExpertCachePolicy(experts, trace.shape[2], residents)
-        done = replay(judged, slots, tokens_a_copy=tokens_a_copy, swapping=swapping)
-        found.append([model, f"{count} of {experts}", name, *_cells(done, judged)])
-    return found
+        done = simulate(judged, slots, tokens_per_copy=tokens_per_copy, swapping=swapping)
+        rows.append([model, f"{count} of {experts}", name, *_cells(done, judged)])
+    return rows
 
 
 def _hottest(trace: Ints, experts: int, count: int) -> list[list[int]]:
@@ -171,7 +171,7 @@ def _hottest(trace: Ints, experts: int, count: int) -> list[list[int]]:
     return [np.argsort(-each, kind="stable")[:count].tolist() for each in counts]
 
 
-def _cells(done: Replayed, trace: Ints) -> list[str]:
+def _cells(done: CacheSimulation, trace: Ints) -> list[str]:
     tokens = trace.shape[0] * trace.shape[1]
     reads = (done.requested - done.hits) / tokens
     return [f"{done.hit_rate:.1%}", f"{1000 * done.copies / tokens:.1f}", f"{reads:.3f}"]

@@ -22,7 +22,7 @@ PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "re
 
 def rows(run: SparseRun) -> list[list[str]]:
     """A row for each way; GB/s counts the dense layer's bytes."""
-    found = []
+    rows = []
     for way, timings in run.timings.items():
         cells = [run.name, str(run.threads), way]
         for share in (BEST_DECILE, MEDIAN):
@@ -30,8 +30,8 @@ def rows(run: SparseRun) -> list[list[str]]:
             ratio = seconds / run.timings["dense"].seconds_at(share)
             cells += [f"{seconds * 1e6:.1f} us", f"{ratio:.3f}x"]
         speed = f"{run.dense_bytes / timings.seconds_at(BEST_DECILE) / 1e9:.1f}" if way == "dense" else "-"
-        found.append([*cells, speed, f"{run.errors[way]:.1e}"])
-    return found
+        rows.append([*cells, speed, f"{run.errors[way]:.1e}"])
+    return rows
 
 
 def predictor_row(run: SparseRun) -> list[str]:

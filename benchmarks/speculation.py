@@ -60,13 +60,13 @@ Sides = dict[str, Answer]
 
 def in_turns(sides: Sides, rounds: int) -> dict[str, list[Generation]]:
     """Every side's answers, one of each a round; the first round isn't counted."""
-    found: dict[str, list[Generation]] = {name: [] for name in sides}
+    completions: dict[str, list[Generation]] = {name: [] for name in sides}
     for done in range(rounds + 1):
         for name, answer in sides.items():
             said = answer()
             if done:
-                found[name].append(said)
-    return found
+                completions[name].append(said)
+    return completions
 
 
 def best_decile(rates: Sequence[float]) -> float:
@@ -136,10 +136,14 @@ class Suite:
             for temperature in (0.0, 0.8):
                 report(f"{text}, temperature {temperature}")
                 settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": temperature}
-                found = in_turns({n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds)
-                for name, answers in found.items():
-                    same = "-" if temperature else as_baseline(answers, found["baseline"])
-                    yield shown([text, f"{temperature:g}", name, *cells(answers, found["baseline"]), same])
+                completions = in_turns(
+                    {n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds
+                )
+                for name, answers in completions.items():
+                    same = "-" if temperature else as_baseline(answers, completions["baseline"])
+                    yield shown(
+                        [text, f"{temperature:g}", name, *cells(answers, completions["baseline"]), same]
+                    )
 
     @staticmethod
     def _found(drafter: dict[str, Any]) -> dict[str, Any]:
@@ -171,9 +175,9 @@ class Suite:
                     name = f"{length} drafted, {leaves} siblings"
                     sides[name] = lambda k=length, n=leaves: answer(k, n)  # type: ignore[misc]
             report("tree against chain")
-            found = in_turns(sides, self.rounds)
-            for name, answers in found.items():
-                yield shown([name, *cells(answers, found["baseline"])])
+            completions = in_turns(sides, self.rounds)
+            for name, answers in completions.items():
+                yield shown([name, *cells(answers, completions["baseline"])])
 
     def edited(self, name: str) -> Iterator[list[str]]:
         """Code that is edited: said by script at the model's cost, looked up in the prompt or in a file."""
@@ -192,9 +196,9 @@ class Suite:
                 said.speculator = _begun(scripted, lookup) if lookup else None
                 sides[side] = _answer(said, prompt, settings)
             report(f"edited code, {model.name}")
-            found = in_turns(sides, self.rounds)
-            for side, answers in found.items():
-                yield shown([model.name, side, *cells(answers, found["baseline"])])
+            completions = in_turns(sides, self.rounds)
+            for side, answers in completions.items():
+                yield shown([model.name, side, *cells(answers, completions["baseline"])])
 
     def planted(
         self, path: Path, small: Path, small_device: str | None, share: float | None
@@ -228,10 +232,10 @@ class Suite:
                     said.speculator = _begun(engine, PlantedDrafter(cost.engine, script, agreement))
                 sides[name] = _answer(said, ids, settings)
             report(f"planted, {path.stem}")
-            found = in_turns(sides, self.rounds)
+            completions = in_turns(sides, self.rounds)
             placed = "all" if share is None else f"{share:.0%} on the GPU"
-            for name, answers in found.items():
-                yield shown([path.stem, placed, small_device, name, *cells(answers, found["baseline"])])
+            for name, answers in completions.items():
+                yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
     def _budget(self, path: Path, share: float) -> int:
         """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
@@ -252,9 +256,9 @@ class Suite:
 
             report(f"side by side, {model.name}")
             sides: Sides = {str(n): lambda n=n: answer(n) for n in SIDE_BY_SIDE}  # type: ignore[misc]
-            found = in_turns(sides, max(2, self.rounds // 2))
-            for count, answers in found.items():
-                yield shown([model.name, count, *cells(answers, found["1"])[:4]])
+            completions = in_turns(sides, max(2, self.rounds // 2))
+            for count, answers in completions.items():
+                yield shown([model.name, count, *cells(answers, completions["1"])[:4]])
 
 
 def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
@@ -293,17 +297,17 @@ def main() -> None:
 
 def chosen(options: argparse.Namespace) -> set[str]:
     """The requested tables that this machine can measure. Raises `SettingError`."""
-    found = set(suites.words(options.tables))
-    if wrong := sorted(found - set(TABLES)):
+    names = set(suites.words(options.tables))
+    if wrong := sorted(names - set(TABLES)):
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
     if options.device != "cpu":  # where trees, and answers side by side, are none
-        found -= {"forced", "several"}
-    return found - {"planted"} if options.smoke else found
+        names -= {"forced", "several"}
+    return names - {"planted"} if options.smoke else names
 
 
 def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list[tuple[str, str]]:
     """Heads and tables."""
-    found = list[tuple[str, str]]()
+    tables = list[tuple[str, str]]()
     large = []
     if wanted & {"several", "planted"} and not options.smoke:
         large = [random_file(shape, options.type) for shape in suites.words(options.shapes)]
@@ -311,25 +315,25 @@ def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list
         with ExitStack() as open_models:
             rows = list(suite.built_in(open_models))
         head = ["text", "temperature", "drafter", *HEAD, "ids as baseline"]
-        found.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
+        tables.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
     if "edited" in wanted:
         rows = list(suite.edited("tiny"))
-        found.append(("edited code", markdown(["model", "drafter", *HEAD], rows, left=(0, 1))))
+        tables.append(("edited code", markdown(["model", "drafter", *HEAD], rows, left=(0, 1))))
     if "forced" in wanted:
         rows = list(suite.forced())
-        found.append(("tree against chain, set lengths", markdown(["drafts", *HEAD], rows, left=(0,))))
+        tables.append(("tree against chain, set lengths", markdown(["drafts", *HEAD], rows, left=(0,))))
     if "several" in wanted:
         models: list[str | Path] = ["tiny", *large[:1]]
         rows = [row for model in models for row in suite.side_by_side(model)]
         head = ["model", "answers", *(column.replace("baseline", "one") for column in HEAD[:4])]
-        found.append(("answers side by side", markdown(head, rows, left=(0,))))
+        tables.append(("answers side by side", markdown(head, rows, left=(0,))))
     if "planted" in wanted:
         small = _small_file(options.draft_shape, options.type)
         where = options.draft_device, options.share
         rows = [row for path in large for row in suite.planted(path, small, *where)]
         head = ["model", "weights", "draft on", "drafter", *HEAD]
-        found.append(("drafts that agree by construction", markdown(head, rows, left=(0, 1, 2, 3))))
-    return found
+        tables.append(("drafts that agree by construction", markdown(head, rows, left=(0, 1, 2, 3))))
+    return tables
 
 
 def _small_file(shape: str, kind: str) -> Path:

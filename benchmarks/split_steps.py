@@ -71,9 +71,9 @@ def _logits(model: Model, ids: Sequence[int]) -> tuple[npt.NDArray[np.float32], 
     return model.logits(ids[:STEP]), model.logits(ids)
 
 
-def distance(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
+def distance(logits: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
     """The median row's distance over the wanted row's length."""
-    rows = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    rows = np.linalg.norm(logits - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     return float(np.median(rows))
 
 
@@ -106,7 +106,7 @@ def split_step_rows(
             backend = getattr(model.engine, "backend", None)
             if plan is None or not isinstance(backend, SplitBackend):
                 raise EdgeInferError(f"{name} with {vram / 2**30:.2f} GiB: not split; {model.warnings}")
-            found = _logits(model, ids)
+            logits = _logits(model, ids)
             generate = Workload("generate", generated)
             own_seconds(model, generate)
             seconds = min(own_seconds(model, generate) for _ in range(rounds))
@@ -120,8 +120,8 @@ def split_step_rows(
                 plan,
                 1000 * seconds / generated,
                 prompt.tokens / prompt_seconds,
-                distance(found[0], wanted[0]),
-                distance(found[1], wanted[1]),
+                distance(logits[0], wanted[0]),
+                distance(logits[1], wanted[1]),
                 counts.on_cpu / counts.total if counts.total else None,
             )
 

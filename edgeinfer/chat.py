@@ -81,7 +81,7 @@ class Chat:
         """
         indices = self._user_indices()
         if not indices:
-            raise ValueError("nothing has been said yet: there is no answer to give again")
+            raise ValueError("there is no response yet to generate again")
         return self.edit(len(indices) - 1, str(self.messages[indices[-1]]["content"]), **options)
 
     def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
@@ -95,7 +95,7 @@ class Chat:
         """
         indices = self._user_indices()
         if not 0 <= index < len(indices):
-            raise ValueError(f"turn {index}: this chat has {len(indices)} turns, counted from 0")
+            raise ValueError(f"message {index}: this chat has {len(indices)} user messages, counted from 0")
         dropped = self._dropped if index > self._dropped else 0
         return self._respond(self.messages[: indices[index]], dropped, text, options)
 

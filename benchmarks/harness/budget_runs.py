@@ -20,7 +20,7 @@ from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
-from edgeinfer_offload.machine.measure import read_bandwidth, remembered_bandwidth, thread_choice
+from edgeinfer_offload.machine.measure import measured_bandwidth, read_bandwidth, select_threads
 from edgeinfer_offload.machine.peak_memory import own_resident_bytes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -87,33 +87,33 @@ class BudgetRow:
     @property
     def is_kept(self) -> bool:
         """Whether it was loaded, holds what was planned, and never took more than it may."""
-        found = self.measured
-        if self.failure or found is None:
+        measured = self.measured
+        if self.failure or measured is None:
             return False
-        return found.gpu_held <= MAX_OVER * self.planned + SLACK and found.gpu_at_most <= self.budget
+        return measured.gpu_held <= MAX_OVER * self.planned + SLACK and measured.gpu_at_most <= self.budget
 
     @property
     def promises(self) -> tuple[float, float]:
         """Tokens per second of the plan, after few tokens; and those of a prompt."""
         assert self.plan is not None
-        found = self.plan.prediction
-        return 1 / found.seconds_empty, found.prefill_tokens_per_second
+        prediction = self.plan.prediction
+        return 1 / prediction.seconds_empty, prediction.prefill_tokens_per_second
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
         begin = [self.model, f"{self.budget / MIB:.0f} MiB", f"{self.share:.0%}"]
         if self.plan is None or self.measured is None:
             return [*begin, self.failure, *[NOTHING] * (len(HEAD) - 4)]
-        found, here = self.measured, self.plan.bytes_on("cpu")
+        measured, here = self.measured, self.plan.bytes_on("cpu")
         memory = [
-            *_against(self.planned, found.gpu_held),
-            f"{found.gpu_at_most / MIB:.0f}",
-            *_against(here, found.cpu_held),
+            *_against(self.planned, measured.gpu_held),
+            f"{measured.gpu_at_most / MIB:.0f}",
+            *_against(here, measured.cpu_held),
         ]
-        speeds = zip((found.rate, found.prompt_rate), self.promises, strict=True)
+        speeds = zip((measured.rate, measured.prompt_rate), self.promises, strict=True)
         kept = "yes" if self.is_kept else "NO"
         shown = [cell for rate, promise in speeds for cell in (f"{rate:.4g}", f"{rate / promise:.2f}")]
-        return [*begin, placed(self.plan), *memory, kept, *shown, f"{found.memory:.2f}"]
+        return [*begin, placed(self.plan), *memory, kept, *shown, f"{measured.memory:.2f}"]
 
 
 def _against(planned: int, held: int) -> tuple[str, str]:
@@ -150,16 +150,16 @@ def _row(
             _take_buffers(model, model.plan)
             held = mark.held(), mark.at_most(), here.held()
             name, plan = model.name, model.plan
-        found = Measured(*held, rate, prompt.tokens / median(seconds), _memory_now(threads))
-        return BudgetRow(name, budget, share, plan, found)
+        measured = Measured(*held, rate, prompt.tokens / median(seconds), _memory_now(threads))
+        return BudgetRow(name, budget, share, plan, measured)
     except EdgeInferError as error:
         return BudgetRow(path.stem, budget, share, failure=str(error))
 
 
 def _memory_now(threads: int | None) -> float:
     folder = user_folder("cache")
-    count = threads or thread_choice(folder).count
-    return read_bandwidth(folder, count) / remembered_bandwidth(folder, count)
+    count = threads or select_threads(folder).count
+    return read_bandwidth(folder, count) / measured_bandwidth(folder, count)
 
 
 def _take_buffers(model: Model, plan: MemoryPlan | None) -> None:

@@ -41,10 +41,10 @@ class Comparison:
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
-        found = [self.model, self.workload.name, *versus_cells(self.ours, self.theirs)]
+        cells = [self.model, self.workload.name, *versus_cells(self.ours, self.theirs)]
         decoding = self.workload.kind == "generate"
         rate = self.ours.rate_at(MEDIAN) * self.bytes_per_token / 1e9
-        return [*found, f"{rate:.0f}" if decoding else NOTHING]
+        return [*cells, f"{rate:.0f}" if decoding else NOTHING]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class CudaSuite:
     def compare(self, workloads: Sequence[Workload]) -> Iterator[Comparison]:
         """Every model through the workloads; a model's rows come when its rounds are over."""
         for model in self.benched_models():
-            for found in self._compare(model, workloads):
-                print(" | ".join(found.cells()), file=sys.stderr, flush=True)
-                yield found
+            for comparison in self._compare(model, workloads):
+                print(" | ".join(comparison.cells()), file=sys.stderr, flush=True)
+                yield comparison
 
     def benched_models(self) -> Iterator[BenchedModel]:
         """Those that are named, else every shape in every type, written when its turn comes."""
@@ -110,14 +110,14 @@ class CudaSuite:
 
 def versus_cells(ours: Timings, theirs: Timings | None) -> list[str]:
     """Our rate, theirs and the ratio, of the best decile and of the median."""
-    found = []
+    cells = []
     for share in (BEST_DECILE, MEDIAN):
-        found.append(shown_rate(ours.rate_at(share)))
+        cells.append(shown_rate(ours.rate_at(share)))
         if theirs is None:
-            found += [NOTHING, NOTHING]
+            cells += [NOTHING, NOTHING]
         else:
-            found += [shown_rate(theirs.rate_at(share)), f"{speed_ratio(ours, theirs, share):.2f}x"]
-    return found
+            cells += [shown_rate(theirs.rate_at(share)), f"{speed_ratio(ours, theirs, share):.2f}x"]
+    return cells
 
 
 def own_seconds(model: Model, workload: Workload) -> float:
@@ -152,20 +152,20 @@ def own_seconds(model: Model, workload: Workload) -> float:
     return time.perf_counter() - begin
 
 
-def table(found: Sequence[Comparison]) -> str:
+def table(comparisons: Sequence[Comparison]) -> str:
     """Comparisons in Markdown."""
-    return markdown(HEAD, [each.cells() for each in found], left=(0, 1))
+    return markdown(HEAD, [each.cells() for each in comparisons], left=(0, 1))
 
 
-def widths_table(found: Sequence[Comparison]) -> str:
+def widths_table(comparisons: Sequence[Comparison]) -> str:
     """t(n)/t(1) of verifying n tokens, for each model and side; medians."""
     sides: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for each in found:
+    for each in comparisons:
         width = each.workload.tokens
         for name, timings in (("edgeinfer", each.ours), ("llama.cpp", each.theirs)):
             if timings is not None:
                 sides.setdefault((each.model, name), []).append((width, timings.seconds_at(MEDIAN)))
-    widths = sorted({each.workload.tokens for each in found})
+    widths = sorted({each.workload.tokens for each in comparisons})
     rows = []
     for (model, name), pairs in sides.items():
         seconds = dict(pairs)

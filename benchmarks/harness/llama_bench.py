@@ -28,17 +28,17 @@ class LlamaBench:
         Raises:
             EdgeInferError: the program fails, or its output isn't what is expected of it.
         """
-        found: dict[tuple[int, int, int], Timings] = {}
+        timings: dict[tuple[int, int, int], Timings] = {}
         for depth in dict.fromkeys(workload.depth for workload in workloads):
             here = [workload for workload in workloads if workload.depth == depth]
             for record in self._records(model, here, depth, repetitions):
                 test = (record["n_prompt"], record["n_gen"], record["n_depth"])
                 seconds = tuple(nanoseconds / 1e9 for nanoseconds in record["samples_ns"])
-                found[test] = Timings(seconds, test[0] + test[1])
-        missing = [workload.name for workload in workloads if _test(workload) not in found]
+                timings[test] = Timings(seconds, test[0] + test[1])
+        missing = [workload.name for workload in workloads if _test(workload) not in timings]
         if missing:
             raise EdgeInferError(f"{self._program}: said nothing of {', '.join(missing)}")
-        return [found[_test(workload)] for workload in workloads]
+        return [timings[_test(workload)] for workload in workloads]
 
     def _records(
         self, model: Path, workloads: Sequence[Workload], depth: int, repetitions: int

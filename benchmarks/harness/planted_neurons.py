@@ -106,13 +106,13 @@ def _layer(
     shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
 ) -> LayerWeights:
     width, neurons = shape.width, shape.neurons
-    found = Matrix("judged", kind, neurons, width, raw)
+    matrix = Matrix("judged", kind, neurons, width, raw)
     ones = np.ones(width, np.float32)
     down = _random("ffn_down", kind, width, neurons, random)
-    feed_forward = FeedForwardWeights(found, down, ffn_up_bias=bias)
+    feed_forward = FeedForwardWeights(matrix, down, ffn_up_bias=bias)
     if shape.gated:
         up = _random("ffn_up", kind, neurons, width, random)
-        feed_forward = FeedForwardWeights(up, down, found, ffn_gate_bias=bias)
+        feed_forward = FeedForwardWeights(up, down, matrix, ffn_gate_bias=bias)
     q, k, v = (_random(name, "Q8_0", HEAD, width, random) for name in ("attn_q", "attn_k", "attn_v"))
     attention = AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random))
     return LayerWeights((ResidualWeights(attention, ones), ResidualWeights(feed_forward, ones)))

@@ -12,7 +12,7 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.options.load_options import Sparse
-from edgeinfer.profiling.predictor_training import Samples, Trained, train
+from edgeinfer.profiling.predictor_training import Samples, TrainedPredictor, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
@@ -52,7 +52,7 @@ class SparseRun:
     """By way, |y - dense| / |dense - x| of what the blocks add, over all layers and tokens."""
     dense_bytes: int
     """Of a layer's matrices."""
-    trained: Trained | None
+    trained: TrainedPredictor | None
 
 
 def measure(
@@ -71,8 +71,10 @@ def measure(
                 seconds[name] += timed[1:]
     outputs = {name: _outputs(backend, inputs[:PIECE]) for name, backend in backends.items()}
     added = np.linalg.norm(outputs[DENSE] - inputs[:PIECE])
-    errors = {name: float(np.linalg.norm(found - outputs[DENSE]) / added) for name, found in outputs.items()}
-    return {name: Timings(tuple(found)) for name, found in seconds.items()}, errors
+    errors = {
+        name: float(np.linalg.norm(output - outputs[DENSE]) / added) for name, output in outputs.items()
+    }
+    return {name: Timings(tuple(output)) for name, output in seconds.items()}, errors
 
 
 def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
@@ -86,13 +88,13 @@ def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
 
 
 def _outputs(backend: CpuBackend, inputs: Inputs) -> Inputs:
-    found, x = np.empty_like(inputs), backend.embed([0])
+    outputs, x = np.empty_like(inputs), backend.embed([0])
     for token, rows in enumerate(inputs):
         for layer, row in enumerate(rows):
             x[:] = row
             backend.run_block(BlockIndex(layer, FEED_FORWARD), x, 0)
-            found[token, layer] = x[0]
-    return found
+            outputs[token, layer] = x[0]
+    return outputs
 
 
 def planted_run(
@@ -127,7 +129,7 @@ def planted_run(
         PREDICTED: dict.fromkeys(range(layers), trained.predictor.of_neurons(first, shape.neurons)),
     }
     inputs = np.stack([planted_inputs(shape, 8 * PIECE, 2 + layer) for layer in range(layers)], axis=1)
-    found = []
+    runs = []
     for count in threads:
         backends = {}
         for name, sparse in ways.items():
@@ -137,8 +139,8 @@ def planted_run(
         for backend in backends.values():
             backend.close()
         name = f"{shape.name} {kind}" + (f", {first} of {shape.neurons} elsewhere" if first else "")
-        found.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
-    return found
+        runs.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
+    return runs
 
 
 def _cold(weights: DecoderWeights, first: int) -> DecoderWeights:

@@ -40,12 +40,12 @@ class SplitRow:
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
-        found = [self.model, f"{self.budget / 2**30:.2f} GiB", self.workload.name, self.placed]
-        found += versus_cells(self.ours, self.theirs)
+        cells = [self.model, f"{self.budget / 2**30:.2f} GiB", self.workload.name, self.placed]
+        cells += versus_cells(self.ours, self.theirs)
         if not self.planned_rate:
-            return [*found, NOTHING, NOTHING, self.setting]
+            return [*cells, NOTHING, NOTHING, self.setting]
         kept_promise = self.ours.rate_at(MEDIAN) / self.planned_rate
-        return [*found, shown_rate(self.planned_rate), f"{kept_promise:.2f}", self.setting]
+        return [*cells, shown_rate(self.planned_rate), f"{kept_promise:.2f}", self.setting]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tup
         if left < 0:
             break
         layers += 1
-    found: list[tuple[str, ...]] = [("-ngl", str(layers + 1 if budget >= sizes.head.nbytes else 0))]
+    settings: list[tuple[str, ...]] = [("-ngl", str(layers + 1 if budget >= sizes.head.nbytes else 0))]
     experts = [_expert_bytes(layer) for layer in sizes.layers]
     left = budget - sizes.head.nbytes - sum(whole) + sum(experts)
     if any(experts) and left >= 0:
@@ -183,8 +183,8 @@ def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tup
             if left < 0:
                 break
             there += 1
-        found.append(("-ngl", "99", "-ncmoe", str(len(experts) - there)))
-    return found
+        settings.append(("-ngl", "99", "-ncmoe", str(len(experts) - there)))
+    return settings
 
 
 def _nbytes(layer: LayerSizes) -> int:

@@ -52,9 +52,9 @@ class Suite:
     def benched_models(self) -> Iterator[BenchedModel]:
         """The files, one by one; random ones are written when their turn comes."""
         for name in self.models or self._random_files():
-            found = BenchedModel.find(name)
-            print(found.name, file=sys.stderr, flush=True)
-            yield found
+            model = BenchedModel.find(name)
+            print(model.name, file=sys.stderr, flush=True)
+            yield model
 
     def _random_files(self) -> Iterator[Path]:
         for shape in self.shapes:
@@ -87,13 +87,13 @@ class Suite:
     def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
         """Every model interleaved with llama.cpp; each result is printed to stderr at once."""
         settings = self.settings(workloads)
-        found = []
+        rows = []
         for model in self.benched_models():
             for row in measure_versus(model, settings):
                 ratios = f"{row.best_ratio:.2f}x (best decile), {row.median_ratio:.2f}x (median)"
                 print(f"  {row.workload.name}, {row.threads} threads: {ratios}", file=sys.stderr, flush=True)
-                found.append((model, row))
-        return found
+                rows.append((model, row))
+        return rows
 
     def speed_rows(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, SpeedRow]]:
         """Every model alone."""
@@ -164,13 +164,13 @@ def main(body: Callable[[], None]) -> None:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
-def whole_numbers(option: str, text: str | None, least: int) -> tuple[int, ...]:
-    """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `least`."""
-    found = words(text)
-    wrong = [word for word in found if not (word.isascii() and word.isdigit() and int(word) >= least)]
+def whole_numbers(option: str, text: str | None, minimum: int) -> tuple[int, ...]:
+    """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `minimum`."""
+    items = words(text)
+    wrong = [word for word in items if not (word.isascii() and word.isdigit() and int(word) >= minimum)]
     if wrong:
-        raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {least}, as 1,2")
-    return tuple(map(int, found))
+        raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {minimum}, as 1,2")
+    return tuple(map(int, items))
 
 
 def words(text: str | None) -> tuple[str, ...]:
@@ -181,12 +181,12 @@ def words(text: str | None) -> tuple[str, ...]:
 def shares(text: str) -> list[float]:
     """Numbers above 0 with commas between. Raises `SettingError`."""
     try:
-        found = [float(word) for word in words(text)]
+        numbers = [float(word) for word in words(text)]
     except ValueError:
-        found = []
-    if not found or min(found) <= 0:
+        numbers = []
+    if not numbers or min(numbers) <= 0:
         raise SettingError(f"--shares: saw {text!r}, wanted numbers above 0 with commas between")
-    return found
+    return numbers
 
 
 class _Label:

@@ -75,7 +75,7 @@ class BeamSearch:
         for length in range(1, self._max_tokens + 1):
             live = self._extended(live, rows)
             self._timer.decoded(len(live))
-            if not live or self._decided(live):
+            if not live or self._is_finished(live):
                 return
             if length == self._max_tokens:
                 break
@@ -108,7 +108,7 @@ class BeamSearch:
                 kept.append(beam)
         return kept
 
-    def _decided(self, live: Sequence[_Beam]) -> bool:
+    def _is_finished(self, live: Sequence[_Beam]) -> bool:
         if len(self._completions) < self._beams:
             return False
         worst = sorted((beam.mean for beam in self._completions), reverse=True)[self._beams - 1]

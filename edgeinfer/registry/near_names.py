@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-LIKENESS = 0.6
+MIN_SIMILARITY = 0.6
 """Minimum difflib ratio of a suggestion."""
 MAX_LENGTH = 100
 """Maximum characters of a mistyped name that are compared: the time is quadratic in them."""
@@ -23,7 +23,7 @@ def nearest(wrong: str, names: Iterable[str], limit: int = 3) -> list[str]:
         return sorted(beginning, key=len)[:limit]
     ratios = {name: difflib.SequenceMatcher(None, plain, _plain(name)).ratio() for name in known}
     best = max(ratios.values(), default=0.0)
-    alike = [name for name in known if ratios[name] >= max(LIKENESS, best - MARGIN)]
+    alike = [name for name in known if ratios[name] >= max(MIN_SIMILARITY, best - MARGIN)]
     return sorted(alike, key=lambda name: -ratios[name])[:limit]
 
 

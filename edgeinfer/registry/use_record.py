@@ -51,14 +51,14 @@ def _read(file: Path) -> dict[str, float]:
     try:
         if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return {}
-        found = json.loads(file.read_bytes())
+        record = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         return {}
     now = time.time()
     return {
         model: float(used)
-        for model, used in found.items()
+        for model, used in record.items()
         if isinstance(used, int | float) and not isinstance(used, bool) and 0 < used <= now
     }

@@ -31,7 +31,7 @@ class Constraint(Protocol):
         """(vocabulary,) mask of the allowed tokens; at least one is True."""
         ...
 
-    def in_time(self, token_id: int) -> int:
+    def token_or_ending(self, token_id: int) -> int:
         """The sampled token, or another one if the completion has to end soon."""
         ...
 

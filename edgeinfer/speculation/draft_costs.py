@@ -48,7 +48,7 @@ class DraftCosts:
     def begin(self, costs: MeasuredCosts) -> None:
         """Start from measured costs, possibly old; the baseline is timed again."""
         one = costs.passes[1]
-        known = {rows: min(rows, max(1.0, found / one)) for rows, found in costs.passes.items()}
+        known = {rows: min(rows, max(1.0, seconds / one)) for rows, seconds in costs.passes.items()}
         self._relative = [_interpolated(known, rows) for rows in range(1, MAX_ROWS + 1)]
         if costs.drafted_token is not None:
             self.fixed, self.each = costs.draft / one, costs.drafted_token / one

@@ -37,12 +37,12 @@ class DecoderState:
         indices: Sequence[BlockIndex] | None = None,
     ) -> "DecoderState":
         """The zeroed state for `context` tokens of these blocks; None: of all."""
-        found = {}
+        states = {}
         for index in spec.indices() if indices is None else indices:
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
-                found[index] = state
-        return cls(found, RewindLimit(spec.recurrent_rows))
+                states[index] = state
+        return cls(states, RewindLimit(spec.recurrent_rows))
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:

@@ -148,8 +148,8 @@ class ShortConvolutionSizes(BlockSizes):
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         row = 4 * padded(self.spec.channels)
         return {
-            "mixed": row,
-            "mixed.quantized": quantized_bytes(padded(self.spec.channels)),
+            "conv_out": row,
+            "conv_out.quantized": quantized_bytes(padded(self.spec.channels)),
             "convolution_b": row,
             "convolution_c": row,
             "convolution_x": row,

@@ -223,7 +223,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         count, schedules = len(ids), self._schedules
         if self._embedding.block:
             self._step_ids[:count] = ids
-            self._embedding.ask(self._step_ids_address)
+            self._embedding.set_ids(self._step_ids_address)
         else:
             self.embed(ids)
         schedules.fill(count, start)

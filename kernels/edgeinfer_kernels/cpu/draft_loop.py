@@ -94,7 +94,9 @@ class DraftLoop:
         """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
         args, given, max_tokens = self._args, len(ids), len(request.min_probs)
         if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < max_tokens <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"{given} tokens, {max_tokens} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
+            raise ValueError(
+                f"{given} tokens, {max_tokens} draft tokens; wanted 1 to {MAX_DRAFT_TOKENS} of each"
+            )
         if self._selected != (request.id_limit, request.sampling):
             self._choose(request.id_limit, request.sampling)
         schedules = self._schedules
@@ -112,12 +114,12 @@ class DraftLoop:
         args.uniforms = self._uniforms_address if request.uniforms else 0
         args.max_tokens, args.count, args.is_running, args.reached = max_tokens, 0, 1, 1.0
         pool.run(self._function, self._block, 0)
-        found = args.count
+        count = args.count
         return DraftedTokens(
-            self._ids[:found].tolist(),
-            self._probs[:found].tolist(),
+            self._ids[:count].tolist(),
+            self._probs[:count].tolist(),
             given + args.forwards - 1,
-            self._candidates_of(found) if request.uniforms else (),
+            self._candidates_of(count) if request.uniforms else (),
         )
 
     def _choose(self, id_limit: int, sampling: DraftSampling) -> None:

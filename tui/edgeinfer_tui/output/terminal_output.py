@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-HARMLESS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
+CONTROL_REPLACEMENTS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 """For `str.translate`: C0 except tab and newline, DEL and C1 become a replacement character."""
 
 
@@ -29,7 +29,7 @@ class OutputStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write text; on a terminal control characters are replaced."""
         filtered = self._on_terminal and not self._control_allowed
-        return self._write(text.translate(HARMLESS) if filtered else text)
+        return self._write(text.translate(CONTROL_REPLACEMENTS) if filtered else text)
 
     def control(self, sequence: str) -> None:
         """Write one of the program's control sequences to a terminal."""

@@ -37,7 +37,7 @@ def build(
         x_matrix=builder.matrix(w.x),
         output_matrix=builder.matrix(w.output),
         normed=builder.input("normed", builder.width, [w.b, w.c, w.x]),
-        conv_out=builder.input("mixed", spec.channels, [w.output]),
+        conv_out=builder.input("conv_out", spec.channels, [w.output]),
         **{name: address for name, (address, _) in rows.items()},
         row_stride=rows["b"][1],
         channels=spec.channels,

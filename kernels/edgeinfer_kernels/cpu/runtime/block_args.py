@@ -199,12 +199,12 @@ class ExpertsArgs(Structure):
     """An MoE block.
 
     `ids` (int64, highest score first) and `weights` (float32) have `experts_per_token` entries per token. A
-    pair is a token-expert assignment. Pair t·experts_per_token + slot has its activations in row
-    `assignment_rows`[pair] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair]
-    is the index of its expert in `active`. pre_attention_router: the scores are already computed
-    (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no shared
-    expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices among
-    the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
+    token-expert assignment has the number t·experts_per_token + slot. Its activations are in row
+    `assignment_rows`[number] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`.
+    `entries`[number] is the index of its expert in `active`. pre_attention_router: the scores are already
+    computed (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no
+    shared expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices
+    among the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
     assignments_here: how many assignments the device has made in total, and of experts on this host.
     requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
     host.

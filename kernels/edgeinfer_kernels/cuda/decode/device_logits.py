@@ -52,8 +52,8 @@ class DeviceLogits:
         out = torch.empty(len(x), self._size, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
         synchronize(self._device)
-        found: npt.NDArray[np.float32] = out.numpy()
-        return found
+        logits: npt.NDArray[np.float32] = out.numpy()
+        return logits
 
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """Compute some rows at a time."""

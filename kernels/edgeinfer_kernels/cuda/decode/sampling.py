@@ -19,7 +19,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 
-SAMPLED, TOO_FEW, NO_NUMBERS = 0, 1, 2
+SAMPLED, TOO_FEW_CANDIDATES, INVALID_LOGITS = 0, 1, 2
 """Statuses: a token was sampled; more candidates are needed than were kept; the logits have NaN, +inf, or no
 finite value.
 """
@@ -27,8 +27,8 @@ finite value.
 COLDEST = tl.constexpr(1e-30)
 NO_KEY = tl.constexpr(-(2**63))
 LOW_WORD = tl.constexpr(0xFFFFFFFF)
-_TOO_FEW = tl.constexpr(TOO_FEW)
-_NO_NUMBERS = tl.constexpr(NO_NUMBERS)
+_TOO_FEW = tl.constexpr(TOO_FEW_CANDIDATES)
+_NO_NUMBERS = tl.constexpr(INVALID_LOGITS)
 
 
 @dataclass(frozen=True)
@@ -304,8 +304,9 @@ def sample(
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
     `requests` (rows, REQUEST_SIZE) float64, from `DeviceSamplingParams.request`; `recent` (rows, capacity)
-    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
-    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
+    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless SAMPLED) and
+    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless
+    SAMPLED.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]

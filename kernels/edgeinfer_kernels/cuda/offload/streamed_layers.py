@@ -30,7 +30,7 @@ from edgeinfer_kernels.decoder import (
     blocks_of,
 )
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import streamed_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import LayerSplit, cpu_part, has_host_part
 
@@ -66,7 +66,7 @@ class StreamedLayers(DeviceBuilder):
         super().__init__(arena, model.positions, model.tables)
         self.min_tokens = min_tokens
         self._matrices: list[StreamedMatrix] = []
-        self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(spec, weights)))
+        self.sender = WeightStreamer(arena, streamed_piece_bytes(ModelSizes.of(spec, weights)))
         theirs = iter(model.blocks)
         self.blocks = []
         for index, residual, w in blocks_of(spec, weights):
@@ -78,9 +78,9 @@ class StreamedLayers(DeviceBuilder):
         self.host_states: dict[str, Any] = {}
         """The states on the host, by block kind."""
         for kind in dict.fromkeys(block.residual.block.kind for block in self.blocks):
-            module, found = device_module(kind), self._on_host(kind)
-            if found and hasattr(module, "HostStates"):
-                self.host_states[kind] = module.HostStates(found, self.positions, arena)
+            module, specs = device_module(kind), self._on_host(kind)
+            if specs and hasattr(module, "HostStates"):
+                self.host_states[kind] = module.HostStates(specs, self.positions, arena)
 
     def _on_host(self, kind: str) -> dict[BlockIndex, Any]:
         """The specifications of the blocks of a kind that have no state on the device."""
@@ -115,15 +115,15 @@ class StreamedLayers(DeviceBuilder):
 
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Each matrix separately, in the host layout."""
-        found = []
+        streamed = []
         for matrix, order in matrices:
             ordered = None
             if order is not None and (np.diff(order) < 0).any():
                 ordered = self._arena.take(order.shape, torch.int64)
                 self._vectors.append((ordered, order))
-            found.append(StreamedMatrix.of(matrix, ordered))
-        self._matrices += found
-        return Stack(tuple(found))
+            streamed.append(StreamedMatrix.of(matrix, ordered))
+        self._matrices += streamed
+        return Stack(tuple(streamed))
 
     def _stacks(self, w: MoeWeights) -> ExpertStacks:
         gate, up, down = map(self.matrix, (w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps))
@@ -135,8 +135,8 @@ class StreamedLayers(DeviceBuilder):
         pinned.
         """
         for kind, states in self.host_states.items():
-            found = self._on_host(kind)
-            states.connect({index: state for index, state in host.states.items() if index in found})
+            specs = self._on_host(kind)
+            states.connect({index: state for index, state in host.states.items() if index in specs})
         self.sender.pin([memory for states in self.host_states.values() for memory in states.memories()])
         return self.sender.connect(
             [matrix.connect(host.memory_of(matrix.source)) for matrix in self._matrices]
@@ -147,7 +147,7 @@ class StreamedLayers(DeviceBuilder):
         self.sender.close()
 
 
-def can_send(weights: DecoderWeights, splits: Sequence[LayerSplit]) -> bool:
+def can_stream(weights: DecoderWeights, splits: Sequence[LayerSplit]) -> bool:
     """Whether all CPU weights can be streamed: the router of an MoE block must be on the device."""
     return all(
         split.on_gpu or not any(isinstance(residual.block, MoeWeights) for residual in layer.blocks)

@@ -46,7 +46,7 @@ def exponential_of(value):
 
 
 @device_function
-def go_on(block, ids):
+def set_next_token(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
     for i in range(block.step_arg_count):
         rope_args = block.step_args[i]
@@ -67,15 +67,15 @@ def best_of(logits, end, part):
         largest = maximum(largest, load_floats(logits + 4 * i))
     top = lanes_max(largest)
     index = 0
-    found = False
+    is_found = False
     total = splat_f32(np.float32(0))
     for i in range(0, end, LANES):
         below = subtract(splat_f32(top), load_floats(logits + 4 * i))
-        if not found:
+        if not is_found:
             equal = ALL_LANES ^ positive_lanes(below)
             if equal != 0:
                 index = i + trailing_zeros(equal)
-                found = True
+                is_found = True
         total = add(total, exponential(subtract(splat_f32(np.float32(0)), below)))
     part.top = top
     part.total = lanes_sum(total)
@@ -83,7 +83,7 @@ def best_of(logits, end, part):
 
 
 @device_function
-def weigh_parts(pool, counter, block):
+def reduce_parts(pool, counter, block):
     """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
     set below all others.
     """
@@ -114,9 +114,9 @@ def best_of_parts(block):
     top = parts.top
     token = parts.index
     for i in range(1, count):
-        found = parts[i].top
-        if found > top:
-            top = found
+        part_top = parts[i].top
+        if part_top > top:
+            top = part_top
             token = LOGITS_PER_PART * i + parts[i].index
     total = np.float32(0)
     for i in range(count):
@@ -152,7 +152,7 @@ def gather(block, min_logit, ids, weights):
 
 
 @device_function
-def cut_off(block, top, weights, count, sorted_logits):
+def logit_threshold(block, top, weights, count, sorted_logits):
     """The smallest of `count` logits that passes top-k and then top-p."""
     for i in range(count):
         value = load_f32(weights + 4 * i)
@@ -189,7 +189,7 @@ def candidates(block, top, step):
         reach *= NEARER
         count = gather(block, top - reach, ids, weights)
     count = min(count, MAX_CANDIDATES)
-    min_logit = cut_off(block, top, weights, count, block.sorted_logits)
+    min_logit = logit_threshold(block, top, weights, count, block.sorted_logits)
     temperature = block.temperature
     kept = 0
     total = np.float32(0)
@@ -245,7 +245,7 @@ def add_draft_token(block, step):
     block.count = step + 1
     worthwhile = reached >= load_f32(block.further + 4 * step)
     if worthwhile and step + 1 < block.max_tokens:
-        go_on(block, ids)
+        set_next_token(block, ids)
         block.is_running = 1
 
 
@@ -260,7 +260,7 @@ def draft_tokens(block, step_args, pool, thread):
     going = block.is_running
     while going != 0:
         run_schedule(block.schedule, block.steps, pool, thread)
-        weigh_parts(pool, 0, block)
+        reduce_parts(pool, 0, block)
         meet_all(pool, True, 0, 0)
         if thread == 0:
             add_draft_token(block, step)

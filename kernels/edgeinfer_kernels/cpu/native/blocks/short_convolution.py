@@ -48,7 +48,7 @@ def tap_value(block, start, token, offset):
 
 @device_function
 def convolve(pool, counter, block, tokens, start):
-    """Phase: mixed = c · Σ taps · (b · x), in the input format of the last projection; in pieces."""
+    """Phase: conv_out = c · Σ taps · (b · x), in the input format of the last projection; in pieces."""
     conv_out = block.conv_out
     columns = block.channels
     taps = block.taps
