@@ -1,4 +1,4 @@
-"""The cost of a JSON schema: decoding with and without, in turns.
+"""The cost of a JSON schema: decoding with and without one, alternating.
 
 python benchmarks/structured.py --shapes tinyllama-1.1b --types Q4_0
 """
@@ -62,9 +62,9 @@ HEAD = (
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     options = suites.parser(__doc__ or "").parse_args()
-    suite = suites.suite("Decoding by a JSON schema", options)
+    suite = suites.suite("Decoding with a JSON schema", options)
     rows = []
     for model in suite.benched_models():
         for threads in suite.threads:
