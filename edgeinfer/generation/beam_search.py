@@ -99,14 +99,14 @@ class BeamSearch:
                     replace(beam, ids=(*beam.ids, int(ids[index])), logprobs=(*beam.logprobs, step))
                 )
         longer.sort(key=lambda beam: beam.total, reverse=True)
-        kept: list[_Beam] = []
+        open_beams: list[_Beam] = []
         for rank, beam in enumerate(longer[: 2 * self._beams]):
             if beam.ids[-1] in self._tokenizer.end_ids:
                 if rank < self._beams:
                     self._completions.append(replace(beam, ids=beam.ids[:-1], reason="stop"))
-            elif len(kept) < self._beams:
-                kept.append(beam)
-        return kept
+            elif len(open_beams) < self._beams:
+                open_beams.append(beam)
+        return open_beams
 
     def _is_finished(self, live: Sequence[_Beam]) -> bool:
         if len(self._completions) < self._beams:

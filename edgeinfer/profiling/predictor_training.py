@@ -68,7 +68,7 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
     tokens, neurons = len(samples.x), matrix.rows
     x, _ = samples.of(slice(0, tokens // 2), neurons)
     calibration = samples.of(slice(tokens // 2, tokens * 3 // 4), neurons)
-    judged_on = samples.of(slice(tokens * 3 // 4, tokens), neurons)
+    evaluation_samples = samples.of(slice(tokens * 3 // 4, tokens), neurons)
     w = matrix.decoded()
     target, (a, b) = x @ w.T, _factors(w, x)
     offset = np.zeros(neurons, np.float32) if bias is None else bias
@@ -78,7 +78,9 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
         predictor = NeuronPredictor(first, second, offset)
         spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
         threshold = _threshold(predictor, spread, *calibration)
-        predictors.append(judged(replace(predictor, bias=offset + threshold * spread), *judged_on))
+        predictors.append(
+            evaluated(replace(predictor, bias=offset + threshold * spread), *evaluation_samples)
+        )
     return predictors
 
 
@@ -93,7 +95,7 @@ def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bo
     return np.float32(np.quantile(needed, RECALL) if len(needed) else 0)
 
 
-def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> TrainedPredictor:
+def evaluated(predictor: NeuronPredictor, x: Floats, active: Bools) -> TrainedPredictor:
     """The quality of a predictor on these tokens."""
     named = _predicted(predictor, x) + predictor.bias > 0
     hits, all_active = int((named & active).sum()), int(active.sum())

@@ -130,7 +130,7 @@ def _counted(
         raise SettingError(
             f"{model.name}: predictors need a ReLU; its activation is {', '.join(sorted(kinds))}"
         )
-    halves, kept = (HalfCounts(), HalfCounts()), [_LayerSamples() for _ in specification.layers]
+    halves, layer_samples = (HalfCounts(), HalfCounts()), [_LayerSamples() for _ in specification.layers]
     for half, part in enumerate(_halved(windows)):
 
         def seen(
@@ -141,7 +141,7 @@ def _counted(
         ) -> None:
             counted.add(layer, active)
             if normed is not None and keep:
-                kept[layer].add(normed, active)
+                layer_samples[layer].add(normed, active)
 
         record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
     names = {}
@@ -149,7 +149,7 @@ def _counted(
         kind = "experts" if isinstance(spec, MoeSpec) else "neurons"
         names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
     made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
-    return made, [each.samples() for each in kept] if keep else []
+    return made, [each.samples() for each in layer_samples] if keep else []
 
 
 class _LayerSamples:

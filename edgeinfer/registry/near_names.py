@@ -11,13 +11,13 @@ MARGIN = 0.1
 """Maximum difference between the ratio of a further suggestion and the best one."""
 
 
-def nearest(wrong: str, names: Iterable[str], limit: int = 3) -> list[str]:
+def nearest(typed: str, names: Iterable[str], limit: int = 3) -> list[str]:
     """At most `limit` names: those that start with the typed text, comparing only letters and digits; if
     there are none, names with similar spelling, best first.
     """
     known = list(dict.fromkeys(names))
-    wrong = wrong[:MAX_LENGTH]
-    plain = _plain(wrong)
+    typed = typed[:MAX_LENGTH]
+    plain = _plain(typed)
     beginning = [name for name in known if plain and _plain(name).startswith(plain)]
     if beginning:
         return sorted(beginning, key=len)[:limit]

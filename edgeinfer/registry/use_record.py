@@ -29,13 +29,13 @@ def record_use(model: Path) -> None:
     """Record the current time for a model file. Write errors are ignored."""
     file = _record_file()
     uses = _read(file) | {_key(model): time.time()}
-    kept = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
+    recent = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(kept, stream)
+                json.dump(recent, stream)
             os.replace(name, file)
         except OSError:
             os.unlink(name)

@@ -54,8 +54,8 @@ class RecentRows:
         positions = np.arange(start, start + len(rows))
         self.ring[0, positions[first:] % RING_ROWS] = rows[first:]
         number, before = checkpoint_rows(positions, self.rows)
-        kept = (before < self.rows) & (number * self.rows < self.checkpoints.shape[1])
-        self.checkpoints[0, (number * self.rows + self.rows - 1 - before)[kept]] = rows[kept]
+        selected = (before < self.rows) & (number * self.rows < self.checkpoints.shape[1])
+        self.checkpoints[0, (number * self.rows + self.rows - 1 - before)[selected]] = rows[selected]
 
     def views(self, end: int) -> tuple[Any, ...]:
         """The ring, and the checkpoints within the first `end` positions."""
@@ -97,9 +97,9 @@ class RewindLimit:
             return Rewind(0, False)
         if end is not None and max(0, length - self.rows) >= self._oldest_kept(end):
             return Rewind(length, False)
-        kept = length // CHECKPOINT_POSITIONS * CHECKPOINT_POSITIONS
-        self.restored(kept)
-        return Rewind(kept, True)
+        checkpoint = length // CHECKPOINT_POSITIONS * CHECKPOINT_POSITIONS
+        self.restored(checkpoint)
+        return Rewind(checkpoint, True)
 
     def _oldest_kept(self, end: int) -> int:
         """The first position whose row is in a ring after `end` positions."""

@@ -51,7 +51,7 @@ class DraftLoop:
             np.zeros(MAX_DRAFT_TOKENS, np.int64),
             np.zeros(MAX_DRAFT_TOKENS, np.float32),
         )
-        self._further = np.zeros_like(self._min_probs)
+        self._min_probs_to_continue = np.zeros_like(self._min_probs)
         self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._min_probs)
         self._uniforms, self._counts = np.zeros_like(self._min_probs), np.zeros_like(self._given)
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
@@ -81,7 +81,7 @@ class DraftLoop:
             logit_scale=logit_scale,
             parts=keep_args((LogitsPart * -(-len(self._logits) // LOGITS_PER_PART))()),
             min_probs=keep(self._min_probs),
-            further=keep(self._further),
+            min_probs_to_continue=keep(self._min_probs_to_continue),
             candidates=keep(self._candidates),
             weights=keep(self._weights),
             candidate_counts=keep(self._counts),
@@ -108,7 +108,7 @@ class DraftLoop:
         self._head.logits = self._logits_address
         self._embed.ids = self._given_address
         self._given[:given], self._min_probs[:max_tokens] = ids, request.min_probs
-        self._further[:max_tokens] = request.further or 0.0
+        self._min_probs_to_continue[:max_tokens] = request.min_probs_to_continue or 0.0
         if request.uniforms:
             self._uniforms[:max_tokens] = request.uniforms
         args.uniforms = self._uniforms_address if request.uniforms else 0

@@ -167,10 +167,10 @@ class _Mean:
         self.tokens = self._sum_squares = 0.0
 
     def add(self, requests: Ints, tokens: float) -> None:
-        kept = 0.5 ** (tokens / self._half_life)
-        self._sums = kept * self._sums + requests
-        self.tokens = kept * self.tokens + tokens
-        self._sum_squares = kept * kept * self._sum_squares + tokens
+        decay = 0.5 ** (tokens / self._half_life)
+        self._sums = decay * self._sums + requests
+        self.tokens = decay * self.tokens + tokens
+        self._sum_squares = decay * decay * self._sum_squares + tokens
 
     @property
     def rates(self) -> Floats:

@@ -308,14 +308,14 @@ class LogitsPart(Structure):
 class DraftArgs(Structure):
     """A draft loop.
 
-    schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. calls: one
-    for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows first;
-    x: the row of a single token afterwards. choices: only token ids below this may be drafted; parts: for
+    schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. step_args:
+    one for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows
+    first; x: the row of a single token afterwards. id_limit: only token ids below this may be drafted; parts: for
     every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
-    probability; further: the minimum for another token after it, float32. temperature 0: the argmax is
-    drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which are at
-    most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or a
-    float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
+    probability; min_probs_to_continue: the minimum for another token after it, float32. temperature 0: the
+    argmax is drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which
+    are at most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or
+    a float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
     per draft token. The outputs are `count` ids with their probabilities and the number of forwards. Initial
     values: count 0, is_running 1, reached 1.0.
     """
@@ -332,7 +332,7 @@ class DraftArgs(Structure):
     id_limit: Int
     parts: Annotated[int, LogitsPart]
     min_probs: Int
-    further: Int
+    min_probs_to_continue: Int
     temperature: Float
     top_k: Int
     top_p: Float

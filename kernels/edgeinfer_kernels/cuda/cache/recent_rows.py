@@ -55,5 +55,5 @@ class HostRows:
         width, there = here.ring.shape[2], self._states[index].rows
         torch.from_numpy(there.ring)[..., :width].copy_(here.ring)
         first, last = (at // CHECKPOINT_POSITIONS * here.rows for at in (start, start + tokens))
-        kept = torch.from_numpy(there.checkpoints)[:, first : last + here.rows, :width]
-        kept.copy_(here.checkpoints[:, first : first + kept.shape[1]])
+        checkpoints = torch.from_numpy(there.checkpoints)[:, first : last + here.rows, :width]
+        checkpoints.copy_(here.checkpoints[:, first : first + checkpoints.shape[1]])

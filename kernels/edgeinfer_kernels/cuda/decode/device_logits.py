@@ -63,8 +63,8 @@ class DeviceLogits:
             at = x.first + first
             space.x[:count].copy_(self._parts.prefill.x[at : at + count])
             self._step.head_of(count)
-            kept = self._host[:count]
-            kept.copy_(space.logits[:count], non_blocking=True)
+            pinned = self._host[:count]
+            pinned.copy_(space.logits[:count], non_blocking=True)
             synchronize(self._device)
-            out[first : first + count] = kept.numpy()
+            out[first : first + count] = pinned.numpy()
         return out

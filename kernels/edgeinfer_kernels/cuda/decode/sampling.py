@@ -261,29 +261,29 @@ class SamplingBuffers:
     peaks: torch.Tensor
     masses: torch.Tensor
     broken: torch.Tensor
-    kept: int
+    top_count: int
     slice: int
 
     @classmethod
     def allocate(
-        cls, rows: int, vocabulary: int, device: str | torch.device, kept: int = KEPT, slice: int = SLICE
+        cls, rows: int, vocabulary: int, device: str | torch.device, top_count: int = KEPT, slice: int = SLICE
     ) -> "SamplingBuffers":
-        """Allocate for `rows` rows. The `kept` largest logits of every `slice` ids are kept; both are powers
-        of two.
+        """Allocate for `rows` rows. The `top_count` largest logits of every `slice` ids are kept; both are
+        powers of two.
 
         Raises:
-            ValueError: `kept` is above 256 or above `slice`, or one of them is not a power of two.
+            ValueError: `top_count` is above 256 or above `slice`, or one of them is not a power of two.
         """
-        for name, value, maximum in (("kept", kept, min(256, slice)), ("slice", slice, 1 << 14)):
+        for name, value, maximum in (("top_count", top_count, min(256, slice)), ("slice", slice, 1 << 14)):
             if value & (value - 1) or not 2 <= value <= maximum:
                 raise ValueError(f"{name}: saw {value}, wanted a power of two from 2 to {maximum}")
         slices = triton.cdiv(vocabulary, slice)
         return cls(
-            torch.zeros((rows, slices, kept), dtype=torch.int64, device=device),
+            torch.zeros((rows, slices, top_count), dtype=torch.int64, device=device),
             torch.zeros((rows, slices), dtype=torch.float32, device=device),
             torch.zeros((rows, slices), dtype=torch.float32, device=device),
             torch.zeros((rows, slices), dtype=torch.int32, device=device),
-            kept,
+            top_count,
             slice,
         )
 
@@ -312,11 +312,11 @@ def sample(
     slices = buffers.keys.shape[1]
     candidates_kernel[(slices, rows)](
         logits, requests, recent, buffers.keys, buffers.peaks, buffers.masses, buffers.broken, vocabulary,
-        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
+        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.top_count, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
     )  # fmt: skip
     sample_kernel[(rows,)](
         buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, sampled, results, vocabulary,
-        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE,
+        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.top_count, REQUEST_SIZE=REQUEST_SIZE,
         num_warps=8,
     )  # fmt: skip
 

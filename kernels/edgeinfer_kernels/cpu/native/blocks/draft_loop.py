@@ -162,14 +162,14 @@ def logit_threshold(block, top, weights, count, sorted_logits):
             slot -= 1
         store_f32(sorted_logits + 4 * slot, value)
     top_k = block.top_k
-    kept = min(count, top_k) if top_k > 0 else count
+    top_count = min(count, top_k) if top_k > 0 else count
     total = np.float32(0)
-    for i in range(kept):
+    for i in range(top_count):
         total += exponential_of(load_f32(sorted_logits + 4 * i) - top)
     target_sum = block.top_p * total
     reached = np.float32(0)
     last = 0
-    for i in range(kept):
+    for i in range(top_count):
         if reached < target_sum:
             reached += exponential_of(load_f32(sorted_logits + 4 * i) - top)
             last = i
@@ -191,17 +191,17 @@ def candidates(block, top, step):
     count = min(count, MAX_CANDIDATES)
     min_logit = logit_threshold(block, top, weights, count, block.sorted_logits)
     temperature = block.temperature
-    kept = 0
+    passed = 0
     total = np.float32(0)
     for i in range(count):
         logit = load_f32(weights + 4 * i)
         if logit >= min_logit:
             weight = exponential_of((logit - top) / temperature)
-            store_i64(ids + 8 * kept, load_i64(ids + 8 * i))
-            store_f32(weights + 4 * kept, weight)
+            store_i64(ids + 8 * passed, load_i64(ids + 8 * i))
+            store_f32(weights + 4 * passed, weight)
             total += weight
-            kept += 1
-    return kept, total
+            passed += 1
+    return passed, total
 
 
 @device_function
@@ -243,27 +243,27 @@ def add_draft_token(block, step):
     store_i64(ids, token)
     store_f32(block.probs + 4 * step, prob)
     block.count = step + 1
-    worthwhile = reached >= load_f32(block.further + 4 * step)
-    if worthwhile and step + 1 < block.max_tokens:
+    is_profitable = reached >= load_f32(block.min_probs_to_continue + 4 * step)
+    if is_profitable and step + 1 < block.max_tokens:
         set_next_token(block, ids)
         block.is_running = 1
 
 
 @exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
 def draft_tokens(block, step_args, pool, thread):
-    """Evaluate the given tokens, then draft and evaluate further ones: `most` tokens, or fewer if the next is
-    not likely enough to be accepted.
+    """Evaluate the given tokens, then draft and evaluate further ones: `max_tokens` tokens, or fewer if
+    the next is not likely enough to be accepted.
 
     Reads the weights of all layers and of the head once per draft token.
     """
     step = 0
-    going = block.is_running
-    while going != 0:
+    running = block.is_running
+    while running != 0:
         run_schedule(block.schedule, block.steps, pool, thread)
         reduce_parts(pool, 0, block)
         meet_all(pool, True, 0, 0)
         if thread == 0:
             add_draft_token(block, step)
         meet_all(pool, True, 0, 0)
-        going = block.is_running
+        running = block.is_running
         step += 1
