@@ -24,7 +24,7 @@ class Constraint(Protocol):
         ...
 
     def few(self) -> Ids | None:
-        """The allowed tokens, rising; None: there are so many that `allowed` is faster."""
+        """The allowed tokens, rising; None: there are too many, and `allowed` is faster."""
         ...
 
     def allowed(self) -> npt.NDArray[np.bool_]:

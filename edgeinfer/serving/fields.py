@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"prompt_cache_retention", "parallel_tool_calls", "cache_prompt"}
 """Fields that don't change the completion."""
 _NEUTRAL = {"best_of": 1, "modalities": ["text"]}
-"""Accepted values of refused fields: they match the default behaviour."""
+"""Accepted values of refused fields: they match the default behavior."""
 _ELSEWHERE = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",

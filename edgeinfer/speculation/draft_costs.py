@@ -12,7 +12,7 @@ ROW_SHARE = 0.08
 MAX_FACTOR = 1.5
 """An observation counts at most this many times the expected duration: other programs disturb it."""
 BASELINE_EVERY, BASELINE_RUN = 64, 5
-"""After this many steps with drafts, so many forwards in a row are made without. The first isn't timed: the
+"""After this many steps with drafts, the same number of forwards is made without. The first isn't timed: the
 draft has evicted its data from the caches."""
 
 

@@ -22,7 +22,7 @@ WORD_BITS = 64
 FEW_WORDS = 16
 """With at most this many nonzero words, reading single bits is faster than unpacking all with numpy."""
 LARGE_VOCABULARY = 16384
-"""With a smaller vocabulary, a thread hand-over takes as long as computing the mask."""
+"""With a smaller vocabulary, a thread switch takes as long as computing the mask."""
 
 
 class Constraint:

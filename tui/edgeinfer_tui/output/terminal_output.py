@@ -1,7 +1,7 @@
 """Standard output and standard error of the program.
 
 Text from files, servers and models is untrusted: on a terminal every control character in it is replaced, so
-that it can't move the cursor, set colours, change the title or write the clipboard. The program's own control
+that it can't move the cursor, set colors, change the title or write the clipboard. The program's own control
 sequences are written with `control` and contain no data. Output to a pipe or a file is not changed.
 """
 
@@ -117,7 +117,7 @@ def control(stream: TextIO, sequence: str) -> None:
 
 @contextmanager
 def help_output() -> Iterator[None]:
-    """Allow colours in help output: it contains only the program's constant text."""
+    """Allow colors in help output: it contains only the program's constant text."""
     out = sys.stdout
     if isinstance(out, OutputStream):
         with out.control_allowed():

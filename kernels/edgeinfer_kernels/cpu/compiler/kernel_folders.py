@@ -2,7 +2,7 @@
 
 A folder is named `machine-instruction set-digest`. Its modification time is the day of its last use. Removal
 renames the folder first, so a program that starts at the same time finds a complete folder or none. If it
-finds none, it builds its kernels anew.
+finds none, it builds its kernels again.
 """
 
 import os
