@@ -50,7 +50,7 @@ ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 class UnpackedRows:
     """Returns arrays (rows, columns) float32 like `np.empty`.
 
-    The operating system maps memory of this size again for every allocation, page by page on first write. That
+    The operating system maps memory of this size for every allocation, page by page on first write. That
     takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
     forward.
     """

@@ -310,8 +310,8 @@ class DraftArgs(Structure):
 
     schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. step_args:
     one for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows
-    first; x: the row of a single token afterwards. id_limit: only token ids below this may be drafted;
-    parts: for every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
+    first; x: the row of a single token afterwards. id_limit: only token ids below this may be drafted; parts:
+    for every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
     probability; min_probs_to_continue: the minimum for another token after it, float32. temperature 0: the
     argmax is drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which
     are at most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or
