@@ -222,16 +222,16 @@ class NativeEngine:
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         if len(ids) <= self.capabilities.max_step_tokens:
             return self._step(ids)
-        found = [self._logits(x) for x in self._steps(ids)]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        logits = [self._logits(x) for x in self._steps(ids)]
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(request.min_probs))
         with DEVICE_FAILURES:
-            found = self.backend.draft(ids, len(self.cache.ids), request)
-        self.cache.append([*ids, *found.ids][: found.read])
-        return found
+            drafted = self.backend.draft(ids, len(self.cache.ids), request)
+        self.cache.append([*ids, *drafted.ids][: drafted.read])
+        return drafted
 
     def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
         """Process tokens of several sequences that share the cache in one step; logits (len(ids),

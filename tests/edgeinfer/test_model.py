@@ -162,12 +162,12 @@ def test_a_model_closes_when_its_block_is_left_by_an_error() -> None:
 
 def test_closing_waits_for_the_token_that_another_thread_computes() -> None:
     engine = FakeEngine(saying("Hello", 3))
-    reached, go_on, order = threading.Event(), threading.Event(), []
+    reached, set_next_token, order = threading.Event(), threading.Event(), []
     usual = engine.answer
 
     def slow(ids: list[int]) -> np.ndarray:
         reached.set()
-        assert go_on.wait(10)
+        assert set_next_token.wait(10)
         order.append("computed")
         return usual(ids)
 
@@ -183,7 +183,7 @@ def test_closing_waits_for_the_token_that_another_thread_computes() -> None:
 
     closer = threading.Thread(target=close)
     closer.start()
-    go_on.set()
+    set_next_token.set()
     reader.join(10)
     closer.join(10)
     assert order == ["computed", "closed"]
@@ -245,5 +245,5 @@ def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
         for wrong in wrongs:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)
-        with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):
+        with pytest.raises(SettingError, match="tools: wanted the messages of a chat as prompt"):
             model.generate("the rain", tools=[{"name": "look"}])

@@ -207,12 +207,12 @@ def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker
 def test_a_turn_that_is_not_there_cannot_be_edited(speaker: Speaker, index: int) -> None:
     chat = speaker.chat()
     chat.say("a")
-    with pytest.raises(ValueError, match=rf"turn {index}: this chat has 1 turns, counted from 0"):
+    with pytest.raises(ValueError, match=rf"message {index}: this chat has 1 user messages, counted from 0"):
         chat.edit(index, "b")
 
 
 def test_nothing_can_be_answered_again_before_the_first_turn(speaker: Speaker) -> None:
-    with pytest.raises(ValueError, match="nothing has been said yet"):
+    with pytest.raises(ValueError, match="there is no response yet"):
         speaker.chat().regenerate()
 
 

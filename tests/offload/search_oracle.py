@@ -140,8 +140,8 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
         begin = always.seconds if always else 0.0
         if costs.granules == 0 and side == GPU:  # no expert can be on the GPU
             elsewhere = np.array([True])
-        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(granules), side)
-    seconds = _at_once(own, other) + hand_over * elsewhere
+        return begin + _overlapped_seconds(own, other) + hand_over * elsewhere, np.full(len(granules), side)
+    seconds = _overlapped_seconds(own, other) + hand_over * elsewhere
     out = np.full(len(granules), side)
     whole = 0 if side == GPU else costs.granules
     if side == GPU or costs.granules:
@@ -150,7 +150,7 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
     return seconds, out
 
 
-def _at_once(own: Array, other: Array) -> Array:
+def _overlapped_seconds(own: Array, other: Array) -> Array:
     """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
     return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
 
@@ -210,7 +210,7 @@ class PricedSearch:
         self._attend = attend
         self._tables = _shared_tables(costs, hand_over, attend)
         self.non_layer = non_layer
-        self._hand_over = hand_over
+        self._sync_seconds = hand_over
 
     def best(self, budget: Budget) -> Found | None:
         """The fastest placement that uses the GPU within the budget; None: there is none."""
@@ -235,7 +235,7 @@ class PricedSearch:
             gpu_bytes += on_gpu
             cpu_bytes += on_cpu
             side = out
-        seconds += self._hand_over / 2 if side != non_layer.head else 0.0
+        seconds += self._sync_seconds / 2 if side != non_layer.head else 0.0
         return Found(tuple(choices), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
     @cached_property
@@ -293,7 +293,7 @@ class PricedSearch:
             came.append(back)
         side = min(
             DEVICE_INDICES,
-            key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0),
+            key=lambda out: scores[out] + (self._sync_seconds / 2 if out != non_layer.head else 0.0),
         )
         choices = []
         for table, back in zip(reversed(self._tables), reversed(came), strict=True):
@@ -348,7 +348,7 @@ class PricedSearch:
         """Seconds of the part after the layer, indexed by the device of the layer's output."""
         if layer + 1 == len(choices):
             return np.array(
-                [self._hand_over / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
+                [self._sync_seconds / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
             )
         return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
 

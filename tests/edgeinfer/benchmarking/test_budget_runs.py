@@ -33,7 +33,7 @@ def test_a_row_shows_what_was_held_beside_what_was_planned() -> None:
 
 def test_a_model_that_could_not_be_loaded_says_why() -> None:
     failed = BudgetRow("m", GIB, 0.05, failure="main memory is too small")
-    assert not failed.is_kept
+    assert not failed.is_within_budget
     assert failed.cells()[3] == "main memory is too small"
     assert len(failed.cells()) == len(HEAD)
 

@@ -1,4 +1,4 @@
-"""An answer without a length ends where the model file's own header says that the file does."""
+"""An response without a length ends where the model file's own header says that the file does."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer.download import transfer
 from edgeinfer.download.pulling import Pull, pull
-from edgeinfer.download.transfer import Hearing
+from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from tests.edgeinfer.download import hostile_server as does
@@ -32,7 +32,7 @@ def test_the_header_tells_how_long_a_file_is(model: bytes) -> None:
 def test_an_endless_answer_is_ended(model: bytes, server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.endless(model, MANY)]
     text = refusal(server, tmp_path)
-    assert f"more came than the {len(model)} bytes that the file's own header declares; deleted" in text
+    assert f"received more than the {len(model)} bytes that the file's own header declares; deleted" in text
     assert not list(tmp_path.glob("model.gguf*"))
 
 
@@ -66,6 +66,6 @@ def test_a_sound_answer_in_chunks_is_whole(model: bytes, tmp_path: Path) -> None
 )
 def test_what_can_be_no_address_is_one_line(address: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError) as caught:
-        pull(address, Pull(tmp_path, Hearing(), hasty()))
+        pull(address, Pull(tmp_path, TransferCallbacks(), hasty()))
     assert str(caught.value).isprintable()
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.download.header_check import incoming_support
 from edgeinfer.download.pulling import Pull, pull
-from edgeinfer.download.transfer import Hearing
+from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.fetching import hasty
 from tests.edgeinfer.download.hostile_server import HostileServer
@@ -49,10 +49,10 @@ UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 @pytest.mark.parametrize("what", UNSUPPORTED)
 def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path: Path) -> None:
     change, reason = UNSUPPORTED[what]
-    settings = Pull(tmp_path, Hearing(), hasty())
+    settings = Pull(tmp_path, TransferCallbacks(), hasty())
     with HostileServer(change(sound)) as server:
         came: list[int] = []
-        heard = replace(settings, hearing=Hearing(progress=lambda done, total: came.append(done)))
+        heard = replace(settings, callbacks=TransferCallbacks(progress=lambda done, total: came.append(done)))
         with pytest.raises(DownloadError) as caught:
             pull(server.url("/m.gguf"), heard)
         text = str(caught.value)
@@ -72,4 +72,7 @@ def test_what_edgeinfer_runs_comes_whole(sound: bytes, tmp_path: Path) -> None:
     assert support is not None
     assert support.is_native
     with HostileServer(sound) as server:
-        assert pull(server.url("/m.gguf"), Pull(tmp_path, Hearing(), hasty())).path.read_bytes() == sound
+        assert (
+            pull(server.url("/m.gguf"), Pull(tmp_path, TransferCallbacks(), hasty())).path.read_bytes()
+            == sound
+        )

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import partial_path
-from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
+from edgeinfer.download.transfer import DownloadedFile, RetryPolicy, TransferCallbacks, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.fetching import SHA256, fetched, hasty, refusal, remote_of
@@ -18,12 +18,12 @@ from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
 
 def test_what_came_is_kept_and_the_next_run_goes_on_with_it(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    assert "100000 of 300004 bytes are here" in refusal(server, tmp_path, sha256=SHA256)
+    assert "100000 of 300004 bytes are received" in refusal(server, tmp_path, sha256=SHA256)
     assert partial_path(tmp_path / "model.gguf").stat().st_size == 100_000
     server.seen.clear()
     checked: list[tuple[int, int]] = []
-    hearing = Hearing(checking=lambda done, total: checked.append((done, total)))
-    fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", hearing, hasty())
+    callbacks = TransferCallbacks(checking=lambda done, total: checked.append((done, total)))
+    fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", callbacks, hasty())
     assert server.ranges() == ["100000"]
     assert checked[-1] == (300_004, 300_004)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
@@ -77,7 +77,7 @@ def test_facts_that_cannot_be_read_cost_nothing_but_trust(server: HostileServer,
 
 def test_a_poisoned_part_is_thrown_away_in_the_end(server: HostileServer, tmp_path: Path) -> None:
     partial_path(tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(996))
-    assert "thrown away, pull it again" in refusal(server, tmp_path, sha256=SHA256)
+    assert "deleted, pull it again" in refusal(server, tmp_path, sha256=SHA256)
     assert list(tmp_path.iterdir()) == []
     fetched(server, tmp_path, sha256=SHA256)
 
@@ -101,14 +101,19 @@ def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
 
 def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.stall(1000), does.cut(9000)]
-    found: list[Fetched] = []
+    found: list[DownloadedFile] = []
     text: list[str] = []
     retry_policy = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
             target=lambda: found.append(
-                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=text.append), retry_policy)
+                fetch(
+                    remote_of(server, sha256=SHA256),
+                    destination,
+                    TransferCallbacks(say=text.append),
+                    retry_policy,
+                )
             )
         )
         for _ in range(4)
@@ -118,7 +123,7 @@ def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer,
     for thread in threads:
         thread.join()
     assert destination.read_bytes() == CONTENT
-    assert sorted(one.was_there for one in found) == [False, True, True, True]
+    assert sorted(one.existed for one in found) == [False, True, True, True]
     assert text == ["another program is fetching model.gguf; waiting for it"] * 3
     assert server.ranges() == ["0", "1000", "10000"]
 
@@ -157,6 +162,6 @@ def test_progress_begins_with_what_is_there(server: HostileServer, tmp_path: Pat
         json.dumps({"tag": does.TAG, "total": len(CONTENT), "sha256": None})
     )
     seen: list[tuple[int, int | None]] = []
-    hearing = Hearing(progress=lambda done, total: seen.append((done, total)))
-    fetch(remote_of(server), tmp_path / "model.gguf", hearing, hasty())
+    callbacks = TransferCallbacks(progress=lambda done, total: seen.append((done, total)))
+    fetch(remote_of(server), tmp_path / "model.gguf", callbacks, hasty())
     assert (seen[0], seen[-1]) == ((1000, 300_004), (300_004, 300_004))

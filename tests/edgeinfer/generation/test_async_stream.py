@@ -27,19 +27,19 @@ async def test_the_tokens_are_those_of_a_plain_stream() -> None:
 
 
 async def test_other_tasks_run_while_a_token_is_computed() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, set_next_token = threading.Event(), threading.Event()
 
     def waiting(ids: list[int]) -> np.ndarray:
         if len(ids) > len(PROMPT):
             begun.set()
-            assert go_on.wait(10)
+            assert set_next_token.wait(10)
         return drawn(ids)
 
     async def both() -> int:
         completion = asyncio.create_task(model_on(FakeEngine(waiting)).generate_async(PROMPT, max_tokens=5))
         while not begun.is_set():
             await asyncio.sleep(0)
-        go_on.set()
+        set_next_token.set()
         return len((await completion).ids)
 
     assert (await both()) == 5

@@ -183,7 +183,7 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
     [
         ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
         ({"best_of": True}, "best_of: saw True, wanted"),
-        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
+        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 completions of n"),
         ({"beams": 2, "best_of": 2}, "sampling and beam search exclude each other"),
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
@@ -197,5 +197,5 @@ def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
     got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
     assert {completion.text for completion in got} <= {"yes", "no", "maybe"}
     assert {completion.finish_reason for completion in got} == {"stop"}
-    with pytest.raises(SettingError, match="beams keep to none"):
+    with pytest.raises(SettingError, match="beam search doesn't support them"):
         tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

@@ -95,13 +95,13 @@ def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
 
 def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
     engine = FakeEngine(saying("Hello there", 3))
-    reached, go_on = threading.Event(), threading.Event()
+    reached, set_next_token = threading.Event(), threading.Event()
     usual = engine.answer
 
     def slow(ids: list[int]) -> Any:
         if len(ids) == 6:
             reached.set()
-            assert go_on.wait(10)
+            assert set_next_token.wait(10)
         return usual(ids)
 
     engine.answer = slow
@@ -110,7 +110,7 @@ def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
     reader.start()
     assert reached.wait(10)
     stream.cancel()
-    go_on.set()
+    set_next_token.set()
     reader.join(10)
     assert not reader.is_alive()
     assert stream.result.text == "Hell"

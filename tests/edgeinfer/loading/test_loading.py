@@ -106,9 +106,7 @@ def test_a_folder_is_loaded_if_it_holds_one_model(tmp_path: Path) -> None:
 def test_a_file_that_is_no_language_model_says_so(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf", {"general.architecture": "llama"}):
         pass
-    with pytest.raises(
-        UnsupportedModelError, match=r"token_embd\.weight is missing; this file holds no lang"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"token_embd\.weight is missing; this file is no lang"):
         edgeinfer.load(tmp_path / "model.gguf")
 
 
@@ -147,7 +145,7 @@ def test_a_context_beyond_training_is_remarked_on(zoo_file: ZooFile) -> None:
         assert model.context == 300
         assert model.warnings == (
             "the context of 300 is longer than the 256 that the model was trained for; "
-            "expect worse answers beyond",
+            "expect worse output beyond",
         )
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         assert (model.context, model.warnings) == (256, ())
@@ -193,7 +191,7 @@ def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
     [
         (UnsupportedProcessorError("no such processor"), KernelError, "no such processor"),
         (KernelBuildError("building rows_Q4_0 failed"), KernelError, "building rows_Q4_0 failed"),
-        (MemoryError(), OutOfMemoryError, "llama: the system gave no more memory; "),
+        (MemoryError(), OutOfMemoryError, "llama: out of memory; "),
     ],
 )
 def test_failures_of_the_floors_below_are_told_in_one_line(

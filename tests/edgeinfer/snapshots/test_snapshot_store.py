@@ -101,7 +101,7 @@ def test_a_damaged_snapshot_is_thrown_away(tmp_path: Path, damage: bytes | None)
     with pytest.raises(DamagedSnapshotError):
         read_snapshot(path)
     assert store.longest(list(range(9))) is None
-    assert store.trouble is not None
+    assert store.last_error is not None
     assert files(tmp_path) == 0
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("edgeinfer.snapshots.store.write_snapshot", full)
     store = SnapshotStore(tmp_path, "a" * 32)
     assert not store.keep(snapshot(5))
-    assert store.trouble == f"{tmp_path}: No space left on device"
+    assert store.last_error == f"{tmp_path}: No space left on device"
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_the_next_best_snapshot_is_taken_where_the_best_is_damaged(tmp_path: Pat
     found = store.longest([0, 1, 2, 3, 4, 5, 7])
     assert found is not None
     assert (len(found[0].ids), found[1]) == (8, 4)
-    assert store.trouble == f"{damaged}: its digest is not that of its bytes"
+    assert store.last_error == f"{damaged}: its digest is wrong"
     assert not damaged.exists()
 
 

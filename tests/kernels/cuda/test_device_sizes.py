@@ -63,7 +63,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
-    over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
+    over = blocks - counted(parts, "feed-forward") - counted(parts, "inactive experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
     caches = sum(block.state_device_bytes(CONTEXT, kind) for block in sizes.blocks)
     assert caches == counted(parts, "keys and values")
@@ -104,9 +104,9 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
             for stream_min_tokens in (None, 1)
         ]
     attends = not all(division.on_gpu for division in divisions)
-    counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
+    counted = cuda_buffers.streaming_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
-    pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)
+    pieces = cuda_buffers.STREAMED_PIECES * cuda_buffers.streamed_piece_bytes(sizes)
     assert taken[1] >= taken[0] + pieces
 
 

@@ -12,7 +12,7 @@ import pytest
 from edgeinfer_offload.runtime.activity_profile import (
     ActivityProfile,
     ProfileError,
-    beside_model,
+    adjacent_profile_path,
     find_profile,
     model_hash,
     save_profile,
@@ -42,7 +42,7 @@ def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) 
     data = tmp_path / "data"
     assert find_profile(model, data) is None
     kept = a_profile(model)
-    assert save_profile(kept, model, data) == beside_model(model)
+    assert save_profile(kept, model, data) == adjacent_profile_path(model)
     found = find_profile(model, data)
     assert found is not None
     assert (found.model_hash, found.tokens, found.rule) == (kept.model_hash, (4, 2), "not exactly zero")
@@ -56,22 +56,20 @@ def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) 
 
 def test_a_folder_that_is_not_ours_leaves_the_data_folder(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    beside_model(model).mkdir()  # nothing can be written there, whoever we are
+    adjacent_profile_path(model).mkdir()  # nothing can be written there, whoever we are
     path = save_profile(a_profile(model), model, data)
     assert path.parent == data / "profiles"
-    beside_model(model).rmdir()
+    adjacent_profile_path(model).rmdir()
     assert find_profile(model, data) is not None
     assert save_profile(a_profile(model), model, data, in_data_folder=True) == path
-    assert not beside_model(model).exists()
+    assert not adjacent_profile_path(model).exists()
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_a_foreign_profile_is_one_clear_line(model: Path, tmp_path: Path) -> None:
     save_profile(replace(a_profile(model), model_hash="0" * 64), model, tmp_path)
     wanted = model_hash(model)[:12]
-    line = (
-        f"profile of another model (hash 000000000000, wanted {wanted}); write it anew with edgeinfer profile"
-    )
+    line = f"profile of another model (hash 000000000000, wanted {wanted}); create it again with edgeinfer"
     with pytest.raises(ProfileError, match=re.escape(line)):
         find_profile(model, tmp_path)
 
@@ -82,7 +80,7 @@ def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> Non
     random = np.random.default_rng(1)
     for length in (0, 1, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ProfileError, match=r"no sound activity profile \(.*\); write it anew"):
+        with pytest.raises(ProfileError, match=r"not a valid activity profile \(.*\); create it again"):
             ActivityProfile.load(path)
     for _ in range(200):
         mutated = bytearray(whole)
@@ -108,7 +106,7 @@ def test_counts_that_cannot_be_are_refused(
 ) -> None:
     path = tmp_path / "p.npz"
     replace(a_profile(model), counts={name: counts}).save(path)
-    with pytest.raises(ProfileError, match="no sound activity profile"):
+    with pytest.raises(ProfileError, match="not a valid activity profile"):
         ActivityProfile.load(path)
 
 

@@ -9,7 +9,7 @@ from tests.tui.conftest import CommandLine
 def test_without_a_terminal_it_says_what_to_use(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("chat")
     assert outcome.code == 2
-    assert "chat wants a terminal; for pipes and scripts there is: edgeinfer run" in outcome.err
+    assert "chat needs a terminal; for pipes and scripts there is: edgeinfer run" in outcome.err
 
 
 def test_its_help_names_the_options_of_run(edgeinfer: CommandLine) -> None:

@@ -109,7 +109,7 @@ def test_a_machine_can_be_measured_anew(
 ) -> None:
     figures = MeasuredFigures(tmp_path, "one machine")
     figures.keep({"2 threads": 1.0})
-    monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
+    monkeypatch.setattr(measure, "stored_figures", lambda folder: figures)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
     assert figures.known() == {"2 threads": 1.0}
     assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0

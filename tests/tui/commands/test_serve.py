@@ -85,7 +85,7 @@ def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(edgeinfer: C
 def test_whatever_others_can_reach_wants_a_key(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host)
     assert outcome.code == 2
-    assert f"--host {host} lets the whole network in; give a --key" in outcome.err
+    assert f"--host {host} is reachable from the whole network; give a --key" in outcome.err
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "nowhere.invalid", "1.2.3.4.5"])

@@ -166,12 +166,12 @@ def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
 
 
 def test_health_is_responded_to_while_a_prompt_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, begun, go_on = fake(), threading.Event(), threading.Event()
+    model, begun, set_next_token = fake(), threading.Event(), threading.Event()
     encode = model.tokenizer.encode
 
     def slow(*given: Any, **named: Any) -> list[int]:
         begun.set()
-        assert go_on.wait(30)
+        assert set_next_token.wait(30)
         return encode(*given, **named)
 
     monkeypatch.setattr(model.tokenizer, "encode", slow)
@@ -179,7 +179,7 @@ def test_health_is_responded_to_while_a_prompt_is_tokenized(monkeypatch: pytest.
     with Served(model) as served, served.raw(head(len(body)) + body) as connection:
         assert begun.wait(30)
         assert served.health() == 1
-        go_on.set()
+        set_next_token.set()
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 

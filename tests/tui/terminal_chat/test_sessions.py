@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.history.recorder import Recorder
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatMessage, read_by_the_model
+from edgeinfer.history.tree import ChatMessage, model_messages
 from edgeinfer.results import Token
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.library import Stream
@@ -47,7 +47,7 @@ class Kept:
     def hear(self, stream: Iterable[Token]) -> None:
         for _ in stream:
             pass
-        if told := self.session.new_trouble():
+        if told := self.session.new_error():
             self.told.append(told)
 
     def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
@@ -68,7 +68,7 @@ def kept(tmp_path: Path) -> Kept:
 
 def read(session: ChatSession) -> list[str]:
     """The messages that the model reads."""
-    return [message["content"] for message in read_by_the_model(session.line)]
+    return [message["content"] for message in model_messages(session.line)]
 
 
 def quiet(done: int, total: int) -> None:

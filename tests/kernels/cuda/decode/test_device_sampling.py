@@ -8,9 +8,9 @@ import torch
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
-    NO_NUMBERS,
+    INVALID_LOGITS,
     SAMPLED,
-    TOO_FEW,
+    TOO_FEW_CANDIDATES,
     DeviceSamplingParams,
     SamplingBuffers,
     argmax,
@@ -113,7 +113,7 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
         for row in range(ROWS):
             ids, probabilities = samplers[row].distribution(logits[row], histories[row])
             token, status = results[row]
-            if status == TOO_FEW:
+            if status == TOO_FEW_CANDIDATES:
                 refused += 1
                 assert token == -1
                 assert chosen[row] == -7
@@ -169,7 +169,7 @@ def test_what_is_no_number_chooses_nothing(device: str, value: float, temperatur
     logits[1] = -np.inf
     settings = [DeviceSamplingParams(temperature, top_k=4)] * 3
     results, chosen = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
-    assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
+    assert results.tolist()[:2] == [[-1, INVALID_LOGITS]] * 2
     assert chosen.tolist()[:2] == [-7, -7]
     assert results[2, 1] == SAMPLED
 
@@ -184,7 +184,13 @@ def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> 
         DeviceSamplingParams(1.0, top_p=0.999),
     ]
     results, _ = run(device, logits, asked, [[]] * 5, [0.3] * 5, 16, 64)
-    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
+    assert results[:, 1].tolist() == [
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+        SAMPLED,
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+    ]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
@@ -199,7 +205,7 @@ def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
     argmax(torch.from_numpy(logits).to(device), buffers, chosen, results)
     assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == chosen[:4].tolist()
     assert results[:4, 1].tolist() == [SAMPLED] * 4
-    assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
+    assert results[4:].tolist() == [[-1, INVALID_LOGITS]] * 2
 
 
 def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> None:

@@ -12,7 +12,7 @@ import torch
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import engine_loading
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
@@ -20,10 +20,10 @@ from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner import placement_problem, plan_items
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.random_models import ZOO
 
@@ -132,7 +132,9 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
     small_gpu(gpu_bytes(path) - 1)
     monkeypatch.setattr(engine_loading, "measure_gpu", full)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "the GPU has no room to be measured: planned without its speeds" in model.warnings
+        assert (
+            "the GPU has too little free memory to be measured: planned without its speeds" in model.warnings
+        )
 
 
 @pytest.mark.default_cases(1)
@@ -242,7 +244,7 @@ def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
         failed[0].embed([5])
 
 
-@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
+@pytest.mark.parametrize(("draft", "widths"), [(None, COMMON_STEP_SIZES), ("lookup", ALL_STEP_SIZES)])
 def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
     small_gpu: Callable[[int], None],
     tmp_path: Path,
@@ -272,7 +274,7 @@ def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None
     counts = np.full((2, 8), 20, np.uint32)
     counts[:, 7] = 100
     named = {f"experts.{layer}": counts for layer in range(3)}
-    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(adjacent_profile_path(path))
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
         divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
