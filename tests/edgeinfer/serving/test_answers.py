@@ -72,6 +72,13 @@ async def test_a_response_keeps_to_a_schema() -> None:
     assert "Unsatisfiable schema" in refused.json()["error"]["message"]
 
 
+async def contents(tools: list[Any], text: str) -> list[str]:
+    """The contents of the chunks of a streamed response with tools."""
+    output = await chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE))
+    deltas = [each["choices"][0]["delta"] for each in events(output.text)]
+    return [delta["content"] for delta in deltas if delta.get("content")]
+
+
 async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
@@ -86,8 +93,12 @@ async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
         call["function"]
     ]
-    output = await chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
-    assert events(output.text)[0]["choices"][0]["delta"]["content"] == "No need."
+    assert (await contents(tools, "No need."))[0] == "N"
+    assert "".join(await contents(tools, "No need. ")) == "No need. "
+    spoken = await contents(tools, f"I'll  look <here>.\n\n{text}")
+    assert len(spoken) > 10
+    assert "".join(spoken) == "I'll  look <here>."
+    assert await contents(tools, '{"a": 1}') == ['{"a": 1}']
     assert (await chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE))).json()[
         "choices"
     ][0]["message"]["content"] == text
