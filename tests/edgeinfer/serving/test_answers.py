@@ -1,6 +1,7 @@
 """Chats, texts and vectors over HTTP, as the openai client and plain requests are answered."""
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ pytest.importorskip("starlette")
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FIRST_BYTE, FakeEngine, drawn, model_on
 from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Asked, chat, events, fake, post
 
 pytestmark = pytest.mark.anyio
@@ -197,3 +198,14 @@ def test_the_openai_client_meets_what_it_expects() -> None:
             asker.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
         with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
             asker.chat.completions.create(messages=HELLO, model="other")
+
+
+async def test_a_models_sampling_parameters_are_below_those_of_a_request() -> None:
+    async def content(**fields: Any) -> str:
+        model = fake("The fox.")
+        model.sampling = {"logit_bias": {FIRST_BYTE + ord("T"): -math.inf}}
+        found = (await chat({"max_tokens": 2, **fields}, model)).json()
+        return str(found["choices"][0]["message"]["content"])
+
+    assert not (await content()).startswith("T")
+    assert (await content(logit_bias={})) == "Th"
