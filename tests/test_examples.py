@@ -18,5 +18,5 @@ def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert example.read_text().startswith('"""')
 
 
-def test_there_are_examples() -> None:
+def test_the_examples_are_found() -> None:
     assert len(EXAMPLES) >= 6

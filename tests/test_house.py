@@ -75,7 +75,7 @@ def test_imports_go_down_only(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PARTS)
-def test_a_part_imports_only_the_outside_packages_it_is_allowed(package: str) -> None:
+def test_a_package_imports_only_allowed_third_party_packages(package: str) -> None:
     allowed = PARTS[package][2] | PARTS.keys() | set(sys.stdlib_module_names)
     foreign = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -91,7 +91,7 @@ def test_llama_cpp_is_imported_in_one_file_only() -> None:
 
 
 @pytest.mark.parametrize("package", PARTS)
-def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -> None:
+def test_every_module_has_a_docstring(package: str) -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in modules_of(package)
@@ -123,7 +123,7 @@ def test_triton_kernels_have_at_most_sixteen_parameters_and_eighty_lines() -> No
     assert large == []
 
 
-def test_importing_edgeinfer_brings_no_heavy_package() -> None:
+def test_importing_edgeinfer_loads_no_heavy_package() -> None:
     heavy = [
         "torch",
         "triton",

@@ -27,14 +27,14 @@ def log_probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-def test_the_greedy_answer_is_the_one_that_llama_cpp_gives(tiny: Model) -> None:
+def test_the_greedy_completion_equals_llama_cpp(tiny: Model) -> None:
     completion = tiny.generate(PROMPT, max_tokens=20, temperature=0.0)
     assert completion.prompt_ids == PROMPT_IDS
     assert completion.ids == GREEDY_IDS
     assert completion.text == GREEDY_TEXT
 
 
-def test_it_chats_with_its_own_template(tiny: Model) -> None:
+def test_it_chats_with_its_built_in_template(tiny: Model) -> None:
     chat = tiny.chat(system="Be kind.", temperature=0.0)
     first = chat.say("Hello!", max_tokens=12)
     second = chat.say("How are you?", max_tokens=12)
@@ -44,7 +44,7 @@ def test_it_chats_with_its_own_template(tiny: Model) -> None:
     assert "<|" not in first.text + second.text
 
 
-def test_its_chats_outgrow_the_context_without_an_error() -> None:
+def test_its_chats_exceed_the_context_without_an_error() -> None:
     with edgeinfer.load("tiny", context=64, threads=2) as small:
         chat = small.chat(system="Be kind.", max_tokens=6, seed=1)
         dropped = [chat.say(f"Tell me about the fox number {turn}.").dropped_messages for turn in range(5)]
@@ -75,7 +75,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
 
 
 @pytest.mark.llama_cpp
-def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
+def test_sixty_greedy_tokens_equal_llama_cpp_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
     completions = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
     assert completions[0].prompt_ids == completions[1].prompt_ids
     for mine, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
@@ -88,7 +88,7 @@ def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
-def test_distributions_on_told_stories_are_llama_cpps(pair: tuple[Model, Model]) -> None:
+def test_distributions_on_generated_stories_equal_llama_cpp(pair: tuple[Model, Model]) -> None:
     divergences: list[float] = []
     leads: list[float] = []
     for story in STORIES:

@@ -96,7 +96,7 @@ def tried(work: Callable[[], Any], counts: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_wrong_calls_are_answered_or_refused_in_one_line(scaled: Callable[[int], int]) -> None:
+def test_thousands_of_invalid_calls_return_or_give_a_one_line_error(scaled: Callable[[int], int]) -> None:
     source, calls = random.Random(43), scaled(CALLS)
     counts: Counter[str] = Counter()
     model = model_on(FakeEngine(drawn, 64), "{{ tools }}" + CHAT_TEMPLATE)
@@ -109,7 +109,7 @@ def test_thousands_of_wrong_calls_are_answered_or_refused_in_one_line(scaled: Ca
 
 
 @pytest.mark.slow
-def test_wrong_keywords_of_load_are_refused_in_one_line(scaled: Callable[[int], int]) -> None:
+def test_invalid_keywords_of_load_give_a_one_line_error(scaled: Callable[[int], int]) -> None:
     source, loads = random.Random(44), scaled(LOADS)
     counts: Counter[str] = Counter()
     for _ in range(loads):

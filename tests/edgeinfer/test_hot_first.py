@@ -40,7 +40,9 @@ def logits(path: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
     ("name", "formats", "block"),
     [("arcee", ("F32",), 1), ("arcee", ("Q8_0",), 32), ("starcoder2", ("F16",), 1), ("phi3", ("Q8_0",), 32)],
 )
-def test_the_function_stays(tmp_path: Path, name: str, formats: tuple[str, ...], block: int) -> None:
+def test_reordering_does_not_change_the_function(
+    tmp_path: Path, name: str, formats: tuple[str, ...], block: int
+) -> None:
     source, target, done = hot(tmp_path, name, formats=formats)
     want, got = logits(source), logits(target)
     # Sums are rounded in another order; behind them int8 activations now and then round the other way.
@@ -54,7 +56,7 @@ def test_the_function_stays(tmp_path: Path, name: str, formats: tuple[str, ...],
         assert not np.array_equal(before.raw(down), after.raw(down))
 
 
-def test_the_hottest_come_first_and_the_profile_moves_along(tmp_path: Path) -> None:
+def test_the_hottest_neurons_come_first_and_the_profile_is_reordered(tmp_path: Path) -> None:
     source, target, _ = hot(tmp_path, "arcee", formats=("F16",))
     before, after = find_profile(source, tmp_path), find_profile(target, tmp_path)
     assert before is not None
@@ -67,7 +69,7 @@ def test_the_hottest_come_first_and_the_profile_moves_along(tmp_path: Path) -> N
     assert moved.max() <= 2  # neurons at their threshold, whose sums are rounded elsewhere
 
 
-def test_wide_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
+def test_float_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
     source, target, _ = hot(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
     edgeinfer.quantize(source, target, "Q8_0", hot_first=True, overwrite=True)
     with GGUFFile.open(target) as file:
@@ -95,7 +97,7 @@ def test_llama_cpp_reads_the_file_and_agrees(tmp_path: Path, formats: tuple[str,
     assert np.abs(found[1] - found[0]).max() < (1e-3 if formats == ("F32",) else 5e-3) * scale
 
 
-def test_without_a_profile_the_way_is_told(tmp_path: Path) -> None:
+def test_without_a_profile_the_error_names_the_command(tmp_path: Path) -> None:
     source = ZOO["arcee"].write(tmp_path / "m.gguf")
     with pytest.raises(
         SettingError, match="no profile says which neurons are hot; make one with edgeinfer profile"

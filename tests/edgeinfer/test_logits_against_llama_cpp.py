@@ -91,7 +91,7 @@ def golden_name(name: str, variant: str) -> str:
     return name + (" quantized" if variant == "quantized" else "")
 
 
-def test_every_file_of_the_zoo_has_a_golden(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
+def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
     assert set(goldens) == {golden_name(*file) for file in FILES}
     assert {ZOO[name].architecture for name in ZOO} == set(ARCHITECTURES)
 
@@ -115,7 +115,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
 
 @pytest.mark.default_cases(12)
 @pytest.mark.parametrize(("name", "variant"), FILES)
-def test_logits_are_llama_cpps(
+def test_logits_equal_llama_cpp(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str
 ) -> None:
     path = model_of(name, variant).write(tmp_path / "model.gguf")
@@ -125,7 +125,7 @@ def test_logits_are_llama_cpps(
 @pytest.mark.default_cases(4)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("name", "variant"), LIVE)
-def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
+def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
     pytest.importorskip("llama_cpp")
     path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
     check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
@@ -144,9 +144,7 @@ def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, varia
         ("phi3-longrope", "rope.scaling.attn_factor"),
     ],
 )
-def test_what_a_file_leaves_out_is_taken_as_llama_cpp_takes_it(
-    tmp_path: Path, name: str, left_out: str
-) -> None:
+def test_omitted_metadata_have_the_defaults_of_llama_cpp(tmp_path: Path, name: str, left_out: str) -> None:
     pytest.importorskip("llama_cpp")
     kept = {key: value for key, value in ZOO[name].extra.items() if key != left_out}
     path = replace(ZOO[name], extra=kept).write(tmp_path / "model.gguf")

@@ -59,14 +59,14 @@ def speaker() -> Speaker:
     return Speaker(echo)
 
 
-def test_a_turn_that_is_no_text_is_refused_and_not_kept(speaker: Speaker) -> None:
+def test_a_message_that_is_not_text_is_refused_and_not_stored(speaker: Speaker) -> None:
     chat, nothing = speaker.chat(), None
     with pytest.raises(SettingError, match=r"^text: saw NoneType None, wanted a text$"):
         chat.say(nothing)  # type: ignore[arg-type]
     assert chat.messages == []
 
 
-def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
+def test_messages_are_stored_and_included_in_the_next_prompt(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     assert chat.say("hi").text == "HI"
     assert chat.say("yo").text == "YO"
@@ -79,7 +79,7 @@ def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
     assert speaker.prompts == ["Sbe.</s>Uhi</s>A", "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"]
 
 
-def test_the_cache_is_kept_between_turns(speaker: Speaker) -> None:
+def test_the_cache_is_reused_between_messages(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     chat.say("hi")
     second = chat.say("yo")
@@ -87,7 +87,7 @@ def test_the_cache_is_kept_between_turns(speaker: Speaker) -> None:
     assert second.speed.cached_tokens == 1 + len("Sbe.") + 1 + len("Uhi") + 1 + len("AHI")
 
 
-def test_context_used_is_what_the_conversation_takes(speaker: Speaker) -> None:
+def test_context_used_is_the_token_count_of_the_chat(speaker: Speaker) -> None:
     chat = speaker.chat()
     assert chat.context_used == 0
     response = chat.say("hi")
@@ -107,7 +107,7 @@ def test_clear_keeps_the_system_message(speaker: Speaker) -> None:
     assert speaker.prompts[-1] == "Sbe.</s>Uyo</s>A"
 
 
-def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
+def test_the_system_message_may_change_between_messages(speaker: Speaker) -> None:
     chat = speaker.chat()
     chat.say("hi")
     chat.system = "go."
@@ -115,7 +115,7 @@ def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
     assert speaker.prompts[-1] == "Sgo.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
-def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_many(speaker: Speaker) -> None:
+def test_a_chat_over_its_context_drops_and_counts_the_oldest_messages(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     dropped = [chat.say(f"{number}abcd").dropped_messages for number in range(8)]
     assert dropped[:3] == [0, 0, 0]
@@ -129,7 +129,7 @@ def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_ma
     assert chat.messages[0]["content"] == "0abcd"
 
 
-def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker: Speaker) -> None:
+def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_messages(speaker: Speaker) -> None:
     chat = speaker.chat("be.")
     completions = [chat.say(f"{number}abcd") for number in range(12)]
     anew = [
@@ -146,7 +146,7 @@ def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker
     assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
 
 
-def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_nothing(
+def test_a_message_over_the_context_names_both_lengths_and_loses_nothing(
     speaker: Speaker,
 ) -> None:
     chat = speaker.chat("be.")
@@ -162,7 +162,7 @@ def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_no
     assert speaker.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
-def test_regenerate_answers_the_last_turn_again() -> None:
+def test_regenerate_repeats_the_last_response() -> None:
     completions = ["one", "two"]
     speaker = Speaker(lambda before: completions[0])
     chat = speaker.chat()
@@ -173,7 +173,7 @@ def test_regenerate_answers_the_last_turn_again() -> None:
     assert speaker.prompts[0] == speaker.prompts[1]
 
 
-def test_edit_forgets_that_turn_and_all_after_it(speaker: Speaker) -> None:
+def test_edit_drops_that_message_and_all_later_ones(speaker: Speaker) -> None:
     chat = speaker.chat()
     for text in ("a", "b", "c"):
         chat.say(text)
@@ -181,7 +181,7 @@ def test_edit_forgets_that_turn_and_all_after_it(speaker: Speaker) -> None:
     assert [message["content"] for message in chat.messages] == ["a", "A", "d", "D"]
 
 
-def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speaker) -> None:
+def test_a_cancelled_or_failed_edit_keeps_the_old_messages(speaker: Speaker) -> None:
     chat = speaker.chat()
     chat.say("a")
     chat.say("b")
@@ -193,7 +193,7 @@ def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speak
     assert chat.messages == before
 
 
-def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker) -> None:
+def test_an_edit_before_the_dropped_messages_restores_those_that_fit(speaker: Speaker) -> None:
     chat = speaker.chat()
     for number in range(8):
         chat.say(f"{number}abcd")
@@ -204,19 +204,19 @@ def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])
-def test_a_turn_that_is_not_there_cannot_be_edited(speaker: Speaker, index: int) -> None:
+def test_a_missing_message_cannot_be_edited(speaker: Speaker, index: int) -> None:
     chat = speaker.chat()
     chat.say("a")
     with pytest.raises(ValueError, match=rf"turn {index}: this chat has 1 turns, counted from 0"):
         chat.edit(index, "b")
 
 
-def test_nothing_can_be_answered_again_before_the_first_turn(speaker: Speaker) -> None:
+def test_regenerate_before_the_first_message_is_an_error(speaker: Speaker) -> None:
     with pytest.raises(ValueError, match="nothing has been said yet"):
         speaker.chat().regenerate()
 
 
-def test_a_turn_cancelled_before_its_first_word_is_not_kept(speaker: Speaker) -> None:
+def test_a_response_cancelled_before_its_first_token_is_not_stored(speaker: Speaker) -> None:
     chat = speaker.chat()
     chat.say("a")
     chat.stream("b").cancel()
@@ -224,7 +224,7 @@ def test_a_turn_cancelled_before_its_first_word_is_not_kept(speaker: Speaker) ->
     assert chat.say("c").text == "C"
 
 
-def test_a_turn_interrupted_while_its_text_was_held_back_is_not_kept(speaker: Speaker) -> None:
+def test_a_response_interrupted_while_its_text_was_held_back_is_not_stored(speaker: Speaker) -> None:
     chat = speaker.chat(stop="ENDS")
     stream = chat.stream("endless")
     speaker.engine.interrupt_at = len("Uendless/A") + 3
@@ -234,7 +234,7 @@ def test_a_turn_interrupted_while_its_text_was_held_back_is_not_kept(speaker: Sp
     assert chat.messages == []
 
 
-def test_a_turn_cancelled_later_keeps_what_was_said(speaker: Speaker) -> None:
+def test_a_response_cancelled_later_keeps_its_text(speaker: Speaker) -> None:
     chat = speaker.chat()
     stream = chat.stream("hello")
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_a_turn_cancelled_later_keeps_what_was_said(speaker: Speaker) -> None:
     assert speaker.prompts[-1] == "Uhello</s>AHEL</s>Uyo</s>A"
 
 
-def test_ctrl_c_in_an_answer_keeps_the_turn(speaker: Speaker) -> None:
+def test_ctrl_c_in_a_response_stores_the_message(speaker: Speaker) -> None:
     chat = speaker.chat()
     stream = chat.stream("hello")
     next(stream)
@@ -256,7 +256,7 @@ def test_ctrl_c_in_an_answer_keeps_the_turn(speaker: Speaker) -> None:
     assert chat.say("yo").text == "YO"
 
 
-def test_settings_of_the_chat_are_defaults_for_its_answers(speaker: Speaker) -> None:
+def test_chat_options_are_defaults_for_its_responses(speaker: Speaker) -> None:
     chat = speaker.chat(max_tokens=2)
     assert chat.say("abc").text == "AB"
     assert chat.say("abc", max_tokens=1).text == "A"
@@ -274,20 +274,20 @@ def test_max_tokens_makes_room_for_a_longer_history() -> None:
 
 
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
-def test_bos_stands_once_whether_the_template_writes_it_or_not(written: str) -> None:
+def test_bos_occurs_once_whether_the_template_writes_it_or_not(written: str) -> None:
     speaker = Speaker(echo, template=written + TEMPLATE)
     response = speaker.chat().say("hi")
     assert response.prompt_ids[0] == 1
     assert response.prompt_ids.count(1) == 1
 
 
-def test_a_file_that_wants_no_bos_gets_none() -> None:
+def test_a_file_without_bos_gets_none() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     model = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
     assert 1 not in model.chat().say("hi").prompt_ids
 
 
-def test_a_text_to_continue_is_not_ended_before_it_begins() -> None:
+def test_a_prompt_to_continue_gets_no_eos() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     model = model_on(engine, metadata={"tokenizer.ggml.add_eos_token": True})
     prompt_ids = model.generate("he").prompt_ids
@@ -295,14 +295,14 @@ def test_a_text_to_continue_is_not_ended_before_it_begins() -> None:
     assert END not in prompt_ids
 
 
-def test_an_empty_text_is_begun_with_bos() -> None:
+def test_an_empty_prompt_starts_with_bos() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     assert model_on(engine).generate("").prompt_ids == [1]
     without = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
     assert without.generate("").prompt_ids == [1]
 
 
-def test_a_model_without_a_template_says_how_to_give_one() -> None:
+def test_a_model_without_a_template_names_the_template_option() -> None:
     model = model_on(FakeEngine(lambda ids: np.zeros(VOCABULARY, np.float32)), template=None)
     expected = "no chat template; give one with --chat-template FILE"
     with pytest.raises(SettingError, match=expected):
@@ -311,7 +311,7 @@ def test_a_model_without_a_template_says_how_to_give_one() -> None:
         model.generate("hi", raw=False)
 
 
-def test_a_template_that_fails_loses_no_turn(speaker: Speaker) -> None:
+def test_a_failing_template_loses_no_message(speaker: Speaker) -> None:
     failing = Speaker(
         echo, template="{% if messages|length > 2 %}{{ raise_exception('no more') }}{% endif %}" + TEMPLATE
     )
@@ -322,12 +322,12 @@ def test_a_template_that_fails_loses_no_turn(speaker: Speaker) -> None:
     assert len(chat.messages) == 2
 
 
-def test_a_prompt_may_be_put_into_the_template(speaker: Speaker) -> None:
+def test_a_prompt_can_be_formatted_with_the_template(speaker: Speaker) -> None:
     assert speaker.model.generate("hi", raw=False, temperature=0.0).text == "HI"
     assert speaker.prompts == ["Uhi</s>A"]
 
 
-def test_a_chat_with_a_closed_model_says_so(speaker: Speaker) -> None:
+def test_a_chat_with_a_closed_model_is_an_error(speaker: Speaker) -> None:
     chat = speaker.chat()
     speaker.model.close()
     with pytest.raises(EdgeInferError, match="fake has been closed; load it again"):

@@ -23,7 +23,9 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("halves", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])
-def test_keys_turn_back_and_values_move(kind: CacheType, halves: bool, keep: int, dropped: int) -> None:
+def test_keys_are_rotated_back_and_values_are_moved(
+    kind: CacheType, halves: bool, keep: int, dropped: int
+) -> None:
     facts = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
     random = np.random.default_rng(keep)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
@@ -41,7 +43,7 @@ def test_keys_turn_back_and_values_move(kind: CacheType, halves: bool, keep: int
     assert error < NEAR[kind]
 
 
-def test_without_positions_in_the_keys_all_move_to_the_bit() -> None:
+def test_without_rope_keys_are_moved_bit_for_bit() -> None:
     facts = attention(None)
     keys = np.random.default_rng(1).standard_normal((END, 2, 32)).astype(np.float32)
     cache = LayerCache.allocate(facts, END, "q4_0")
@@ -53,7 +55,7 @@ def test_without_positions_in_the_keys_all_move_to_the_bit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-def test_each_key_turns_by_as_many_positions_as_it_moves(kind: CacheType) -> None:
+def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
     facts = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
@@ -69,6 +71,6 @@ def test_each_key_turns_by_as_many_positions_as_it_moves(kind: CacheType) -> Non
 
 
 @pytest.mark.parametrize("gone", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
-def test_what_is_not_there_is_refused(gone: list[int]) -> None:
+def test_positions_outside_the_cache_are_refused(gone: list[int]) -> None:
     with pytest.raises(ValueError, match=f"to evict, wanted rising ones of {END}"):
         check_evicted(np.array(gone, np.int64), END)

@@ -60,7 +60,7 @@ def test_waiting_is_announced_once_and_ends(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how a process is stopped is told elsewhere otherwise")
-def test_a_holder_that_is_stopped_is_called_so(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_stopped_lock_holder_is_reported(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     import signal
 
     holder.send_signal(signal.SIGSTOP)

@@ -42,7 +42,7 @@ def test_hidden_states_go_to_the_next_device_and_partial_sums_are_added() -> Non
     )
 
 
-def test_a_feed_forward_wholly_on_the_cpu_takes_the_hidden_states_there() -> None:
+def test_a_feed_forward_entirely_on_the_cpu_moves_the_hidden_states_there() -> None:
     stages = plan_stages([replace(ON_GPU, hot_neurons=0), ON_CPU], "gpu", "cpu")
     assert stages == (
         Stage(CPU, (), "hidden_states"),

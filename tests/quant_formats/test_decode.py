@@ -91,7 +91,7 @@ def test_blocks_of_real_ranges_decode_as_in_gguf_py(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("F64", "<f8"), ("I8", "i1"), ("I16", "<i2"), ("I32", "<i4"), ("I64", "<i8")]
 )
-def test_plain_numbers_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
+def test_number_types_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
     raw = np.random.default_rng(15).integers(0, 256, 8 * 500, dtype=np.uint8)
     with np.errstate(all="ignore"):
         wanted = raw.view(dtype).astype(np.float32)
@@ -99,7 +99,7 @@ def test_plain_numbers_decode_to_the_nearest_float32(name: str, dtype: str) -> N
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_arrays_and_unaligned_memory_decode_alike(name: str) -> None:
+def test_bytes_arrays_and_unaligned_memory_decode_equally(name: str) -> None:
     size = 3 * FORMATS[name].block_bytes
     memory = np.random.default_rng(16).integers(0, 256, size + 1, dtype=np.uint8)
     aligned = memory[1:].copy()
@@ -114,7 +114,7 @@ def test_a_long_tensor_decodes_as_its_blocks_do() -> None:
     assert_same_bits(decode(raw, "Q4_K"), np.concatenate([decode(block, "Q4_K") for block in raw]))
 
 
-def test_nothing_decodes_to_nothing() -> None:
+def test_empty_input_decodes_to_an_empty_array() -> None:
     assert decode(b"", "Q6_K").shape == (0,)
 
 
@@ -123,7 +123,7 @@ def test_a_part_of_a_block_quotes_the_bytes_seen_and_the_block() -> None:
         decode(bytes(100), "Q4_K")
 
 
-def test_decoding_takes_little_more_memory_than_its_result() -> None:
+def test_decoding_uses_little_more_memory_than_its_result() -> None:
     raw = np.zeros(144 * 16384, np.uint8)
     tracemalloc.start()
     weights = decode(raw, "Q4_K")

@@ -126,7 +126,7 @@ def outcome(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
+def test_ten_thousand_mutations_are_parsed_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     counts: Counter[tuple[str, str]] = Counter()
     mutator = Mutator(seed=42)
@@ -155,6 +155,6 @@ def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guard needs /proc")
-def test_the_guard_catches_what_takes_too_much_memory() -> None:
+def test_the_guard_detects_excessive_memory_use() -> None:
     with no_more_memory_than(SPARE_BYTES), pytest.raises(MemoryError):
         np.empty(2 * SPARE_BYTES, np.uint8)

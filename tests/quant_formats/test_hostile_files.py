@@ -142,7 +142,7 @@ def test_an_unknown_value_type(refusal: Refusal, number: int) -> None:
     assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(number, 1, bytes(8)))])) == wanted
 
 
-def test_a_bool_that_is_neither(refusal: Refusal) -> None:
+def test_an_invalid_bool(refusal: Refusal) -> None:
     wanted = "metadata key a: bool of value 2, wanted 0 or 1"
     assert refusal(RawGGUF([("a", raw.BOOL, b"\x02")])) == wanted
     assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(raw.BOOL, 3, b"\x01\x02\x00"))])) == wanted
@@ -272,19 +272,19 @@ def test_a_file_cut_anywhere(refusal: Refusal, tmp_path: Path) -> None:
         assert "wanted" in message
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is a directory, wanted a GGUF file"):
         GGUFFile.open(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(FormatError, match="is no regular file, wanted a GGUF file"):
         GGUFFile.open(tmp_path / "pipe.gguf")
 
 
-def test_a_file_that_is_not_there_is_the_systems_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_the_system_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.gguf"):
         GGUFFile.open(tmp_path / "nothing.gguf")
 

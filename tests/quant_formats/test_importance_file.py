@@ -38,7 +38,7 @@ def test_sums_are_divided_by_the_counts_of_their_matrix(tmp_path: Path) -> None:
     assert (found.chunks, found.dataset) == (7, "talk")
 
 
-def test_an_expert_that_never_ran_counts_evenly(tmp_path: Path) -> None:
+def test_an_unused_expert_has_uniform_importance(tmp_path: Path) -> None:
     found = read_importance(write_gguf(tmp_path / "m.gguf", np.array([[0], [1]], np.float32)))
     np.testing.assert_array_equal(found.tensors["blk.0.ffn_up.weight"], [1, 1, 1, 1, 1, 1])
     assert (found.chunks, found.dataset) == (0, "")
@@ -55,7 +55,7 @@ def test_the_older_format_is_read_with_its_chunks_and_data_set(tmp_path: Path) -
     assert (found.chunks, found.dataset) == (9, "talk")
 
 
-def test_the_older_format_may_end_behind_its_entries_or_its_chunks(tmp_path: Path) -> None:
+def test_the_older_format_may_end_after_its_entries_or_its_chunks(tmp_path: Path) -> None:
     path = tmp_path / "imatrix.dat"
     for tail, chunks in ((b"", 0), (struct.pack("<i", 5), 5)):
         path.write_bytes(legacy((b"a", 1, [1]), tail=tail))
@@ -82,7 +82,7 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, message: str) ->
         read_importance(path)
 
 
-def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:
+def test_a_model_is_refused_as_importance_matrix(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf") as writer:
         writer.add_tensor("w", SUMS, "F32")
     with pytest.raises(

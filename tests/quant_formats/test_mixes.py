@@ -43,7 +43,7 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
 
 @pytest.mark.default_cases(5)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None:
+def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
     for mix in MIXES:
         kept = GOLDEN[name][mix]
         for expected, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
@@ -53,14 +53,14 @@ def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", ["llama, eight experts", "llama, rows of 224", "falcon, tied", "deepseek2"])
-def test_the_stored_choices_are_llama_cpps(name: str, tmp_path: Path) -> None:
+def test_the_stored_selections_equal_llama_cpp(name: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, [name]) == {name: GOLDEN[name]}
 
 
 @pytest.mark.llama_cpp
 @pytest.mark.slow
-def test_all_stored_choices_are_llama_cpps(tmp_path: Path) -> None:
+def test_all_stored_selections_equal_llama_cpp(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, list(MODELS)) == GOLDEN
 
@@ -94,7 +94,7 @@ def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str
         assert formats(MODELS[name], mix, **mine) == expected, mine
 
 
-def test_rows_that_fill_no_blocks_use_the_fallback() -> None:
+def test_rows_with_partial_blocks_use_the_fallback() -> None:
     chosen = choices(MODELS["llama, rows of 224"], "Q4_K_M")
     query, value = chosen["blk.4.attn_q.weight"], chosen["blk.0.attn_v.weight"]
     assert (query.format.name, query.requested.name) == ("Q5_0", "Q4_K")
@@ -110,7 +110,7 @@ def test_norms_biases_routers_and_position_tables_are_never_quantized() -> None:
     assert is_quantized("blk.0.attn_q.weight", (4, 256), "llama")
 
 
-def test_overrides_hold_for_mixes_of_floats_too() -> None:
+def test_overrides_apply_to_float_mixes_too() -> None:
     override = Override(re.compile("attn_q"), FORMATS["Q8_0"])
     found = formats(MODELS["arcee"], "F16", overrides=(override,))
     assert (found["blk.0.attn_q.weight"], found["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
@@ -146,7 +146,7 @@ def test_file_types_are_numbered_once() -> None:
     assert len({mix.file_type for mix in MIXES.values()}) == len(MIXES)
 
 
-def test_counts_that_are_no_numbers_are_refused() -> None:
+def test_counts_that_are_not_numbers_are_refused() -> None:
     metadata = {"general.architecture": "llama", "llama.block_count": "many"}
     with pytest.raises(FormatError, match=r"llama\.block_count: many, wanted a whole number"):
         SourceModel.from_metadata(metadata, 1, has_importance=False, tied_output=False)

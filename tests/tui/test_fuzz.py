@@ -117,7 +117,7 @@ def check(words: list[str], code: int, out: str, err: str) -> None:
         assert err.count("\n") == 1, message
 
 
-def test_random_command_lines_in_this_process(
+def test_random_command_lines_in_process(
     edgeinfer: CommandLine,
     nothing_real: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_closed_and_full_streams_under_every_command(tmp_path: Path) -> None:
     )
 
 
-def test_no_data_steers_a_terminal(
+def test_data_cannot_control_a_terminal(
     home: Path, files: list[str], opened: list[Terminal], tmp_path: Path
 ) -> None:
     random_, codes = random.Random(SEED), Counter[int]()

@@ -66,12 +66,12 @@ def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_run_prints_the_response_and_a_newline_and_nothing_else(home: Path) -> None:
+def test_run_prints_only_the_completion_and_a_newline(home: Path) -> None:
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "20")
     assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
 
 
-def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
+def test_a_context_shift_during_a_completion_is_reported(home: Path) -> None:
     options = ("--context", "64", "--max-tokens", "120", "--context-overflow", "shift", *GREEDY)
     done = run(home, "run", "tiny", PROMPT, *options, "--speed", "--device", "cpu")
     assert done.returncode == 0
@@ -82,7 +82,7 @@ def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
     assert json.loads(record.stdout)["usage"]["evicted_tokens"] == 64
 
 
-def test_a_response_that_fills_its_context_says_so(home: Path) -> None:
+def test_a_completion_that_fills_the_context_is_reported(home: Path) -> None:
     done = run(home, "run", "tiny", PROMPT, "--context", "32", *GREEDY)
     assert done.returncode == 0
     assert done.stderr == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
@@ -98,7 +98,7 @@ def test_piped_text_is_the_prompt(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_llama_cpp_responds_alike_and_as_quietly(home: Path) -> None:
+def test_llama_cpp_gives_the_same_completion_and_as_little_output(home: Path) -> None:
     pytest.importorskip("llama_cpp")
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8", "--engine", "llama.cpp")
     assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
@@ -117,7 +117,7 @@ def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     assert err == b""
 
 
-def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
+def test_a_reader_that_closes_early_is_no_error(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -128,7 +128,7 @@ def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
-def test_a_chat_on_a_terminal_responds_and_leaves(home: Path, opened: list[Terminal]) -> None:
+def test_a_chat_on_a_terminal_responds_and_quits(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", *GREEDY, "--max-tokens", "12", command=COMMAND, variables=CACHE)
     opened.append(terminal)
     terminal.wait_for("tiny, context 1024 tokens.")
@@ -151,7 +151,7 @@ def test_a_chat_on_a_terminal_responds_and_leaves(home: Path, opened: list[Termi
 
 
 @pytest.mark.parametrize("arguments", [("show", "tiny"), ("list",), ("doctor",)])
-def test_reports_can_be_read_by_programs(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
+def test_reports_are_machine_readable(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
     done = edgeinfer(*arguments, "--json")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)
@@ -187,7 +187,7 @@ def broken(path: Path, kind: str) -> Path:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "show"])
-def test_what_is_no_model_is_one_line(
+def test_an_invalid_model_gives_a_one_line_error(
     edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, told: str
 ) -> None:
     path = broken(tmp_path / "model.gguf", kind)
@@ -202,7 +202,7 @@ def test_what_is_no_model_is_one_line(
 
 
 @pytest.mark.slow
-def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> None:
+def test_a_failure_in_a_subprocess_leaves_no_traceback(home: Path) -> None:
     done = run(home, "run", str(broken(home / "model.gguf", "cut")), "Hi")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
@@ -220,7 +220,7 @@ def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> No
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_an_unsupported_request_gives_a_one_line_error(
     edgeinfer: CommandLine, arguments: tuple[str, ...], told: str
 ) -> None:
     done = edgeinfer("run", *arguments)
@@ -230,7 +230,7 @@ def test_what_cannot_be_done_is_one_line(
 
 
 @pytest.mark.slow
-def test_where_nothing_that_is_measured_can_be_kept_it_responds_all_the_same(home: Path) -> None:
+def test_generation_works_if_measurements_cannot_be_stored(home: Path) -> None:
     built = KernelCache(user_folder("cache"), choose()).folder
     cache = home / "cache" / "edgeinfer"
     shutil.copytree(built, cache / built.name)
@@ -250,7 +250,7 @@ def test_where_nothing_that_is_measured_can_be_kept_it_responds_all_the_same(hom
 
 
 @pytest.mark.slow
-def test_a_start_that_compiles_shows_how_far_it_has_come(home: Path, opened: list[Terminal]) -> None:
+def test_compilation_at_start_shows_progress(home: Path, opened: list[Terminal]) -> None:
     built = KernelCache(user_folder("cache"), choose())
     found = KernelCache(home / "empty" / "edgeinfer", built.isa)
     # All but one unit are there: the others take half a minute, for the same lines on the screen.

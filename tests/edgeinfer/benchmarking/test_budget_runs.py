@@ -18,7 +18,7 @@ FOUND = Measured(OURS - 5 * MIB, OURS + 90 * MIB, HERE + 3 * MIB, 12.3456, 321.4
 ROW = BudgetRow("m", 3 * GIB, 0.25, PLAN, FOUND)
 
 
-def test_a_row_shows_what_was_held_beside_what_was_planned() -> None:
+def test_a_row_shows_measured_and_planned_memory() -> None:
     cells = ROW.cells()
     assert len(cells) == len(HEAD)
     assert cells[1:3] == ["3072 MiB", "25%"]
@@ -31,14 +31,14 @@ def test_a_row_shows_what_was_held_beside_what_was_planned() -> None:
     assert cells[14] == "0.88"
 
 
-def test_a_model_that_could_not_be_loaded_says_why() -> None:
+def test_a_failed_load_reports_the_reason() -> None:
     failed = BudgetRow("m", GIB, 0.05, failure="main memory is too small")
     assert not failed.is_kept
     assert failed.cells()[3] == "main memory is too small"
     assert len(failed.cells()) == len(HEAD)
 
 
-def test_tokens_of_any_backend_are_timed_without_leaving_anything_behind(tmp_path: Path) -> None:
+def test_timing_tokens_leaves_the_backend_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_random_file(path, SHAPE, "Q4_0")
     with load(path, device="cpu", draft=None, context=32) as model:

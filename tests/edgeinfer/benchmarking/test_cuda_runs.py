@@ -12,7 +12,7 @@ def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Compa
     return Comparison("8B", Workload(kind, tokens), Timings((ours,) * 3, tokens), other, 5e9)  # type: ignore[arg-type]
 
 
-def test_the_table_gives_ratios_and_what_decoding_reads() -> None:
+def test_the_table_has_ratios_and_bytes_read_per_token() -> None:
     found = [compared("generate", 128, 0.2, 0.4), compared("prompt", 512, 0.1, None)]
     lines = cuda_runs.table(found).splitlines()
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
@@ -22,7 +22,7 @@ def test_the_table_gives_ratios_and_what_decoding_reads() -> None:
     assert lines[3].split("|")[9].strip() == "-"
 
 
-def test_every_workload_is_timed_behind_its_depth() -> None:
+def test_every_workload_is_timed_after_its_depth() -> None:
     workloads = [
         Workload("generate", 4, 9),
         Workload("prompt", 12, 9),

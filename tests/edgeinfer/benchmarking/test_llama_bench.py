@@ -52,13 +52,13 @@ def test_samples_are_read_in_the_order_of_the_workloads(tmp_path: Path) -> None:
     assert all(call[-2:] == ["-ngl", "99"] for call in calls)
 
 
-def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_the_output_of_a_failed_program_is_quoted(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nimport sys\nsys.exit('no CUDA device')\n"))
     with pytest.raises(EdgeInferError, match="exit code 1: no CUDA device"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)
 
 
-def test_a_test_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_test_is_named(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nprint('[]')\n"))
     with pytest.raises(EdgeInferError, match="said nothing of pp8"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)

@@ -46,7 +46,7 @@ def test_every_workload_and_thread_count_gives_a_row() -> None:
 
 
 @pytest.mark.llama_cpp
-def test_versus_measures_both_on_the_same_workload() -> None:
+def test_versus_measures_both_engines_on_the_same_workload() -> None:
     pytest.importorskip("llama_cpp")
     settings = BenchSettings(WORKLOADS, [1], rounds=2, piece=2)
     rows = list(measure_versus(BenchedModel.find("tiny"), settings))
@@ -56,7 +56,7 @@ def test_versus_measures_both_on_the_same_workload() -> None:
     assert all(row.best_ratio > 0 and row.median_ratio > 0 for row in rows)
 
 
-def test_without_llama_cpp_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llama_cpp_the_error_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
     with pytest.raises(EdgeInferError, match=r"--vs llama\.cpp needs llama-cpp-python: pip install"):
         list(measure_versus(BenchedModel.find("tiny"), BenchSettings(WORKLOADS, [1], rounds=1)))
@@ -82,7 +82,7 @@ def test_the_time_of_a_token_has_two_parts() -> None:
 
 
 @pytest.mark.slow
-def test_a_start_is_split_into_phases() -> None:
+def test_startup_time_is_split_into_phases() -> None:
     phases = StartupPhases.measure("tiny")
     parts = phases.interpreter + phases.imports + phases.kernels + phases.weights + phases.first_token
     assert parts == pytest.approx(phases.total, abs=0.05)
@@ -95,7 +95,7 @@ def test_a_program_that_fails_is_an_error_not_a_time(tmp_path: Path) -> None:
         commands(str(tmp_path / "none.gguf"))["edgeinfer run MODEL Once --max-tokens 1"]()
 
 
-def test_reading_a_file_takes_time(tmp_path: Path) -> None:
+def test_reading_a_file_is_timed(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(10_000))
     assert reading(file) > 0
@@ -105,20 +105,20 @@ def options(*arguments: str) -> argparse.Namespace:
     return suites.parser("a program").parse_args(arguments)
 
 
-def test_a_suite_takes_lists_from_its_options() -> None:
+def test_a_suite_accepts_lists_as_options() -> None:
     found = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
     assert (found.shapes, found.types, found.threads, found.smoke) == (("a", "b"), ("Q4_0",), (1, 3), False)
     assert found.settings(WORKLOADS).repetitions == suites.REPETITIONS
 
 
-def test_a_number_of_threads_is_a_number() -> None:
+def test_an_invalid_number_of_threads_is_refused() -> None:
     with pytest.raises(
         SettingError, match="--threads: saw 'two', wanted whole numbers of at least 1, as 1,2"
     ):
         suites.suite("Title", options("--threads", "1,two"))
 
 
-def test_a_smoke_run_takes_the_built_in_model_and_writes_its_tables(
+def test_a_smoke_run_uses_the_built_in_model_and_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results" / "smoke.md"
@@ -131,7 +131,7 @@ def test_a_smoke_run_takes_the_built_in_model_and_writes_its_tables(
     assert out.read_text().splitlines() == lines
 
 
-def test_a_mistake_ends_a_program_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_argument_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def body() -> None:
         raise EdgeInferError("no such thing")
 

@@ -47,7 +47,9 @@ UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("what", UNSUPPORTED)
-def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path: Path) -> None:
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    what: str, sound: bytes, tmp_path: Path
+) -> None:
     change, reason = UNSUPPORTED[what]
     settings = Pull(tmp_path, Hearing(), hasty())
     with HostileServer(change(sound)) as server:
@@ -66,7 +68,7 @@ def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path
         assert pulled.path.stat().st_size == len(sound)
 
 
-def test_what_edgeinfer_runs_comes_whole(sound: bytes, tmp_path: Path) -> None:
+def test_a_supported_model_is_downloaded_completely(sound: bytes, tmp_path: Path) -> None:
     assert incoming_support(sound[:200], "m.gguf") is None
     support = incoming_support(sound[:100_000], "m.gguf")
     assert support is not None

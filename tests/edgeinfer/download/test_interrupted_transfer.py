@@ -16,7 +16,7 @@ from tests.edgeinfer.download.fetching import SHA256, fetched, hasty, refusal, r
 from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
 
 
-def test_what_came_is_kept_and_the_next_run_goes_on_with_it(server: HostileServer, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     assert "100000 of 300004 bytes are here" in refusal(server, tmp_path, sha256=SHA256)
     assert partial_path(tmp_path / "model.gguf").stat().st_size == 100_000
@@ -31,7 +31,7 @@ def test_what_came_is_kept_and_the_next_run_goes_on_with_it(server: HostileServe
 
 @pytest.mark.parametrize("behaviour", [does.honest, does.careless])
 @pytest.mark.parametrize("tag", ['"two"', ""], ids=["another tag", "no tag"])
-def test_a_file_that_changed_between_two_runs_begins_anew(
+def test_a_changed_file_restarts_the_download(
     tag: str, behaviour: Behaviour, server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
@@ -41,7 +41,9 @@ def test_a_file_that_changed_between_two_runs_begins_anew(
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
 
-def test_a_file_of_the_same_length_that_changed_begins_anew(server: HostileServer, tmp_path: Path) -> None:
+def test_a_changed_file_of_the_same_length_restarts_the_download(
+    server: HostileServer, tmp_path: Path
+) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
     server.content, server.tag, server.otherwise = CONTENT[:-1] + b"?", '"two"', does.careless
@@ -49,7 +51,7 @@ def test_a_file_of_the_same_length_that_changed_begins_anew(server: HostileServe
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
 
-def test_a_file_that_became_shorter_than_what_came_begins_anew(server: HostileServer, tmp_path: Path) -> None:
+def test_a_file_shorter_than_the_partial_download_restarts_it(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
     server.content, server.tag, server.otherwise = CONTENT[:5000], "", does.careless
@@ -57,9 +59,7 @@ def test_a_file_that_became_shorter_than_what_came_begins_anew(server: HostileSe
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:5000]
 
 
-def test_another_digest_than_the_one_that_came_in_part_begins_anew(
-    server: HostileServer, tmp_path: Path
-) -> None:
+def test_a_changed_digest_restarts_the_download(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path, sha256="0" * 64)
     server.seen.clear()
@@ -67,7 +67,7 @@ def test_another_digest_than_the_one_that_came_in_part_begins_anew(
     assert server.ranges() == ["0"]
 
 
-def test_facts_that_cannot_be_read_cost_nothing_but_trust(server: HostileServer, tmp_path: Path) -> None:
+def test_unreadable_transfer_metadata_restarts_the_download(server: HostileServer, tmp_path: Path) -> None:
     partial = partial_path(tmp_path / "model.gguf")
     partial.write_bytes(CONTENT[:1000])
     partial.with_name(partial.name + ".json").write_text("[1, 2")
@@ -75,20 +75,20 @@ def test_facts_that_cannot_be_read_cost_nothing_but_trust(server: HostileServer,
     assert server.ranges() == ["1000"]
 
 
-def test_a_poisoned_part_is_thrown_away_in_the_end(server: HostileServer, tmp_path: Path) -> None:
+def test_a_corrupted_partial_download_is_deleted(server: HostileServer, tmp_path: Path) -> None:
     partial_path(tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(996))
     assert "thrown away, pull it again" in refusal(server, tmp_path, sha256=SHA256)
     assert list(tmp_path.iterdir()) == []
     fetched(server, tmp_path, sha256=SHA256)
 
 
-def test_a_run_killed_behind_the_last_byte_needs_no_server(server: HostileServer, tmp_path: Path) -> None:
+def test_a_run_killed_after_the_last_byte_needs_no_server(server: HostileServer, tmp_path: Path) -> None:
     partial_path(tmp_path / "model.gguf").write_bytes(CONTENT)
     fetched(server, tmp_path, sha256=SHA256, size_bytes=len(CONTENT))
     assert server.seen == []
 
 
-def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_partial_download(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(150_000), does.stall(0)]
 
     def interrupt(seconds: float) -> None:
@@ -99,7 +99,9 @@ def test_ctrl_c_keeps_what_came(server: HostileServer, tmp_path: Path) -> None:
     assert partial_path(tmp_path / "model.gguf").read_bytes() == CONTENT[:150_000]
 
 
-def test_threads_that_fetch_one_file_leave_one_whole_file(server: HostileServer, tmp_path: Path) -> None:
+def test_concurrent_downloads_of_one_file_leave_one_complete_file(
+    server: HostileServer, tmp_path: Path
+) -> None:
     server.script = [does.stall(1000), does.cut(9000)]
     found: list[Fetched] = []
     text: list[str] = []
@@ -128,7 +130,7 @@ def _fetch_in_child(url: str, destination: Path) -> None:
     fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, retry_policy=retry_policy)
 
 
-def test_a_program_that_was_killed_leaves_its_part_to_the_next(server: HostileServer, tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed_by_the_next_process(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.stall(120_000)]
     destination = tmp_path / "model.gguf"
     child = multiprocessing.get_context("spawn").Process(
@@ -150,7 +152,7 @@ def test_a_program_that_was_killed_leaves_its_part_to_the_next(server: HostileSe
     assert server.ranges() == ["0", str(kept)]
 
 
-def test_progress_begins_with_what_is_there(server: HostileServer, tmp_path: Path) -> None:
+def test_progress_starts_at_the_partial_size(server: HostileServer, tmp_path: Path) -> None:
     partial = partial_path(tmp_path / "model.gguf")
     partial.write_bytes(CONTENT[:1000])
     partial.with_name(partial.name + ".json").write_text(

@@ -49,7 +49,7 @@ RECOVERED = {
 
 @pytest.mark.parametrize("case", RECOVERED.values(), ids=list(RECOVERED))
 @pytest.mark.parametrize("sha256", [SHA256, None], ids=["sha256 known", "unknown"])
-def test_what_may_pass_is_overcome(
+def test_transient_failures_are_retried(
     case: Case, sha256: str | None, server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = list(case.script)
@@ -80,7 +80,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("behaviour", "message"), REFUSED.values(), ids=list(REFUSED))
-def test_what_will_not_pass_is_one_line(
+def test_permanent_failures_give_a_one_line_error(
     behaviour: Behaviour, message: str, server: HostileServer, tmp_path: Path
 ) -> None:
     server.otherwise = behaviour
@@ -88,7 +88,7 @@ def test_what_will_not_pass_is_one_line(
     assert message in refusal(server, tmp_path, login="set HF_TOKEN", **known)
 
 
-def test_a_web_page_in_place_of_a_model_is_noticed_at_once(server: HostileServer, tmp_path: Path) -> None:
+def test_a_web_page_instead_of_a_model_is_detected_at_once(server: HostileServer, tmp_path: Path) -> None:
     server.otherwise = does.page
     assert "no GGUF file lies there, but something else" in refusal(server, tmp_path)
     assert len(server.seen) == 1
@@ -102,7 +102,7 @@ def test_an_empty_file_is_refused(behaviour: Behaviour, server: HostileServer, t
     assert "an empty file, wanted a model" in refusal(server, tmp_path)
 
 
-def test_more_bytes_than_promised_are_refused(server: HostileServer, tmp_path: Path) -> None:
+def test_more_bytes_than_declared_are_refused(server: HostileServer, tmp_path: Path) -> None:
     server.otherwise = does.without_length
     assert "more than the 1000 bytes promised came" in refusal(server, tmp_path, size_bytes=1000)
     assert list(tmp_path.iterdir()) == []
@@ -115,7 +115,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize(("header", "value"), DIGESTS.items(), ids=list(DIGESTS))
-def test_a_digest_that_the_server_gives_is_checked(
+def test_the_server_digest_is_verified(
     header: str, value: str, server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {header: value}
@@ -125,12 +125,12 @@ def test_a_digest_that_the_server_gives_is_checked(
 
 
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:%%%:", "sha-256=x", ""])
-def test_a_digest_that_is_none_is_no_digest(value: str, server: HostileServer, tmp_path: Path) -> None:
+def test_an_invalid_digest_is_ignored(value: str, server: HostileServer, tmp_path: Path) -> None:
     server.headers = {"Repr-Digest": value}
     assert fetched(server, tmp_path).digest_source == ""
 
 
-def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kept(
+def test_a_server_that_contradicts_the_registry_is_refused_before_any_byte_is_stored(
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {"X-Linked-Etag": f'"{SHA256}"'}
@@ -157,7 +157,7 @@ def test_a_redirect_on_the_same_host_keeps_the_token(server: HostileServer, tmp_
     assert server.seen[1][1]["Authorization"] == "Bearer secret"
 
 
-def test_a_redirect_in_circles_ends(server: HostileServer, tmp_path: Path) -> None:
+def test_a_redirect_loop_is_aborted(server: HostileServer, tmp_path: Path) -> None:
     server.otherwise = does.redirect("/model.gguf")
     assert "the server leads in circles or nowhere" in refusal(server, tmp_path)
 
@@ -169,12 +169,12 @@ def test_a_redirect_to_a_file_is_not_followed(target: str, server: HostileServer
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://127.0.0.1:1/a b"])
-def test_an_address_that_is_none_is_one_line(url: str, tmp_path: Path) -> None:
+def test_an_invalid_address_gives_a_one_line_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError):
         fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=hasty())
 
 
-def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer, tmp_path: Path) -> None:
+def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_path: Path) -> None:
     waits = Waits()
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     server.script = [
@@ -191,7 +191,7 @@ def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer
     assert waits.seconds[3:] == [60, 16]
 
 
-def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, tmp_path: Path) -> None:
+def test_a_stalled_server_is_reported(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
     text: list[str] = []
     fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), hasty())
@@ -201,9 +201,7 @@ def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, t
     ]
 
 
-def test_a_server_that_always_promises_more_than_it_has_is_given_up(
-    server: HostileServer, tmp_path: Path
-) -> None:
+def test_a_server_that_always_declares_too_much_is_given_up(server: HostileServer, tmp_path: Path) -> None:
     def promise(request: does.Request) -> None:
         body = request.content[request.first :]
         if not body:
@@ -217,13 +215,13 @@ def test_a_server_that_always_promises_more_than_it_has_is_given_up(
     assert "the server promises 301004 bytes, and has no more than 300004" in refusal(server, tmp_path)
 
 
-def test_a_failure_before_the_first_byte_leaves_nothing(server: HostileServer, tmp_path: Path) -> None:
+def test_a_failure_before_the_first_byte_leaves_no_file(server: HostileServer, tmp_path: Path) -> None:
     server.otherwise = does.status(404)
     refusal(server, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_proxy_of_the_environment_is_asked(
+def test_the_proxy_of_the_environment_is_used(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url(""))
@@ -231,7 +229,7 @@ def test_a_proxy_of_the_environment_is_asked(
     assert server.seen[0][0] == "http://models.example/model.gguf"
 
 
-def test_a_full_disk_is_told_before_a_byte_is_asked_for(
+def test_a_full_disk_is_reported_before_the_request(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
@@ -242,7 +240,7 @@ def test_a_full_disk_is_told_before_a_byte_is_asked_for(
     assert not partial_path(tmp_path / "model.gguf").exists()
 
 
-def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
+def test_a_disk_that_fills_up_is_not_retried(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def add(partial: PartialFile, data: bytes) -> None:
@@ -254,7 +252,7 @@ def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
     assert len(server.seen) == 1
 
 
-def test_a_file_larger_than_one_answer_may_be_comes_in_several(
+def test_a_large_file_is_downloaded_in_several_ranges(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_bounds(request: does.Request) -> None:
@@ -271,13 +269,13 @@ def test_a_file_larger_than_one_answer_may_be_comes_in_several(
     assert waits.seconds == []
 
 
-def test_a_file_that_is_there_is_not_fetched(server: HostileServer, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_downloaded(server: HostileServer, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"mine")
     assert fetched(server, tmp_path).was_there
     assert server.seen == []
 
 
-def test_the_start_of_a_file_is_read_alone(server: HostileServer) -> None:
+def test_the_start_of_a_file_can_be_requested_alone(server: HostileServer) -> None:
     server.script = [does.status(503), does.hang_up]
     assert read_start(remote_of(server), 1000, hasty()) == CONTENT[:1000]
     assert read_start(remote_of(server), 10**9, hasty()) == CONTENT

@@ -55,7 +55,7 @@ def answer(model: Model, prompt: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("nbytes", [100, 5 << 20])
-def test_a_child_writes_into_memory_of_its_own(nbytes: int) -> None:
+def test_a_forked_child_writes_into_separate_memory(nbytes: int) -> None:
     memory = allocate(nbytes)
 
     def work() -> bytes:
@@ -95,7 +95,7 @@ def test_a_child_of_a_parent_that_is_generating_works(zoo_file: ZooFile) -> None
         assert found == [alone[1]] * 5
 
 
-def test_a_held_lock_is_free_in_a_child() -> None:
+def test_a_held_lock_is_free_in_a_forked_child() -> None:
     lock = fork_safe_lock()
     with lock:
         assert begin_child(lambda: str(lock.acquire(timeout=10)).encode())() == b"True"
@@ -108,7 +108,7 @@ def test_a_helper_thread_is_started_again_in_a_child() -> None:
     assert begin_child(lambda: str(helper.do(lambda: 4).result()).encode())() == b"4"
 
 
-def test_a_child_of_a_model_on_a_gpu_is_told_so(
+def test_a_forked_child_of_a_gpu_model_gets_an_error(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:

@@ -21,7 +21,7 @@ CALLS: list[Callable[[Model], Any]] = [
 
 
 @pytest.mark.parametrize("again", CALLS)
-def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_ever(
+def test_a_callback_that_calls_the_model_gets_an_error_instead_of_a_deadlock(
     again: Callable[[Model], Any],
 ) -> None:
     model = model_on(FakeEngine(drawn, 64))
@@ -38,7 +38,7 @@ def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_eve
     assert model.generate("Hi", max_tokens=2).ids
 
 
-def test_another_thread_waits_for_its_turn() -> None:
+def test_another_thread_waits_for_the_lock() -> None:
     model = model_on(FakeEngine(drawn, 64))
     begun, found = threading.Event(), []
 

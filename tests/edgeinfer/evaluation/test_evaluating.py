@@ -84,7 +84,7 @@ def test_a_model_is_compared_with_itself_on_another_cache() -> None:
     assert 0 < 10 * means[1] < means[2] < 0.05
 
 
-def test_a_base_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_base_model_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     path = RandomModel("llama").write(tmp_path / "other.gguf")
     with pytest.raises(
         EdgeInferError, match=r"other: its vocabulary of 288 tokens isn't that of tiny \(8192\)"
@@ -97,14 +97,14 @@ def test_a_text_too_short_for_a_window_is_refused() -> None:
         evaluate("tiny", "Once upon a time", context=64)
 
 
-def test_without_llama_cpp_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llama_cpp_the_error_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
     with pytest.raises(EdgeInferError, match=r"--base llama\.cpp needs llama-cpp-python: pip install"):
         evaluate("tiny", TEXT, base="llama.cpp", context=32, chunks=1)
 
 
 @pytest.mark.llama_cpp
-def test_the_built_in_model_lies_close_to_llama_cpp() -> None:
+def test_the_built_in_model_diverges_little_from_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")
     found = evaluate("tiny", TEXT, base="llama.cpp", context=128, chunks=4, threads=1).divergence
     assert found is not None

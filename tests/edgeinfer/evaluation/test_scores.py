@@ -36,7 +36,7 @@ def test_log_softmax_neither_overflows_nor_vanishes(offset: float) -> None:
     np.testing.assert_allclose(found, [[-math.log(2)] * 2], rtol=0, atol=1e-15)
 
 
-def test_far_below_the_best_a_log_probability_stays_finite() -> None:
+def test_tiny_log_probabilities_stay_finite() -> None:
     found = log_softmax(np.array([[0.0, -5000.0]], np.float32))
     assert found.tolist() == [[0.0, -5000.0]]
 
@@ -48,7 +48,7 @@ def test_row_blocks_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("block", [1, 100, 10_000])
-def test_scores_are_the_formulas(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_equal_the_formulas(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scores, "BLOCK_ELEMENTS", block)
     ours, base = logits(), logits()
     base[2] = ours[2]
@@ -123,7 +123,7 @@ def test_a_single_value_has_no_error() -> None:
     assert exponential(Estimate(0.0, 0.5)) == Estimate(1.0, 0.5)
 
 
-def test_nothing_scored_is_no_result() -> None:
+def test_no_scored_tokens_give_no_result() -> None:
     empty = np.empty(0)
     with pytest.raises(ValueError, match="no tokens scored"):
         summarize(Scores(empty, empty, empty, np.empty(0, np.bool_)), 0, 8)

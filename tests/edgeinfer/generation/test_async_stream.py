@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 PROMPT = [1, 5, 6]
 
 
-async def test_the_tokens_are_those_of_a_plain_stream() -> None:
+async def test_async_tokens_equal_those_of_a_synchronous_stream() -> None:
     model, prompt = speaking("The fox is here.")
     plain = model.generate(prompt, temperature=0.0)
 
@@ -45,7 +45,7 @@ async def test_other_tasks_run_while_a_token_is_computed() -> None:
     assert (await both()) == 5
 
 
-async def test_two_answers_of_a_model_take_turns() -> None:
+async def test_two_async_completions_of_a_model_alternate() -> None:
     model = model_on(FakeEngine(drawn))
     alone = [model.generate([1, i], max_tokens=6, temperature=0.0).ids for i in (5, 9)]
 
@@ -56,7 +56,7 @@ async def test_two_answers_of_a_model_take_turns() -> None:
     assert (await both()) == alone
 
 
-async def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
+async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> None:
     model = model_on(FakeEngine(drawn, 4096))
 
     async def give_up() -> str:
@@ -77,6 +77,6 @@ async def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
     assert len(model.generate(PROMPT, max_tokens=3).ids) == 3
 
 
-async def test_what_a_stream_raises_comes_through() -> None:
+async def test_stream_exceptions_propagate() -> None:
     with pytest.raises(ContextOverflowError):
         (await model_on(FakeEngine(drawn, 8)).generate_async([5] * 9))

@@ -82,7 +82,7 @@ def one_layer(tmp_path: Path) -> Iterator[Model]:
         yield loaded
 
 
-def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+def test_a_shifted_context_keeps_the_first_and_last_tokens(model: Model, engine: SlidingFake) -> None:
     completion = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
     assert (len(completion.ids), completion.finish_reason) == (100, "length")
     assert engine.indices == [list(range(4, 20))] * 4
@@ -91,7 +91,7 @@ def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, en
     assert engine.ids == [*whole[:4], *whole[68:-1]]
 
 
-def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
+def test_every_token_follows_the_shifted_context(model: Model) -> None:
     completion = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
     whole, rule = [*PROMPT, *completion.ids], ContextShift(4, CONTEXT)
     for end in range(len(PROMPT), len(whole)):
@@ -100,15 +100,13 @@ def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
         assert whole[end] == int(np.argmax(drawn(rest)))
 
 
-def test_without_being_asked_the_answer_ends_where_the_context_does(
-    model: Model, engine: SlidingFake
-) -> None:
+def test_without_context_shift_a_completion_ends_with_the_context(model: Model, engine: SlidingFake) -> None:
     completion = model.generate(PROMPT, temperature=0.0)
     assert (completion.finish_reason, len(completion.ids)) == ("context", CONTEXT - len(PROMPT))
     assert (completion.context_shifts, completion.evicted_tokens, engine.indices) == (0, 0, [])
 
 
-def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
+def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: SlidingFake) -> None:
     first = model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     engine.read.clear()
     following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
@@ -121,14 +119,16 @@ def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: Slidin
     assert second.ids == [int(np.argmax(drawn(rule.remaining_ids(following, 32))))]
 
 
-def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
+def test_an_unshifted_prompt_is_prefilled_again_after_the_gap(model: Model, engine: SlidingFake) -> None:
     model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     same_ids = [*engine.ids]
     completion = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
     assert completion.speed.cached_tokens == 4
 
 
-def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_path: Path) -> None:
+def test_a_shifted_context_is_not_saved_as_snapshot(
+    model: Model, engine: SlidingFake, tmp_path: Path
+) -> None:
     from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
     from edgeinfer.snapshots.store import SnapshotStore
 
@@ -140,7 +140,7 @@ def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_
     assert not snapshots.keep()
 
 
-def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) -> None:
+def test_a_shifted_chat_keeps_its_system_message_and_all_messages(engine: SlidingFake) -> None:
     template = (
         "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}A{% endif %}"
@@ -157,7 +157,7 @@ def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) 
     assert first[kept] != other[kept + answers[-1].evicted_tokens]
 
 
-def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
+def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) -> None:
     engine = one_layer.engine
     assert isinstance(engine, NativeEngine)
     ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
@@ -174,7 +174,7 @@ def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) ->
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("policy", ["shift", "h2o"])
 @pytest.mark.parametrize("draft", ["lookup", "self"])
-def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str, policy: str) -> None:
+def test_drafts_do_not_change_a_shifted_completion(zoo_file: ZooFile, draft: str, policy: str) -> None:
     settings: Any = {"max_tokens": 220, "temperature": 0.0, "context_overflow": policy}
     found = []
     for drafter in (None, draft):
@@ -194,12 +194,12 @@ def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, Any], text: str) -> None:
+def test_unsupported_requests_are_refused(model: Model, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         model.generate(PROMPT, **settings)
 
 
-def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, engine: SlidingFake) -> None:
     engine.looked_at = {7, 11, 13}
     completion = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     (indices,) = engine.indices
@@ -213,7 +213,7 @@ def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, eng
     assert (completion.context_shifts, completion.evicted_tokens) == (1, 16)
 
 
-def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
+def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
     engine.looked_at = {7, 11, 13}
     first = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
@@ -228,9 +228,7 @@ def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: Slid
     assert third.evicted_tokens == 0
 
 
-def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
-    model: Model, engine: SlidingFake
-) -> None:
+def test_a_prompt_too_long_for_the_context_loses_its_middle(model: Model, engine: SlidingFake) -> None:
     model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
@@ -238,7 +236,7 @@ def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
     assert engine.ids == rule.remaining_ids(text, rule.left_out(len(text)))
 
 
-def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
+def test_an_evicted_cache_matches_the_full_text() -> None:
     cache = KVCache(100)
     cache.append(range(20))
     cache.evict([3, 4, 8])
@@ -257,7 +255,7 @@ def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
 
 
 @pytest.mark.parametrize(("name", "kv", "near"), [("llama", "f32", 1e-3), ("gpt-oss", "q4_0", 0.2)])
-def test_votes_are_the_attention_of_the_last_tokens(
+def test_attention_scores_are_those_of_the_last_tokens(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, name: str, kv: Any, near: float
 ) -> None:
     seen: list[npt.NDArray[np.floating]] = []
@@ -289,20 +287,20 @@ def test_votes_are_the_attention_of_the_last_tokens(
     assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
 
 
-def test_heavy_hitters_need_an_engine_that_votes(engine: SlidingFake) -> None:
+def test_h2o_needs_an_engine_with_attention_scores(engine: SlidingFake) -> None:
     engine.capabilities = Capabilities(can_evict=True)
     with pytest.raises(SettingError, match="h2o needs attention scores of the CPU for all layers"):
         model_on(engine).generate(PROMPT, context_overflow="h2o")
 
 
-def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:
+def test_an_engine_without_context_shift_refuses_before_prefill() -> None:
     other = FakeEngine(drawn)
     with pytest.raises(SettingError, match=r"saw 'shift', but tokens can't be evicted"):
         model_on(other).generate(PROMPT, context_overflow="shift")
     assert other.read == []
 
 
-def test_a_context_too_small_for_what_stays_is_refused(engine: SlidingFake) -> None:
+def test_a_context_too_small_for_the_kept_tokens_is_refused(engine: SlidingFake) -> None:
     engine.context = 40
     with pytest.raises(
         SettingError, match=r"4 first tokens stay .* holds 40; wanted a context of at least 64"

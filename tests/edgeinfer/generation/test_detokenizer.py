@@ -18,24 +18,24 @@ def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
     return [*out, filter_.finish()], None
 
 
-def test_text_that_cannot_begin_a_stop_is_shown_at_once() -> None:
+def test_text_that_cannot_begin_a_stop_is_emitted_at_once() -> None:
     assert shown(["END"], ["a", "b N", "D"]) == (["a", "b N", "D", ""], None)
 
 
-def test_a_stop_over_several_pieces_is_found_and_nothing_of_it_shown() -> None:
+def test_a_stop_over_several_pieces_is_found_and_not_emitted() -> None:
     assert shown(["END"], ["one E", "N", "D two"]) == (["one ", "", ""], "END")
 
 
-def test_a_beginning_that_leads_nowhere_is_shown_late() -> None:
+def test_an_incomplete_stop_is_emitted_late() -> None:
     assert shown(["END"], ["E", "N", "T"]) == (["", "", "ENT", ""], None)
     assert shown(["END"], ["x", "EN"]) == (["x", "", "EN"], None)
 
 
-def test_a_stop_at_the_very_start_shows_nothing() -> None:
+def test_a_stop_at_the_start_emits_nothing() -> None:
     assert shown(["\n\n"], ["\n\nHello"]) == ([""], "\n\n")
 
 
-def test_overlapping_beginnings_are_not_lost() -> None:
+def test_overlapping_stop_prefixes_are_not_lost() -> None:
     assert shown(["aab"], ["a", "a", "a", "b"]) == (["", "", "a", ""], "aab")
     assert shown(["abab!"], ["ab", "ab", "ab!"]) == (["", "", "ab"], "abab!")
 
@@ -45,13 +45,13 @@ def test_the_earliest_of_several_stops_wins() -> None:
     assert shown(["ab", "abc"], ["xabc"]) == (["x"], "ab")
 
 
-def test_empty_stops_stop_nothing() -> None:
+def test_empty_stop_strings_have_no_effect() -> None:
     assert shown(["", ""], ["abc"]) == (["abc", ""], None)
     assert not StopStrings([""]).holds
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_cut_into_pieces_shows_the_same(seed: int) -> None:
+def test_every_split_into_pieces_emits_the_same_text(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(100):
         text = "".join(rng.choice("ab") for _ in range(12))

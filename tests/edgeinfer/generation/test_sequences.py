@@ -32,7 +32,7 @@ def tiny() -> Iterator[Model]:
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
-def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
+def test_each_sequence_equals_a_single_completion_of_its_seed(tiny: Model, count: int) -> None:
     got = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
     assert len(got) == count
     for index, completion in enumerate(got):
@@ -44,7 +44,7 @@ def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
         )
 
 
-def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
+def test_penalties_stops_and_logprobs_work_in_each_sequence(tiny: Model) -> None:
     settings: dict[str, Any] = {
         "temperature": 0.9, "repeat_penalty": 1.2, "dry_multiplier": 0.5, "mirostat": 2, "stop": ["."],
         "logprobs": 1, "max_tokens": 50,
@@ -58,7 +58,7 @@ def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
 
 
 @pytest.mark.slow
-def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
+def test_sequences_without_memory_wait_for_others(tiny: Model) -> None:
     """Six answers of 200 tokens don't fit a context of 512 at once."""
     got = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
     for index, completion in enumerate(got):
@@ -66,7 +66,7 @@ def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
         assert completion.ids == want.ids
 
 
-def test_one_answer_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
+def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
     ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
     tiny.engine.rewind(0)
     got = tiny.generate(ids, n=3, temperature=1.5, seed=2)
@@ -76,7 +76,7 @@ def test_one_answer_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
         assert (completion.ids, completion.finish_reason) == (want.ids, want.finish_reason)
 
 
-def test_the_prompt_stays_in_the_cache_as_it_was(tiny: Model) -> None:
+def test_the_prompt_stays_unchanged_in_the_cache(tiny: Model) -> None:
     want = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
     tiny.generate(PROMPT, n=4, max_tokens=60, **VARIED)
     again = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
@@ -95,7 +95,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
     assert [completion.ids for completion in two] == [drawn_all[index].ids for index in order[:2]]
 
 
-def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_beams_equal_sequential_beams(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     got = tiny.generate(PROMPT, **settings)
     monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
@@ -105,7 +105,7 @@ def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytes
     assert means == sorted(means, reverse=True)
 
 
-def test_one_beam_is_the_greedy_answer(tiny: Model) -> None:
+def test_one_beam_is_the_greedy_completion(tiny: Model) -> None:
     want = tiny.generate(PROMPT, max_tokens=40, temperature=0.0)
     got = tiny.generate(PROMPT, max_tokens=40, beams=1)
     assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
@@ -137,7 +137,7 @@ def all_answers(prompt: list[int], limit: int) -> dict[tuple[int, ...], float]:
     return found
 
 
-def test_enough_beams_find_the_best_answers_of_all() -> None:
+def test_enough_beams_find_the_most_probable_completions() -> None:
     prompt, limit = [1, 5, 6], 4
     truth = sorted(all_answers(prompt, limit).items(), key=lambda pair: -pair[1])
     got = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=limit)
@@ -147,7 +147,7 @@ def test_enough_beams_find_the_best_answers_of_all() -> None:
         assert completion.finish_reason == ("length" if len(output) == limit else "stop")
 
 
-def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
+def test_an_engine_without_batches_runs_sequences_one_by_one() -> None:
     engine = FakeEngine(drawn)
     model = model_on(engine)
     assert isinstance(cached_sequences(engine), AlternatingSequences)
@@ -158,7 +158,7 @@ def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
     assert reads == 3 + 3 * 5  # the prompt once, and each answer's tokens but its last
 
 
-def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
+def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
     engine = tiny.engine
     assert isinstance(engine, NativeEngine)
     engine.rewind(0)
@@ -188,12 +188,12 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
 )
-def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], message: str) -> None:
+def test_invalid_counts_are_refused(counts: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         model_on(FakeEngine(drawn)).generate([1, 5, 6], max_tokens=2, **counts)
 
 
-def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
+def test_each_sequence_follows_the_grammar_separately(tiny: Model) -> None:
     got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
     assert {completion.text for completion in got} <= {"yes", "no", "maybe"}
     assert {completion.finish_reason for completion in got} == {"stop"}

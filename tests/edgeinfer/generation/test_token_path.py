@@ -35,7 +35,7 @@ def files_of_a_token(model: Model) -> set[str]:
     return found
 
 
-def test_a_plain_token_on_the_cpu_passes_at_most_twelve_files() -> None:
+def test_a_greedy_token_on_the_cpu_passes_at_most_twelve_files() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None, threads=1) as model:
         files = files_of_a_token(model)
     assert len(files) <= MAX_FILES, sorted(files)

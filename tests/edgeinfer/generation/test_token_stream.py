@@ -11,7 +11,7 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 PROMPT = [1, 5, 6]
 
 
-def test_cancelling_keeps_what_was_said() -> None:
+def test_cancelling_keeps_the_generated_text() -> None:
     model, prompt = speaking("Hello there")
     stream = model.stream(prompt, **GREEDY)
     output = [next(stream).text for _ in range(5)]
@@ -23,7 +23,7 @@ def test_cancelling_keeps_what_was_said() -> None:
     assert model.generate(prompt, **GREEDY).text == "Hello there"
 
 
-def test_a_stream_that_was_cancelled_before_it_began_says_nothing() -> None:
+def test_a_stream_cancelled_before_its_start_is_empty() -> None:
     model, prompt = speaking("Hello")
     stream = model.stream(prompt)
     stream.cancel()
@@ -31,7 +31,7 @@ def test_a_stream_that_was_cancelled_before_it_began_says_nothing() -> None:
     assert (stream.result.text, stream.result.ids, stream.result.finish_reason) == ("", [], "cancelled")
 
 
-def test_cancelling_behind_the_end_changes_nothing() -> None:
+def test_cancelling_after_the_end_changes_nothing() -> None:
     model, prompt = speaking("Hi")
     stream = model.stream(prompt, **GREEDY)
     assert len(list(stream)) == 2
@@ -39,7 +39,7 @@ def test_cancelling_behind_the_end_changes_nothing() -> None:
     assert stream.result.finish_reason == "stop"
 
 
-def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
+def test_ctrl_c_keeps_the_partial_completion_and_the_model() -> None:
     engine = FakeEngine(saying("Hello there", 3))
     model = model_on(engine)
     engine.interrupt_at = 8
@@ -55,7 +55,7 @@ def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
     assert model.generate(PROMPT, **GREEDY).text == "Hello there"
 
 
-def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
+def test_ctrl_c_during_prefill_keeps_the_prefilled_tokens() -> None:
     engine = FakeEngine(saying("Hi", 12))
     model, prompt = model_on(engine), list(range(3, 15))
     engine.interrupt_at = 8
@@ -117,14 +117,14 @@ def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_progress_counts_the_tokens_that_are_read() -> None:
+def test_progress_counts_prefilled_tokens() -> None:
     model, prompt = speaking("Hi", prompt=list(range(3, 13)))
     calls: list[tuple[int, int]] = []
     model.generate(prompt, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(4, 10), (8, 10), (10, 10)]
 
 
-def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> None:
+def test_a_shared_prefix_is_not_prefilled_again() -> None:
     engine = FakeEngine(saying("Hi", 3))
     model = model_on(engine)
     model.generate(PROMPT, **GREEDY)
@@ -138,7 +138,7 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> 
     assert engine.read[0] == 2
 
 
-def test_the_same_prompt_again_reads_its_last_token_only() -> None:
+def test_a_repeated_prompt_prefills_its_last_token_only() -> None:
     engine = FakeEngine(saying("Hi", 3))
     model = model_on(engine)
     first, again = (model.generate(PROMPT, **GREEDY) for _ in range(2))
@@ -146,7 +146,7 @@ def test_the_same_prompt_again_reads_its_last_token_only() -> None:
     assert (first.speed.cached_tokens, again.speed.cached_tokens) == (0, 2)
 
 
-def test_two_streams_by_turns_say_what_each_says_alone() -> None:
+def test_two_interleaved_streams_equal_separate_streams() -> None:
     model = model_on(FakeEngine(drawn))
     prompts = ([1, 5, 6], [1, 5, 9, 9])
     alone = [model.generate(prompt, max_tokens=15, seed=4).ids for prompt in prompts]

@@ -96,13 +96,13 @@ def test_wrong_values_do_not_stop_a_store(tmp_path: Path, statement: str) -> Non
     assert used(path) == 1
 
 
-def test_a_pipe_is_no_store(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_store(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chats.sqlite")
     with pytest.raises(ChatStoreError, match="can't keep chats there: no regular file"):
         ChatStore(tmp_path / "chats.sqlite")
 
 
-def test_damage_that_comes_while_it_is_open_is_a_clear_error(tmp_path: Path) -> None:
+def test_damage_to_an_open_store_is_a_clear_error(tmp_path: Path) -> None:
     path = filled(tmp_path / "chats.sqlite")
     with ChatStore(path) as store:
         content = path.read_bytes()

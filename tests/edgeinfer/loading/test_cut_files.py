@@ -27,7 +27,7 @@ with open(sys.argv[1], "r+b") as file:
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) -> None:
+def test_a_truncated_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
     size = path.stat().st_size
     with edgeinfer.load(path, device="cpu", threads=1, draft=None, repack=repack) as model:
@@ -41,7 +41,7 @@ def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) 
         )
 
 
-def test_a_file_that_is_cut_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_during_loading_is_an_error(tmp_path: Path) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
 
     def cut(done: int, total: int) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_grows_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a read behind the end raises differs elsewhere")
-def test_a_read_behind_the_end_is_explained(tmp_path: Path) -> None:
+def test_a_read_past_the_end_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(16384))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

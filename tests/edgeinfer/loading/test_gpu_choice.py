@@ -20,13 +20,13 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     return shown
 
 
-def test_without_a_gpu_auto_is_silent_and_cuda_is_an_error(gpus: list[Gpu]) -> None:
+def test_without_a_gpu_auto_uses_the_cpu_and_cuda_is_an_error(gpus: list[Gpu]) -> None:
     assert usable_gpu("auto") is None
     with pytest.raises(GpuUnavailableError, match=r"saw 'cuda', but no NVIDIA driver shows a GPU here"):
         edgeinfer.load("tiny", device="cuda")
 
 
-def test_a_number_that_is_not_there_is_named(gpus: list[Gpu]) -> None:
+def test_a_missing_device_index_is_named(gpus: list[Gpu]) -> None:
     gpus.append(ADA)
     with pytest.raises(GpuUnavailableError, match=r"saw 'cuda:3', wanted cuda:0 to cuda:0 \(1 here\)"):
         usable_gpu("cuda:3")
@@ -38,7 +38,7 @@ def test_a_gpu_that_is_too_old_is_named(gpus: list[Gpu]) -> None:
         usable_gpu("cuda")
 
 
-def test_a_missing_extra_is_named_and_auto_goes_on_with_the_cpu(
+def test_a_missing_extra_is_named_and_auto_uses_the_cpu(
     gpus: list[Gpu], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus.append(ADA)

@@ -27,7 +27,7 @@ def save_counts(path: Path, hot: int) -> None:
     ).save(beside_model(path))
 
 
-def test_a_profile_beside_the_model_tells_which_experts_are_hot(mixture: Path) -> None:
+def test_a_profile_next_to_the_model_gives_hot_experts(mixture: Path) -> None:
     sizes = model_sizes(mixture)
     assert known_routing(mixture, sizes) == (None, ())
     save_counts(mixture, hot=5)
@@ -38,7 +38,7 @@ def test_a_profile_beside_the_model_tells_which_experts_are_hot(mixture: Path) -
     assert sum(routing[0]) == pytest.approx(3)
 
 
-def test_a_profile_of_another_model_is_remarked_on(mixture: Path, tmp_path: Path) -> None:
+def test_a_profile_of_another_model_gives_a_warning(mixture: Path, tmp_path: Path) -> None:
     save_counts(mixture, hot=1)
     other = ZOO["olmoe"].write(tmp_path / "other.gguf")
     beside_model(mixture).rename(beside_model(other))
@@ -48,6 +48,6 @@ def test_a_profile_of_another_model_is_remarked_on(mixture: Path, tmp_path: Path
     assert "profile of another model" in remark
 
 
-def test_a_dense_model_has_no_experts_to_know(tmp_path: Path) -> None:
+def test_a_dense_model_has_no_hot_experts(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "dense.gguf")
     assert known_routing(path, model_sizes(path)) == (None, ())

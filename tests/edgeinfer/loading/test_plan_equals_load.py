@@ -44,13 +44,13 @@ def settings_of(ram: str | None, context: int | None, draft: Any, kv: str, repac
 
 
 @pytest.mark.parametrize(("ram", "draft"), BUDGETS)
-def test_a_plan_is_what_loading_does(ram: str, draft: Any) -> None:
+def test_a_plan_equals_the_loaded_placement(ram: str, draft: Any) -> None:
     settings = settings_of(ram, 240, draft, "f16", repack=True)
     assert planned(settings) == loaded(settings)
 
 
 @pytest.mark.slow
-def test_a_plan_is_what_loading_does_for_all_options_and_budgets() -> None:
+def test_a_plan_equals_the_loaded_placement_for_all_options_and_budgets() -> None:
     budgets = [None, "1", "8MiB", "16MiB", "20MiB", "24MiB", "28MiB", "32MiB", "40MiB", "1GiB"]
     drafts = ["auto", None, "lookup", "self", DRAFT]
     different = []

@@ -40,7 +40,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     ],
 )
 @pytest.mark.parametrize("kv", ["f16", "f32", "q8_0", "q4_0"])
-def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
+def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name: str, kv: CacheType) -> None:
     path = MODELS[name].write(tmp_path / "model.gguf")
     with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
         assert model.plan is not None
@@ -122,7 +122,7 @@ def needed(path: Path, context: int) -> int:
         return model.plan.nbytes
 
 
-def test_a_budget_is_kept_to_the_byte_and_the_context_that_fits_is_named(zoo_file: ZooFile) -> None:
+def test_a_budget_is_exact_to_the_byte_and_the_context_that_fits_is_named(zoo_file: ZooFile) -> None:
     path = zoo_file("llama")
     bytes_for_100 = needed(path, 100)
     edgeinfer.load(path, context=100, ram=bytes_for_100, threads=1).close()
@@ -138,13 +138,13 @@ def test_a_budget_is_kept_to_the_byte_and_the_context_that_fits_is_named(zoo_fil
     edgeinfer.load(path, context=112, ram=bytes_for_100, threads=1).close()
 
 
-def test_a_budget_too_small_for_any_context_asks_for_a_smaller_model(zoo_file: ZooFile) -> None:
+def test_a_budget_too_small_for_any_context_suggests_a_smaller_model(zoo_file: ZooFile) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         edgeinfer.load(zoo_file("llama"), ram="64 KiB")
     assert "0.1 MiB may be used" in str(caught.value)
     assert str(caught.value).endswith("take a smaller model or fewer bits a weight")
 
 
-def test_a_context_beyond_the_machine_is_refused_before_anything_is_allocated(zoo_file: ZooFile) -> None:
+def test_a_context_beyond_memory_is_refused_before_allocation(zoo_file: ZooFile) -> None:
     with pytest.raises(OutOfMemoryError, match="with a context of 256 it fits"):
         edgeinfer.load(zoo_file("llama"), context=1 << 40)

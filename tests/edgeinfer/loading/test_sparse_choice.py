@@ -42,7 +42,7 @@ def sparse_layers(model: edgeinfer.Model) -> list[int]:
     return [index.layer for index, built in blocks if built.calls[0].kernel == name]
 
 
-def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
+def test_exact_mode_gives_the_logits_of_the_dense_model(path: Path) -> None:
     ids = list(range(20, 60))
     found = {}
     for sparse in ("off", "exact"):
@@ -54,7 +54,7 @@ def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
     np.testing.assert_allclose(found["exact"], found["off"], rtol=0, atol=1e-5 * scale)
 
 
-def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
+def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
         assert model.warnings == ()
@@ -74,7 +74,7 @@ def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
         assert sparse_layers(model) == []
 
 
-def test_a_broken_profile_is_a_remark_or_an_error_as_wished(path: Path) -> None:
+def test_a_damaged_profile_is_a_warning_or_an_error_by_mode(path: Path) -> None:
     beside_model(path).write_bytes(b"no profile")
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
@@ -87,7 +87,7 @@ def test_a_broken_profile_is_a_remark_or_an_error_as_wished(path: Path) -> None:
         edgeinfer.load(path, device="cpu", sparse="predicted")
 
 
-def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
+def test_invalid_sparse_options_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SettingError, match="has no predictors; train them with edgeinfer profile --predictor"
     ):
@@ -106,7 +106,7 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         edgeinfer.load(llama, device="cpu", sparse="exact")
 
 
-def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
+def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
     with edgeinfer.load(path, device="cpu", threads=2, context=100, sparse="exact") as model:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)

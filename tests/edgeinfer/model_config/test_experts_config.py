@@ -52,7 +52,7 @@ def facts_of(config: ModelConfig) -> MoeSpec:
         ("qwen3moe", "leading_dense_block_count", 9, "9, wanted a whole number from 0 to 3"),
     ],
 )
-def test_a_bad_key_is_named_with_what_was_seen_and_wanted(
+def test_a_bad_key_is_named_with_its_value_and_the_expected_one(
     name: str, key: str, value: Any, expected: str
 ) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
@@ -69,7 +69,7 @@ def test_an_architecture_without_experts_refuses_them() -> None:
     assert config_of("llama", expert_count=0).experts is None
 
 
-def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
+def test_each_architecture_has_its_expert_gating() -> None:
     found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
     ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in found.items()}
     assert ways == {
@@ -87,7 +87,7 @@ def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
     assert facts_of(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
 
 
-def test_lengths_that_the_file_leaves_out_follow_from_the_feed_forwards() -> None:
+def test_omitted_expert_sizes_follow_from_the_feed_forward_size() -> None:
     experts = config_of("qwen3moe", "expert_feed_forward_length", feed_forward_length=200).experts
     assert experts is not None
     assert experts.feed_forward == 200 // 5
@@ -147,7 +147,7 @@ def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
         ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight", (63,), "(64,)"),
     ],
 )
-def test_a_misshapen_tensor_is_quoted(
+def test_a_tensor_of_the_wrong_shape_is_quoted(
     tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...], expected: str
 ) -> None:
     model = Altered(**vars(ZOO[name]), altered={tensor: shape})

@@ -74,7 +74,7 @@ def sizes_of(path: Path) -> ModelSizes:
         return file_sizes(file, None)
 
 
-def test_a_mixture_has_its_experts_and_its_router(tmp_path: Path) -> None:
+def test_an_moe_model_has_its_experts_and_its_router(tmp_path: Path) -> None:
     path = write_mixture(tmp_path / "mixture.gguf")
     found = sizes_of(path)
     assert len(found.layers) == 2
@@ -114,7 +114,7 @@ def test_a_shared_expert_and_fused_gates_are_found(tmp_path: Path) -> None:
         ({}, {"mixture__attention__head_count": 0}, r"head_count: 0, wanted heads in every layer"),
     ],
 )
-def test_what_a_plan_does_not_know_is_named(
+def test_an_unsupported_file_is_named_by_the_plan(
     tmp_path: Path, shapes: Mapping[str, tuple[int, ...]], keys: Mapping[str, Any], text: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=text):

@@ -75,7 +75,7 @@ def errors_of(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_mypy_accepts_the_public_keywords_and_finds_a_misspelt_one(
+def test_mypy_accepts_the_public_keywords_and_finds_a_misspelled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roots = [ROOT, *(ROOT / folder for folder in ("kernels", "offload", "quant_formats"))]

@@ -50,7 +50,7 @@ def test_counts_are_those_of_the_reference(path: Path) -> None:
     assert found.overall.active == pytest.approx(counts.sum() / (2 * 96 * 300))
 
 
-def test_the_profile_is_kept_and_found(path: Path, tmp_path: Path) -> None:
+def test_the_profile_is_stored_and_found(path: Path, tmp_path: Path) -> None:
     found = profile(path, [TEXT], tokens=128)
     kept = find_profile(path, tmp_path / "nowhere")
     assert kept is not None
@@ -60,7 +60,7 @@ def test_the_profile_is_kept_and_found(path: Path, tmp_path: Path) -> None:
     assert found.predictors == ()
 
 
-def test_without_a_text_the_model_tells_one(path: Path) -> None:
+def test_without_a_text_the_model_generates_one(path: Path) -> None:
     found = profile(path, tokens=100)
     assert sum(found.profile.tokens) >= 100
     assert found.profile.tokens[1] > 0
@@ -80,7 +80,7 @@ def test_smooth_activations_count_by_magnitude(tmp_path: Path) -> None:
         profile(llama, [TEXT], tokens=64, predictor=True)
 
 
-def test_settings_out_of_their_range_are_refused(path: Path) -> None:
+def test_options_out_of_range_are_refused(path: Path) -> None:
     with pytest.raises(SettingError, match="the text has 2 tokens, wanted at least 64"):
         profile(path, ["he"])
     with pytest.raises(SettingError, match="tokens: saw 10, wanted a whole number of at least 64"):
@@ -104,7 +104,7 @@ def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Sa
     return weights, Samples(x.astype(np.float16), np.packbits(active, axis=1))
 
 
-def test_a_layer_of_low_rank_is_predicted_nearly_exactly() -> None:
+def test_a_low_rank_layer_is_predicted_nearly_exactly() -> None:
     weights, samples = planted()
     (found,) = train(weights, samples, [32])
     assert found.recall > 0.98
@@ -113,7 +113,7 @@ def test_a_layer_of_low_rank_is_predicted_nearly_exactly() -> None:
     assert found.predictor.nbytes == 32 * 68 + 128 * 34 + 4 * 128
 
 
-def test_predictors_survive_the_profile_and_others_are_refused() -> None:
+def test_predictors_are_restored_from_the_profile_and_others_are_refused() -> None:
     weights, samples = planted()
     (found,) = train(weights, samples, [32])
     arrays = predictor_arrays(3, found)
@@ -129,7 +129,7 @@ def test_predictors_survive_the_profile_and_others_are_refused() -> None:
         read_predictor(arrays, 3, weights.ffn_up)
 
 
-def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
+def test_predictors_are_trained_and_stored_with_the_profile(path: Path) -> None:
     found = profile(path, [TEXT], tokens=400, predictor=True, rank=32)
     assert len(found.predictors) == 2
     assert all(trained.recall > 0.9 for trained in found.predictors)
@@ -139,7 +139,7 @@ def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
         assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
 
 
-def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
+def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
     path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
     found = profile(path, [TEXT], tokens=100)
     assert "an expert that the router chose" in found.profile.rule

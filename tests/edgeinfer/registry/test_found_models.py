@@ -33,7 +33,7 @@ def put_in_ollama(folder: Path, name: str, blob: bytes = b"GGUF", digest: str = 
     put(folder / "manifests" / name, json.dumps({"layers": layers}).encode())
 
 
-def test_each_program_keeps_its_models_where_it_says() -> None:
+def test_each_program_has_its_model_folder() -> None:
     home = Path("/home/eva")
     usual = OtherFolders.usual(platform="linux", environment={}, home=home)
     assert usual.hugging_face == home / ".cache/huggingface/hub"
@@ -52,7 +52,9 @@ def test_each_program_keeps_its_models_where_it_says() -> None:
     assert OtherFolders.usual(environment={"HF_HUB_CACHE": "/d"}, home=home).hugging_face == Path("/d")
 
 
-def test_all_of_them_are_found_and_a_shared_file_once(others: OtherFolders, tmp_path: Path) -> None:
+def test_models_of_all_programs_are_found_and_a_shared_file_once(
+    others: OtherFolders, tmp_path: Path
+) -> None:
     in_hub = put(others.hugging_face / HUB / FILE)
     put(others.hugging_face / HUB / "mmproj-F16.gguf")
     put(others.hugging_face / "version.txt")
@@ -70,7 +72,7 @@ def test_all_of_them_are_found_and_a_shared_file_once(others: OtherFolders, tmp_
     ]
 
 
-def test_a_model_of_ollama_goes_by_its_name_there(others: OtherFolders, tmp_path: Path) -> None:
+def test_a_model_of_ollama_has_its_ollama_name(others: OtherFolders, tmp_path: Path) -> None:
     put_in_ollama(others.ollama[0], "registry.ollama.ai/library/llama3.2/3b")
     put_in_ollama(others.ollama[0], "hf.co/me/mine/latest", digest="sha256:ef")
     put_in_ollama(others.ollama[0], "registry.ollama.ai/library/clip/1", b"PK12", "sha256:00")
@@ -84,7 +86,7 @@ def test_a_model_of_ollama_goes_by_its_name_there(others: OtherFolders, tmp_path
     assert (found.source, found.path.name) == ("Ollama", "sha256-ab")
 
 
-def test_a_catalogue_model_in_the_hubs_cache_needs_no_pull(others: OtherFolders, tmp_path: Path) -> None:
+def test_a_registry_model_in_the_hub_cache_needs_no_pull(others: OtherFolders, tmp_path: Path) -> None:
     path = put(others.hugging_face / HUB / FILE)
     found = find_model("llama-3.2-1b", models_folder=tmp_path / "models", others=others)
     assert (found.path, found.source, found.parameters) == (path, "Hugging Face cache", "1.2B")
@@ -92,15 +94,15 @@ def test_a_catalogue_model_in_the_hubs_cache_needs_no_pull(others: OtherFolders,
     assert [model.name for model in listed] == ["tiny", "llama-3.2-1b:Q4_K_M"]
 
 
-def test_a_catalogue_model_of_lm_studio_needs_no_pull(others: OtherFolders, tmp_path: Path) -> None:
+def test_a_registry_model_of_lm_studio_needs_no_pull(others: OtherFolders, tmp_path: Path) -> None:
     put(others.lm_studio[1] / "bartowski/Llama-3.2-1B-Instruct-GGUF" / FILE)
     assert find_model("llama-3.2-1b", models_folder=tmp_path / "models", others=others).source == "LM Studio"
 
 
-def test_a_model_of_another_program_is_found_by_its_files_name(others: OtherFolders, tmp_path: Path) -> None:
+def test_a_model_of_another_program_is_found_by_file_name(others: OtherFolders, tmp_path: Path) -> None:
     put(others.llama_cpp / "mine.gguf")
     assert find_model("mine.gguf", models_folder=tmp_path / "models", others=others).source == "llama.cpp"
 
 
-def test_folders_that_do_not_exist_hold_nothing(others: OtherFolders) -> None:
+def test_missing_folders_have_no_models(others: OtherFolders) -> None:
     assert found_models(others) == []

@@ -61,7 +61,7 @@ def test_a_damaged_record_counts_as_empty_and_is_replaced(
     assert found.last_used is not None
 
 
-def test_times_that_can_not_be_are_left_out(tmp_path: Path, record: Path) -> None:
+def test_invalid_times_are_ignored(tmp_path: Path, record: Path) -> None:
     names = ("future", "zero", "true", "text")
     times = dict(zip(names, (time.time() + 10**6, 0, True, "1"), strict=True))
     record.write_text(json.dumps({str(model(tmp_path, name).path): at for name, at in times.items()}))
@@ -69,14 +69,14 @@ def test_times_that_can_not_be_are_left_out(tmp_path: Path, record: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_record_that_is_no_file_is_not_opened(tmp_path: Path, record: Path) -> None:
+def test_a_record_that_is_not_a_regular_file_is_not_opened(tmp_path: Path, record: Path) -> None:
     os.mkfifo(record)
     found = model(tmp_path)
     assert found.last_used is None
     found.record_use()
 
 
-def test_a_state_folder_that_can_not_be_made_ends_nothing(
+def test_a_state_folder_that_cannot_be_created_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)

@@ -54,7 +54,7 @@ def test_typical_prefers_the_expected_over_the_most_probable() -> None:
     assert chain.typical(logits_of(0.94, 0.02, 0.02, 0.02), 0.5).tolist() == [0]
 
 
-def test_typical_keeps_one_at_least_and_bears_impossible_candidates() -> None:
+def test_typical_keeps_at_least_one_and_accepts_impossible_candidates() -> None:
     assert chain.typical(logits_of(0.0, 0.5, 0.5, 0.0), 0.0).tolist() == [1]
     assert chain.typical(logits_of(0.0, 0.5, 0.5, 0.0), 0.7).tolist() == [1, 2]
 
@@ -63,11 +63,11 @@ def test_typical_keeps_one_at_least_and_bears_impossible_candidates() -> None:
     ("threshold", "kept"),
     [(0.08, [3]), (0.15, [2, 3]), (0.25, [1, 2, 3]), (0.36, [0, 1, 2, 3]), (0.6, [0, 1, 2, 3])],
 )
-def test_xtc_leaves_the_least_probable_of_those_that_reach(threshold: float, kept: list[int]) -> None:
+def test_xtc_keeps_the_least_probable_above_the_threshold(threshold: float, kept: list[int]) -> None:
     assert chain.xtc_kept(logits_of(0.4, 0.3, 0.2, 0.1), threshold).tolist() == kept
 
 
-def test_xtc_finds_the_top_wherever_it_stands() -> None:
+def test_xtc_works_on_unsorted_candidates() -> None:
     assert chain.xtc_kept(logits_of(0.1, 0.4, 0.2, 0.3), 0.15).tolist() == [0, 2]
 
 

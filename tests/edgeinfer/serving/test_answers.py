@@ -20,7 +20,7 @@ from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Asked, cha
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_chat_is_responded_to_whole() -> None:
+async def test_a_chat_response_is_returned_complete() -> None:
     reply = await chat({"model": "fake"})
     found = reply.json()
     assert reply.status_code == 200
@@ -33,7 +33,7 @@ async def test_a_chat_is_responded_to_whole() -> None:
     assert used["completion_tokens"] == len("The fox is here.")
 
 
-async def test_a_chat_streams_the_same_piece_by_piece() -> None:
+async def test_a_chat_response_streams_the_same_text() -> None:
     found = events((await chat({"stream": True, "stream_options": {"include_usage": True}})).text)
     assert {each["object"] for each in found} == {"chat.completion.chunk"}
     assert len({each["id"] for each in found}) == 1
@@ -44,7 +44,7 @@ async def test_a_chat_streams_the_same_piece_by_piece() -> None:
     assert used["usage"]["completion_tokens"] == len("The fox is here.")
 
 
-async def test_several_responses_and_limits() -> None:
+async def test_several_responses_follow_their_limits() -> None:
     found = (await chat({"n": 2, "max_tokens": 3})).json()
     assert [(each["index"], each["message"]["content"]) for each in found["choices"]] == [
         (0, "The"),
@@ -55,7 +55,7 @@ async def test_several_responses_and_limits() -> None:
     assert {each["choices"][0]["index"] for each in streamed} == {0, 1}
 
 
-async def test_a_response_keeps_to_a_schema() -> None:
+async def test_a_response_follows_a_schema() -> None:
     pytest.importorskip("llguidance")
     schema = {
         "type": "object",
@@ -72,7 +72,7 @@ async def test_a_response_keeps_to_a_schema() -> None:
     assert "Unsatisfiable schema" in refused.json()["error"]["message"]
 
 
-async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
+async def test_tool_calls_are_returned_complete_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
     found = (await chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE))).json()["choices"][0]
@@ -93,7 +93,7 @@ async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     ][0]["message"]["content"] == text
 
 
-async def test_log_probabilities_come_with_their_bytes() -> None:
+async def test_logprobs_include_token_bytes() -> None:
     found = (await chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2})).json()["choices"][0][
         "logprobs"
     ]["content"]
@@ -103,7 +103,7 @@ async def test_log_probabilities_come_with_their_bytes() -> None:
     assert len(found[0]["top_logprobs"]) == 2
 
 
-async def test_a_text_is_continued() -> None:
+async def test_a_completion_continues_the_prompt() -> None:
     body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0}
     found = (await post(fake(), "/v1/completions", body | {"logprobs": 1})).json()
     assert found["object"] == "text_completion"
@@ -114,7 +114,7 @@ async def test_a_text_is_continued() -> None:
     assert "".join(each["choices"][0]["text"] for each in events(streamed.text)) == "The fox is here."
 
 
-async def test_an_echoed_prompt_stands_before_the_response_whole_and_streamed() -> None:
+async def test_an_echoed_prompt_precedes_the_completion_complete_and_streamed() -> None:
     body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "echo": True}
     found = (await post(fake(), "/v1/completions", body)).json()
     assert found["choices"][0]["text"] == "OnceThe"
@@ -123,7 +123,7 @@ async def test_an_echoed_prompt_stands_before_the_response_whole_and_streamed() 
     assert "".join(each["choices"][0]["text"] for each in streamed) == "OnceThe"
 
 
-async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_sampler_is_a_request_field(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[dict[str, Any]] = []
     model, generate = fake(), Model.stream_async
 
@@ -142,7 +142,7 @@ async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None
     assert requested[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
 
 
-async def test_texts_become_vectors() -> None:
+async def test_embeddings_are_returned() -> None:
     reply = (await post(fake(), "/v1/embeddings", {"input": ["a b", "c"]})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     assert np.linalg.norm(reply["data"][0]["embedding"]) == pytest.approx(1)
@@ -166,7 +166,7 @@ def served(model: Model) -> Iterator[str]:
         thread.join(10)
 
 
-def test_the_openai_client_meets_what_it_expects() -> None:
+def test_the_openai_client_works() -> None:
     openai = pytest.importorskip("openai")
     with edgeinfer.load("tiny", device="cpu", draft=None) as model, served(model) as url:
         asker = openai.OpenAI(base_url=url, api_key="none", max_retries=0)

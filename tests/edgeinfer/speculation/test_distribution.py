@@ -140,7 +140,7 @@ def test_three_tokens_in_a_row_are_distributed_as_without_drafts(name: str) -> N
     assert found < chi_square_limit(degrees)
 
 
-def test_a_rule_that_keeps_every_guess_would_be_found_out() -> None:
+def test_the_test_detects_a_rule_that_accepts_every_draft() -> None:
     settings = SamplingParams(**OFF)
     found, degrees = chi_square(
         counted(Known(DRAFT, settings), Known(DRAFT, settings)), wanted_chances(Known(TARGET, settings))

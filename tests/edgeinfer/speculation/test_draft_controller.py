@@ -71,7 +71,7 @@ def test_nothing_is_drafted_before_the_baseline_is_timed() -> None:
 
 
 @pytest.mark.parametrize(("acceptance", "at_least"), [(0.9, 1.7), (0.75, 1.15), (0.6, 0.98)])
-def test_drafting_that_pays_is_used(acceptance: float, at_least: float) -> None:
+def test_profitable_drafting_is_used(acceptance: float, at_least: float) -> None:
     assert speed(begun(0.15), lambda _: acceptance, 1000, 0.15) > at_least
 
 
@@ -82,13 +82,13 @@ def test_a_useless_drafter_costs_little(each: float) -> None:
     assert speed(controller, lambda _: 0.0, 500, each) > 0.98
 
 
-def test_drafting_starts_when_the_text_becomes_predictable() -> None:
+def test_drafting_starts_if_the_text_becomes_predictable() -> None:
     controller = begun(0.15)
     speed(controller, lambda _: 0.0, 500, 0.15)
     assert speed(controller, lambda _: 0.9, 2000, 0.15) > 1.4
 
 
-def test_drafting_stops_when_the_text_becomes_unpredictable() -> None:
+def test_drafting_stops_if_the_text_becomes_unpredictable() -> None:
     controller = begun(0.15)
     speed(controller, lambda _: 0.9, 300, 0.15)
     assert speed(controller, lambda _: 0.0, 1000, 0.15) > 0.95
@@ -113,7 +113,7 @@ def test_the_first_draft_is_a_short_probe() -> None:
     assert controller.length(7) >= PROBE_TOKENS
 
 
-def test_the_cooldown_pays_for_a_failed_probe() -> None:
+def test_the_cooldown_limits_the_cost_of_failed_probes() -> None:
     controller = begun()
     controller.record_step(1, 3, 2, 0.5, 1.16)
     for _ in range(10):
@@ -199,7 +199,7 @@ def test_costs_between_measured_ones_are_interpolated() -> None:
     assert (costs.forward(2), costs.forward(8)) == (2.0, 1.0)
 
 
-def test_a_slower_host_slows_all_forwards() -> None:
+def test_a_slower_host_scales_all_forward_times() -> None:
     costs = profitable().costs
     before = costs.forward(5)
     for _ in range(60):

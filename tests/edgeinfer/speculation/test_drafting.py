@@ -63,7 +63,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         {"temperature": 0.9, "seed": 4, "dry_multiplier": 0.8, "mirostat": 2},
     ],
 )
-def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
+def test_greedy_and_seeded_completions_equal_baseline_decoding(
     plain_answer: PlainAnswer, drafting: Model, settings: dict[str, Any], length: int
 ) -> None:
     always_draft(drafting, length)
@@ -73,7 +73,7 @@ def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
         assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
 
 
-def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
+def test_draft_tokens_are_marked_and_counted(drafting: Model) -> None:
     always_draft(drafting, 3)
     completion = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
     speed = completion.speed
@@ -85,7 +85,7 @@ def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
     assert completion.speed.generated_tokens == len(completion.ids) <= 40
 
 
-def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting: Model) -> None:
+def test_drafting_stops_at_the_end_of_the_context(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 7)
     ids = plain.tokenizer.encode(PROMPT * 20)[:235]
     want, got = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
@@ -94,7 +94,7 @@ def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting
     assert len(drafting.engine.ids) <= 256
 
 
-def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, drafting: Model) -> None:
+def test_the_cache_holds_the_completion_for_the_next_message(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
     completion = drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
@@ -106,7 +106,7 @@ def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, draftin
 
 
 @pytest.mark.default_cases(1)
-def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) -> None:
+def test_two_streams_of_one_model_may_alternate(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     prompts = (PROMPT, "Tom and his dog went to the park.")
     want = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
@@ -117,7 +117,7 @@ def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) 
     assert [stream.result.ids for stream in streams] == want
 
 
-def test_logprobs_are_those_of_plain_decoding(plain: Model, drafting: Model) -> None:
+def test_logprobs_equal_baseline_decoding(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     want, got = (m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting))
     assert [(t.id, t.logprob, t.top_logprobs) for t in got.tokens] == [
@@ -125,7 +125,7 @@ def test_logprobs_are_those_of_plain_decoding(plain: Model, drafting: Model) -> 
     ]
 
 
-def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> None:
+def test_unseeded_sampling_accepts_most_draft_tokens() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         always_draft(model, 3)
         shares = [
@@ -135,21 +135,21 @@ def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> N
         assert max(shares) > 0.5
 
 
-def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file: ZooFile) -> None:
+def test_auto_uses_the_registry_draft_or_prompt_lookup(zoo_file: ZooFile) -> None:
     for model, kind in (("tiny", DraftModel), (zoo_file("llama"), PromptLookup)):
         with edgeinfer.load(model, device="cpu", threads=1) as loaded:
             assert loaded.speculator is not None
             assert isinstance(loaded.speculator.drafter, kind)
 
 
-def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> None:
+def test_loading_measures_forward_and_draft_costs_and_leaves_the_cache_empty() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.engine.ids == []
         assert model.speculator is not None
         assert model.speculator.controllers["sampled"].min_probs(1)[1] > 0
 
 
-def test_auto_says_what_the_draft_costs() -> None:
+def test_auto_reports_the_cost_of_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
@@ -159,7 +159,7 @@ def test_auto_says_what_the_draft_costs() -> None:
 
 
 @pytest.mark.slow
-def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
+def test_a_draft_of_another_vocabulary_falls_back_to_prompt_lookup_with_a_warning(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         message = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
         assert f"using prompt lookup instead of the draft model: {message}" in model.warnings
@@ -177,7 +177,7 @@ def listed(kind: str, tokens: list[str], types: list[int]) -> dict[str, Any]:
     }
 
 
-def test_lists_that_begin_alike_are_of_the_same_tokens() -> None:
+def test_vocabularies_with_a_common_prefix_are_compatible() -> None:
     model = listed("gpt2", ["a", "b", "c"], [1, 1, 3])
     assert same_tokens(model, model)
     padded = listed("gpt2", [*model["tokenizer.ggml.tokens"], "pad"], [1, 1, 3, 5])
@@ -193,7 +193,7 @@ def test_lists_that_begin_alike_are_of_the_same_tokens() -> None:
         assert not same_tokens(other, model)
 
 
-def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"GGUF")
     with pytest.raises(Exception, match=r"draft\.gguf") as caught:
@@ -201,7 +201,7 @@ def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
+def test_a_budget_too_small_for_both_omits_the_draft_with_a_warning() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
         needed = model.plan.nbytes
@@ -210,7 +210,7 @@ def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
-def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Path) -> None:
+def test_lookup_files_give_drafts(plain: Model, tmp_path: Path) -> None:
     want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
     path.write_text(PROMPT + want.text, encoding="utf-8")
@@ -227,7 +227,7 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
             assert got.speed.tokens_per_forward > 3
 
 
-def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_unreadable_lookup_files_give_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "picture.bin"
     path.write_bytes(b"ab\xff\xfe")
     with pytest.raises(SettingError, match=r"byte 2 of .*picture\.bin isn't UTF-8"):
@@ -238,7 +238,7 @@ def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) 
         edgeinfer.load("tiny", device="cpu", threads=1, lookup_files=[path], draft=None)
 
 
-def test_the_first_drafter_with_a_guess_makes_it() -> None:
+def test_the_first_drafter_with_a_draft_is_used() -> None:
     lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
     drafter, settings = ChainedDrafter(lookups), SamplingParams()
     assert drafter.propose([1, 2], DraftRequest(1, settings)).ids == (3,)
@@ -247,7 +247,7 @@ def test_the_first_drafter_with_a_guess_makes_it() -> None:
     assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)
 
 
-def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
+def test_a_draft_model_alternates_with_the_target_threads() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         drafter = model.speculator.drafter
@@ -268,7 +268,7 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
-def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
+def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> None:
     requested = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
@@ -286,7 +286,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
             assert one.distributions is None
 
 
-def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
+def test_sampled_drafts_include_their_distribution() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         ids = model.tokenizer.encode(PROMPT)
@@ -320,5 +320,7 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         ({"temperature": 0.8, "logit_bias": {3: 1.0}}, False),
     ],
 )
-def test_only_simple_ways_to_choose_a_token_need_no_sampler(settings: dict[str, Any], simple: bool) -> None:
+def test_only_simple_sampling_parameters_run_in_the_draft_loop(
+    settings: dict[str, Any], simple: bool
+) -> None:
     assert (draft_sampling(SamplingParams(**settings)) is not None) == simple

@@ -21,12 +21,12 @@ IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()
     ("count", "kept"),
     [(1, [0]), (2, [0]), (4, [0, 3]), (10, [0, 1, 2, 8, 9]), (32, [*range(10), *range(26, 32)])],
 )
-def test_the_first_and_the_last_layers_guess(count: int, kept: list[int]) -> None:
+def test_the_first_and_last_layers_draft(count: int, kept: list[int]) -> None:
     assert kept_layers(count) == kept
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
-def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_path: Path, name: str) -> None:
+def test_some_layers_equal_the_reference_and_keep_the_cache(tmp_path: Path, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     own, truth = engine_for(path, cpu()), engine_for(path, exact)
     want = own.append_all(IDS)[-1]
@@ -40,7 +40,7 @@ def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_pat
     own.close()
 
 
-def test_all_layers_guess_what_the_model_says() -> None:
+def test_all_layers_draft_the_tokens_of_the_model() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
         assert isinstance(model.engine, NativeEngine)
         drafter = LayerSkipping(model.engine, range(len(model.engine.specification.layers)))
@@ -52,6 +52,6 @@ def test_all_layers_guess_what_the_model_says() -> None:
         assert drafter.propose([5, 6, 7], DraftRequest(1, settings)).ids == ()  # not cached
 
 
-def test_more_leaves_than_a_pass_takes_are_refused() -> None:
+def test_more_siblings_than_a_forward_accepts_are_refused() -> None:
     with pytest.raises(SettingError, match="draft_tree_width: saw 9, wanted a whole number from 0 to 8"):
         edgeinfer.load("tiny", draft_tree_width=9)

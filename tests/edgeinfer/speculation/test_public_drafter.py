@@ -71,6 +71,6 @@ def test_an_invalid_draft_is_an_error(drafter: Oracle, message: str) -> None:
             model.generate(PROMPT, max_tokens=10, temperature=0.0)
 
 
-def test_an_object_that_is_no_drafter_is_refused() -> None:
+def test_an_object_without_propose_is_refused() -> None:
     with pytest.raises(SettingError, match="a Drafter, or None"):
         edgeinfer.load("tiny", draft=7)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def growing() -> Iterator[Model]:
         {"temperature": 0.9, "seed": 4, "mirostat": 2},
     ],
 )
-def test_answers_are_those_of_plain_decoding(plain: Model, growing: Model, settings: dict[str, Any]) -> None:
+def test_completions_equal_baseline_decoding(plain: Model, growing: Model, settings: dict[str, Any]) -> None:
     always_draft(growing, 4)
     want = plain.generate(PROMPT, max_tokens=200, **settings)
     got = growing.generate(PROMPT, max_tokens=200, **settings)
@@ -78,7 +78,7 @@ class Knowing:
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("index", [0, 1, 3])
-def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, index: int) -> None:
+def test_an_accepted_sibling_leaves_the_cache_of_baseline_decoding(plain: Model, index: int) -> None:
     want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
     speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], index))
     plain.speculator = speculator
@@ -93,7 +93,7 @@ def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain:
     assert got.speed.tokens_per_forward == pytest.approx(index + 2, rel=0.15)
 
 
-def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
+def test_siblings_without_memory_are_dropped(plain: Model) -> None:
     draft = Draft((5, 6), None, ((7,), (8,)))
     plain.engine.rewind(0)
     assert TreePass.of(plain.engine, draft) is not None
@@ -104,7 +104,7 @@ def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
     assert TreePass.of(FakeEngine(drawn), draft) is None
 
 
-def test_what_follows_a_leaf_is_drawn_from_the_logits_behind_it() -> None:
+def test_the_token_after_a_sibling_is_sampled_from_its_logits() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     draft = Draft((2, 3), None, ((4,), (5, 1)))
     logits = np.zeros((6, SIZE), np.float32)
@@ -118,7 +118,7 @@ def test_what_follows_a_leaf_is_drawn_from_the_logits_behind_it() -> None:
     assert accepted_sibling(draft, ended) is None
 
 
-def test_the_likeliest_of_the_next_best_become_leaves(growing: Model) -> None:
+def test_the_most_probable_alternatives_become_siblings(growing: Model) -> None:
     assert growing.speculator is not None
     drafter = growing.speculator.drafter
     ids = growing.tokenizer.encode(PROMPT)

@@ -38,7 +38,7 @@ def chi_square(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) ->
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", DRAFTED_FROM)
-def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
+def test_sampled_drafts_preserve_the_distribution(name: str) -> None:
     sampler = Sampler(SamplingParams(seed=7, **PLAIN), SIZE)
     random, probs = np.random.default_rng(11), DRAFTED_FROM[name]
     counts, logits = np.zeros(SIZE, np.int64), rows(2)
@@ -50,7 +50,7 @@ def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
     assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
 
 
-def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
+def test_drafts_of_the_same_distribution_are_always_accepted() -> None:
     sampler = Sampler(SamplingParams(seed=1, **PLAIN), SIZE)
     same = sampler.distribution(TARGET, [])
     for guess in range(SIZE):
@@ -59,7 +59,7 @@ def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 5, **PLAIN}, {"seed": 5, "mirostat": 2}])
-def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, Any]) -> None:
+def test_greedy_drafts_do_not_change_seeded_output(settings: dict[str, Any]) -> None:
     random = np.random.default_rng(3)
     logits = random.standard_normal((200, SIZE)).astype(np.float32) * 2
     plain, with_drafts = (Sampler(SamplingParams(**settings), SIZE) for _ in range(2))
@@ -79,7 +79,7 @@ def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, A
     assert text == want
 
 
-def test_nothing_follows_the_first_guess_that_falls() -> None:
+def test_nothing_follows_the_first_rejected_draft_token() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(4)
     logits[:, 2] = 9
@@ -88,7 +88,7 @@ def test_nothing_follows_the_first_guess_that_falls() -> None:
     np.testing.assert_array_equal(found[1].logits, logits[1])
 
 
-def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
+def test_nothing_follows_a_draft_token_that_ends_the_completion() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(3)
     logits[:, 4] = 9
@@ -96,7 +96,7 @@ def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
     assert [token.id for token in found] == [4]
 
 
-def test_penalties_count_the_drafted_tokens_before_each() -> None:
+def test_penalties_count_preceding_draft_tokens() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=5.0), SIZE)
     found = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
     assert [token.id for token in found] == [0, 1, 2, 3]

@@ -71,9 +71,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_an_answer_is_the_same_whether_certain_tokens_are_drawn_or_not(
-    settings: dict[str, Any], without_forced: Any
-) -> None:
+def test_forced_tokens_do_not_change_a_completion(settings: dict[str, Any], without_forced: Any) -> None:
     at_once = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
     without_forced()
     drawn_all = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
@@ -84,7 +82,7 @@ def test_an_answer_is_the_same_whether_certain_tokens_are_drawn_or_not(
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_alone(
+def test_every_sampler_chain_equals_sampling_from_masked_logits(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
@@ -103,7 +101,7 @@ def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_al
     assert requested.ids == whole.ids
 
 
-def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() -> None:
+def test_forced_tokens_share_a_forward_if_the_engine_is_batch_invariant() -> None:
     engine = Together()
     tokenizer = model_on(engine).tokenizer
     model = Model("fake", engine, tokenizer, None, batch_invariant=True)
@@ -117,14 +115,14 @@ def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() 
     assert read.ids == completion.ids
 
 
-def test_the_last_of_them_need_not_be_read_at_all() -> None:
+def test_trailing_forced_tokens_need_no_forward() -> None:
     engine = FakeEngine(drawn, 256)
     completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
     assert completion.finish_reason == "stop"
     assert engine.read == [len(PROMPT)]
 
 
-def test_another_stream_may_come_between_them_and_their_pass() -> None:
+def test_another_stream_may_interrupt_forced_tokens() -> None:
     model = model_on(FakeEngine(drawn, 4096))
     alone = [model.generate(PROMPT, schema=NAMED, max_tokens=150, seed=seed).ids for seed in (1, 2)]
     streams = [model.stream(PROMPT, schema=NAMED, max_tokens=150, seed=seed) for seed in (1, 2)]
@@ -137,7 +135,7 @@ def test_another_stream_may_come_between_them_and_their_pass() -> None:
 
 @pytest.mark.default_cases(6)
 @pytest.mark.parametrize("limit", range(1, 40))
-def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(limit: int) -> None:
+def test_a_limit_can_end_a_completion_within_forced_tokens(limit: int) -> None:
     whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
     shortened = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=limit, seed=1)
     assert shortened.ids == whole.ids[:limit]
@@ -146,7 +144,7 @@ def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(limit: in
     assert (shortened.finish_reason, full.finish_reason) == ("length", "context")
 
 
-def test_wanted_log_probabilities_are_those_of_every_token() -> None:
+def test_requested_logprobs_include_forced_tokens() -> None:
     completion = model_on(FakeEngine(drawn, 4096)).generate(
         PROMPT, schema=NAMED, max_tokens=60, seed=1, logprobs=2
     )
@@ -155,13 +153,13 @@ def test_wanted_log_probabilities_are_those_of_every_token() -> None:
     assert plain.ids == completion.ids
 
 
-def test_a_certain_token_that_a_bias_bans_is_an_error_as_ever() -> None:
+def test_a_forced_token_banned_by_a_bias_is_an_error() -> None:
     banned = {byte_ids("_")[0]: -np.inf}
     with pytest.raises(LogitsError, match="-inf for all"):
         model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, seed=1, logit_bias=banned)
 
 
-def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
+def test_a_forced_token_advances_the_sampler() -> None:
     logits = np.full(50, -np.inf, np.float32)
     logits[7] = 1.0
     for settings in ({"temperature": 0.0, "seed": 1}, {"seed": 1}, {"seed": 1, "mirostat": 2}):
@@ -172,7 +170,7 @@ def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
         assert taken.snapshot() == sampled.snapshot()
 
 
-def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
+def test_forced_tokens_are_the_only_allowed_ones_in_a_real_vocabulary() -> None:
     certain = few = 0
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
@@ -194,7 +192,7 @@ def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
 
 
 @pytest.mark.slow
-def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
+def test_forced_tokens_do_not_change_the_built_in_model(without_forced: Any) -> None:
     completions = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for _ in range(2):
@@ -208,7 +206,7 @@ def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: 
 
 
 @pytest.mark.slow
-def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without_them(
+def test_forced_tokens_do_not_change_a_context_shift(
     without_forced: Any,
 ) -> None:
     completions = []

@@ -58,7 +58,7 @@ def least(made: Grammar) -> int:
 @pytest.mark.default_cases(6)
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
-def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampling: Any) -> None:
+def test_every_budget_with_room_for_an_ending_gives_valid_json(name: str, sampling: Any) -> None:
     low = least(json_schema(SCHEMAS[name]))
     shortened = 0
     for limit in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
@@ -70,7 +70,7 @@ def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampl
     assert shortened >= 2
 
 
-def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None:
+def test_the_context_limit_also_completes_several_sequences() -> None:
     schema = SCHEMAS["required"]
     low = least(json_schema(schema))
     model = model_on(FakeEngine(eager, len(PROMPT) + low + 7))
@@ -84,7 +84,7 @@ def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None
         assert each.finish_reason == "length"
 
 
-def test_with_log_probabilities_it_ends_alike() -> None:
+def test_logprobs_do_not_change_the_ending() -> None:
     settings: Any = {"max_tokens": 40, "temperature": 0.0}
     schema = SCHEMAS["texts"]
     plain = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, **settings)
@@ -93,7 +93,7 @@ def test_with_log_probabilities_it_ends_alike() -> None:
     assert plain.finish_reason == message.finish_reason
 
 
-def test_an_answer_that_needs_no_help_is_the_same_with_and_without_a_limit() -> None:
+def test_a_completion_within_the_limit_is_unchanged() -> None:
     schema = {**SCHEMAS["required"], "properties": {"a": {"enum": ["x"]}, "n": {"enum": [1]}, "in": INNER}}
     free = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=schema, seed=2)
     assert free.finish_reason == "stop"
@@ -128,14 +128,14 @@ def test_grammars_are_completed_too(text: str, pattern: str) -> None:
         assert completion.finish_reason in ("length", "stop")
 
 
-def test_too_few_tokens_for_any_ending_cut_it_as_ever() -> None:
+def test_too_few_tokens_for_any_ending_truncate_the_completion() -> None:
     schema = SCHEMAS["required"]
     completion = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, max_tokens=5, seed=1)
     assert completion.finish_reason == "length"
     assert len(completion.ids) == 5
 
 
-def test_a_bias_that_bans_the_ending_is_kept() -> None:
+def test_a_bias_that_bans_the_ending_is_applied() -> None:
     banned = {byte_ids("]")[0]: -np.inf}
     completion = model_on(FakeEngine(eager, 512)).generate(
         PROMPT, schema=SCHEMAS["texts"], max_tokens=30, seed=1, logit_bias=banned
@@ -145,7 +145,7 @@ def test_a_bias_that_bans_the_ending_is_kept() -> None:
 
 
 @pytest.mark.slow
-def test_the_built_in_model_completes_its_answers() -> None:
+def test_the_built_in_model_completes_its_json() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for name, schema in SCHEMAS.items():
             for seed, limit in enumerate((60, 75, 100)):

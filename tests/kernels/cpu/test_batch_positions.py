@@ -67,7 +67,7 @@ def build_for(name: str, threads: int) -> Build:
 )
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prompt", [17, 256, 290])
-def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
+def test_sequences_with_a_shared_prefix_equal_single_sequences_bit_for_bit(
     tmp_path: Path, model: str, kind: CacheType, threads: int, prompt: int
 ) -> None:
     path = ZOO[model].write(tmp_path / "model.gguf")
@@ -85,7 +85,7 @@ def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 @pytest.mark.parametrize("model", ["llama", "olmo2-windows"])
-def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, isa: str, model: str) -> None:
+def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa: str, model: str) -> None:
     path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
     engine = engine_for(path, build_for(isa, 2), context=CONTEXT)
     engine.append(PROMPT[:prompt])
@@ -99,7 +99,7 @@ def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, is
 
 
 @pytest.mark.parametrize("build", ["reference", BEST])
-def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: Path, build: str) -> None:
+def test_a_sequence_reads_prefix_copies_of_the_same_step(tmp_path: Path, build: str) -> None:
     """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
     path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21
     engine = engine_for(path, build_for(build, 2), context=CONTEXT)
@@ -121,7 +121,7 @@ def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: 
     engine.close()
 
 
-def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+def test_more_tokens_than_a_forward_accepts_are_refused(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
     backend = engine.backend
     count = backend.capabilities.max_batch_tokens + 1
@@ -134,7 +134,7 @@ def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "count"), [(16, 48, 16), (32, 96, 37), (21, 60, 3), (14, 35, 20)]
 )
-def test_positions_are_copied_whatever_page_they_begin_in(source: int, target: int, count: int) -> None:
+def test_positions_are_copied_from_any_page(source: int, target: int, count: int) -> None:
     cache = LayerCache(
         RANDOM.standard_normal((2, 12, 32, PAGE)).astype(np.float16),
         RANDOM.standard_normal((2, 12 * PAGE, 32)).astype(np.float16),

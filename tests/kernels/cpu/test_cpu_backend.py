@@ -94,7 +94,7 @@ def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> f
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2"])
-def test_a_chunked_prefill_equals_the_exact_evaluation(tmp_path: Path, isa: str, name: str) -> None:
+def test_a_chunked_prefill_equals_the_reference(tmp_path: Path, isa: str, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu(isa)), logits_of(path, exact)) < 5e-6
 
@@ -118,9 +118,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 @pytest.mark.default_cases
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
-    tmp_path: Path, name: str, threads: int
-) -> None:
+def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
     ids = np.random.default_rng(7).integers(3, VOCABULARY, LONG).tolist()
     # Around 256 and 512 positions the sums of a token begin to be cut into more pieces.
@@ -156,7 +154,7 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, 
     assert np.array_equal(found[0], found[1])
 
 
-def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
+def test_positions_may_be_evaluated_again_in_any_order(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=LONG)
     ids = np.random.default_rng(7).integers(3, VOCABULARY, 300).tolist()
     first = engine.append_all(ids)
@@ -167,7 +165,7 @@ def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
+def test_an_f16_cache_differs_by_its_rounding_only(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
     want = logits_of(path, exact)
     assert relative(logits_of(path, cpu(), "f16"), want) < 2e-3
@@ -177,7 +175,7 @@ def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("head_dim", "heads"), [(8, 6), (24, 6), (80, 6), (128, 6), (8, 4), (16, 4)])
 @pytest.mark.parametrize(("name", "near"), [("F32", 5e-6), ("Q8_0", 0.05)])
-def test_head_dimensions_that_fill_no_register_or_block_are_padded(
+def test_odd_head_dimensions_are_padded(
     tmp_path: Path, head_dim: int, heads: int, name: str, near: float
 ) -> None:
     model = RandomModel("qwen3", head_dim=head_dim, heads=heads, kv_heads=2, formats=(name,))
@@ -188,7 +186,7 @@ def test_head_dimensions_that_fill_no_register_or_block_are_padded(
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
-def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
+def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
     tmp_path: Path, isa: str, kind: CacheType
 ) -> None:
     model = RandomModel("llama", head_dim=128, heads=10, kv_heads=2)
@@ -200,9 +198,7 @@ def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_o
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_long_attention_in_pieces_equals_the_exact_evaluation(
-    tmp_path: Path, name: str, kind: CacheType
-) -> None:
+def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()
     found = []
@@ -221,7 +217,7 @@ def test_long_attention_in_pieces_equals_the_exact_evaluation(
 )
 @pytest.mark.parametrize("head_dim", [8, 24, 48, 80, 96, 128])
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
-def test_a_cache_with_scales_is_rounded_as_the_formula_says(
+def test_a_quantized_cache_is_rounded_as_in_the_formula(
     tmp_path: Path,
     head_dim: int,
     isa: str,
@@ -250,7 +246,7 @@ def test_a_cache_with_scales_is_rounded_as_the_formula_says(
     assert least < relative(logits_of(path, cpu(isa), kind), plain) < most
 
 
-def test_odd_widths_are_padded(tmp_path: Path) -> None:
+def test_odd_sizes_are_padded(tmp_path: Path) -> None:
     model = RandomModel("llama", width=60, feed_forward=100, head_dim=12, heads=5, kv_heads=1)
     path = model.write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
@@ -275,7 +271,7 @@ def test_quantized_models_differ_by_the_rounding_of_activations_only(
 
 
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats(TILE_ISAS, [("Q4_K", "Q6_K"), ("Q8_0", "F16")]))
-def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activations(
+def test_amx_is_closer_to_the_reference_than_int8_activations(
     tmp_path: Path, isa: str, formats: tuple[str, ...]
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
@@ -292,7 +288,7 @@ IN_FILE = (
 
 
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], IN_FILE))
-def test_weights_left_in_the_file_give_the_same_logits(
+def test_memory_mapped_weights_give_the_same_logits(
     tmp_path: Path, formats: tuple[str, ...], isa: str
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
@@ -302,7 +298,7 @@ def test_weights_left_in_the_file_give_the_same_logits(
     assert np.array_equal(found[0], found[1])
 
 
-def test_odd_rows_and_columns_left_in_the_file_are_padded(tmp_path: Path) -> None:
+def test_odd_memory_mapped_rows_and_columns_are_padded(tmp_path: Path) -> None:
     model = RandomModel("llama", width=60, feed_forward=101, head_dim=12, heads=5, kv_heads=1)
     for formats in (("F32",), ("F16", "BF16")):
         path = replace(model, formats=formats).write(tmp_path / "model.gguf")
@@ -310,7 +306,7 @@ def test_odd_rows_and_columns_left_in_the_file_are_padded(tmp_path: Path) -> Non
         assert np.array_equal(found[0], found[1])
 
 
-def test_repacking_is_counted_and_leaving_in_the_file_copies_nothing(tmp_path: Path) -> None:
+def test_repacking_is_counted_and_memory_mapping_copies_nothing(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     for repack in (True, False):
         backend = engine_for(path, cpu(repack=repack)).backend
@@ -337,7 +333,7 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "qwen2moe", "smallthinker"])
-def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Path, name: str) -> None:
+def test_a_whole_decode_step_equals_its_blocks_bit_for_bit(tmp_path: Path, name: str) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu())
     engine.append(IDS[:40])
     backend = engine.backend

@@ -103,9 +103,7 @@ def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
     timer.cancel()
 
 
-def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
-    tmp_path: Path, kernels: Kernels
-) -> None:
+def test_cpu_stages_are_merged_up_to_a_device_sum(tmp_path: Path, kernels: Kernels) -> None:
     order = [HERE, SECOND, HERE, HALF, HERE, THERE, HERE, HERE, THERE]
     with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
         assert host.stages.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
@@ -136,7 +134,7 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
         ("granitemoe", [HERE, SECOND, SECOND]),
     ],
 )
-def test_serving_a_device_gives_what_taking_turn_after_turn_does(
+def test_serving_a_device_equals_running_each_cpu_stage(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     with host_half(name, divisions, kernels, tmp_path) as (host, exchange_buffer):
@@ -181,7 +179,7 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
         ("granitemoe", [HERE, SECOND, LayerSplit(True, experts=(1, 4, 6))]),
     ],
 )
-def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
+def test_memory_mapped_weights_give_the_same_bits(
     tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
 ) -> None:
     found = []
@@ -238,9 +236,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
     assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
 
 
-def test_a_predictor_is_asked_about_the_neurons_that_are_here(
-    tmp_path: Path, sparse_kernels: Kernels
-) -> None:
+def test_a_predictor_covers_the_neurons_of_the_shard(tmp_path: Path, sparse_kernels: Kernels) -> None:
     # Of the second layer the first half lies on the device: the neurons here are none that it names.
     sparse = {1: predictor_of_the_first(64)}
     with host_half("arcee in Q8_0", [THERE, HALF, THERE], sparse_kernels, tmp_path, (), sparse) as (
@@ -252,7 +248,7 @@ def test_a_predictor_is_asked_about_the_neurons_that_are_here(
         np.testing.assert_array_equal(box.rows[:1], rows_for(1, 1))
 
 
-def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:
+def test_a_device_that_timed_out_does_not_block_the_cpu(tmp_path: Path, kernels: Kernels) -> None:
     with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, exchange_buffer):
         exchange_buffer.words[ANSWERED] = 1
         serving = threading.Thread(target=host.serve, args=(1, 0))

@@ -58,7 +58,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
-def test_guesses_are_those_made_one_by_one(tmp_path: Path, isa: str, name: str) -> None:
+def test_the_draft_loop_equals_single_draft_steps(tmp_path: Path, isa: str, name: str) -> None:
     path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, cpu(isa))
     for given, count in ((1, 1), (1, 7), (2, 4), (16, 3)):
@@ -81,7 +81,7 @@ def test_the_best_of_many_tokens_is_found_by_any_number_of_threads(draft: Native
         check_greedy(draft, IDS[:30], 2, 5, choices)
 
 
-def test_any_number_of_threads_gives_the_same_chances() -> None:
+def test_any_number_of_threads_gives_the_same_probs() -> None:
     found = []
     for threads in (1, 2, 5):
         engine = engine_for(DRAFT, cpu(threads=threads), "f16")
@@ -95,7 +95,7 @@ def guessed(engine: NativeEngine, least: list[float], further: list[float] | tup
     return engine.draft(IDS[:9], DraftRequest(least, further, engine.vocabulary_size, GREEDY))
 
 
-def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: NativeEngine) -> None:
+def test_a_draft_ends_before_the_first_token_unlikely_to_be_reached(draft: NativeEngine) -> None:
     whole = guessed(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
     for kept in range(6):
@@ -109,7 +109,7 @@ def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: 
         assert draft.ids == [*IDS[:9], *got.ids]
 
 
-def test_guesses_end_behind_one_from_which_another_is_not_worth_its_time(draft: NativeEngine) -> None:
+def test_a_draft_ends_after_the_last_profitable_token(draft: NativeEngine) -> None:
     whole = guessed(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
     for kept in range(1, 6):
@@ -153,7 +153,7 @@ def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> 
 
 
 @pytest.mark.parametrize("manner", [DEFAULT, DraftSampling(0.7, 50, 0.6, 0.0)])
-def test_top_p_may_leave_some_of_what_the_sampler_leaves(draft: NativeEngine, manner: DraftSampling) -> None:
+def test_draft_top_p_may_drop_sampler_candidates(draft: NativeEngine, manner: DraftSampling) -> None:
     settings = SamplingParams(
         temperature=manner.temperature, top_k=manner.top_k, top_p=manner.top_p, min_p=manner.min_p
     )
@@ -170,7 +170,7 @@ def test_top_p_may_leave_some_of_what_the_sampler_leaves(draft: NativeEngine, ma
         np.testing.assert_allclose(weights / weights.max(), chances[places] / chances.max(), rtol=2e-5)
 
 
-def test_too_many_candidates_are_cut_to_the_nearest(draft: NativeEngine) -> None:
+def test_too_many_candidates_are_truncated_to_the_most_probable(draft: NativeEngine) -> None:
     draft.rewind(0)
     logits = draft.append(IDS[:9])
     draft.rewind(0)
@@ -182,7 +182,7 @@ def test_too_many_candidates_are_cut_to_the_nearest(draft: NativeEngine) -> None
     np.testing.assert_allclose(weights, np.exp((logits[ids] - logits.max()) / 2), rtol=1e-5)
 
 
-def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(draft: NativeEngine) -> None:
+def test_a_seeded_draft_is_the_best_token_with_its_candidate_probability(draft: NativeEngine) -> None:
     draft.rewind(0)
     settings = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.1)
     sampler, manner = Sampler(settings, draft.vocabulary_size), DraftSampling(0.7, 0, 1.0, 0.1)
@@ -194,7 +194,7 @@ def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(dr
     assert got.candidates == ()
 
 
-def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
+def test_non_finite_logits_end_the_draft(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, lambda s, w, c: cpu()(replace(s, logit_scale=1e38), w, c))
     got = engine.draft(IDS[:5], DraftRequest([0.0] * 3, (), VOCABULARY, GREEDY))
@@ -202,7 +202,7 @@ def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path: Path) -> None:
+def test_a_model_with_logit_transforms_drafts_one_token_at_a_time(tmp_path: Path) -> None:
     engine = engine_for(replace(ZOO["gemma2"], formats=("Q8_0",)).write(tmp_path / "capped.gguf"), cpu())
     assert engine.specification.logit_soft_cap
     assert engine.capabilities.max_draft_prompt == 0
@@ -212,7 +212,7 @@ def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path
     engine.close()
 
 
-def test_a_loop_takes_so_many_tokens_and_guesses(draft: NativeEngine) -> None:
+def test_a_draft_loop_limits_its_tokens_and_drafts(draft: NativeEngine) -> None:
     draft.rewind(0)
     for ids, most in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
         with pytest.raises(ValueError, match="wanted 1 to 16 of each"):

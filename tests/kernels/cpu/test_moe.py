@@ -101,7 +101,7 @@ def relative(got: Rows, want: Rows) -> float:
 @pytest.mark.default_cases
 @pytest.mark.parametrize("tokens", [1, 3, 17, 64])
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_of_floats_equals_its_formula(tmp_path: Path, name: str, tokens: int) -> None:
+def test_an_f32_moe_layer_equals_its_formula(tmp_path: Path, name: str, tokens: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     with both_backends(path) as (backend, exact):
         for layer in range(2):
@@ -125,7 +125,7 @@ def test_experts_of_every_format_differ_by_the_rounding_of_activations_only(
 
 @pytest.mark.parametrize("isa", TILE_ISAS)
 @pytest.mark.parametrize("experts", [2, 5])
-def test_experts_with_many_tokens_are_multiplied_by_tiles(tmp_path: Path, isa: str, experts: int) -> None:
+def test_experts_with_many_tokens_use_amx(tmp_path: Path, isa: str, experts: int) -> None:
     model = replace(WIDE, experts=experts, experts_used=2, formats=("Q4_K", "Q8_0"))
     path = model.write(tmp_path / "model.gguf")
     x = rows(117, WIDE.width)
@@ -138,7 +138,7 @@ def test_experts_with_many_tokens_are_multiplied_by_tiles(tmp_path: Path, isa: s
 
 
 @pytest.mark.parametrize("formats", best_formats([("F32",), ("MXFP4", "F16"), ("Q4_K", "Q6_K", "TQ1_0")]))
-def test_experts_left_in_the_file_give_the_same_rows(tmp_path: Path, formats: tuple[str, ...]) -> None:
+def test_memory_mapped_experts_give_the_same_rows(tmp_path: Path, formats: tuple[str, ...]) -> None:
     path = replace(WIDE, formats=formats).write(tmp_path / "model.gguf")
     found = []
     for repack in (True, False):
@@ -149,7 +149,7 @@ def test_experts_left_in_the_file_give_the_same_rows(tmp_path: Path, formats: tu
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_odd_widths_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
+def test_odd_sizes_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
     model = RandomModel("gpt-oss", 60, 2, 5, 1, 12, experts=3, experts_used=3, expert_length=37,
                         biases=ZOO["gpt-oss"].biases, extra={"attention.sliding_window": 6})  # fmt: skip
     path = model.write(tmp_path / "model.gguf")
@@ -189,7 +189,7 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str) 
     assert np.array_equal(found[0], found[1])
 
 
-def test_leading_layers_may_be_dense_and_have_no_routing(tmp_path: Path) -> None:
+def test_leading_layers_may_be_dense_without_routing(tmp_path: Path) -> None:
     model = replace(ZOO["qwen3moe"], dense_layers=1)
     with both_backends(model.write(tmp_path / "model.gguf")) as (backend, exact):
         x = rows(4, model.width)
@@ -200,7 +200,7 @@ def test_leading_layers_may_be_dense_and_have_no_routing(tmp_path: Path) -> None
         assert (chosen_by(backend, BATCH, 1)[4:] == NO_EXPERTS).all()
 
 
-def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> None:
+def test_non_finite_hidden_states_select_valid_experts(tmp_path: Path) -> None:
     path = ZOO["olmoe"].write(tmp_path / "model.gguf")
     with both_backends(path) as (backend, _):
         assert np.isnan(block_of(backend, np.full((3, 64), np.nan, np.float32))).all()
@@ -218,7 +218,9 @@ def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> Non
         ("sigmoid", True, [6 / 11, 5 / 11]),
     ],
 )
-def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: list[float]) -> None:
+def test_expert_weights_follow_the_gating_function(
+    gating: Gating, normalized: bool, wanted: list[float]
+) -> None:
     scores = np.log(np.array([[1.0, 2.0, 4.0, 1.0]]))
     facts = MoeSpec("silu", 4, 2, 32, gating, normalized)
     chosen, weights = route(scores, facts)
@@ -227,7 +229,7 @@ def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: lis
     assert np.allclose(route(scores, replace(facts, scale=2.5))[1], 2.5 * np.array([wanted]))
 
 
-def test_equal_scores_choose_the_lower_expert_and_tiny_sums_are_not_divided_by() -> None:
+def test_equal_scores_select_the_lower_expert_and_tiny_sums_do_not_normalize() -> None:
     facts = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
     chosen, weights = route(np.full((1, 4), -30.0), facts)
     assert chosen.tolist() == [[0, 1]]

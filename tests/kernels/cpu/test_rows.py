@@ -71,7 +71,7 @@ def test_random_bits_of_codes_equal_the_decoded_weights(
 
 
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(TILE_ISAS, QUANTIZED))
-def test_tiles_round_only_weights_and_activations_to_bfloat16(
+def test_amx_rounds_only_weights_and_activations_to_bfloat16(
     kernels_for: Callable[[str, str], Kernels], isa: str, name: str
 ) -> None:
     kernels, random = kernels_for(isa, name), np.random.default_rng(4)
@@ -114,7 +114,7 @@ def test_a_float_row_that_is_no_multiple_of_four_is_padded(kernels: Kernels) -> 
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_interleaving_takes_the_bytes_of_whole_groups(kernels: Kernels, name: str) -> None:
+def test_interleaved_rows_have_the_bytes_of_whole_groups(kernels: Kernels, name: str) -> None:
     matrix = random_matrix(name, 33, 512)
     form = block_format(kernel_format(matrix))
     assert interleaved_bytes(matrix) == 48 * form.row_bytes(512)

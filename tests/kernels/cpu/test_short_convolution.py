@@ -25,7 +25,7 @@ def engine(tmp_path: Path, build: Build) -> NativeEngine:
 
 @pytest.mark.parametrize("hidden", [64, 80])
 @pytest.mark.parametrize("taps", [2, 3, 5])
-def test_a_prompt_and_steps_equal_the_exact_evaluation(tmp_path: Path, hidden: int, taps: int) -> None:
+def test_a_prompt_and_steps_equal_the_reference(tmp_path: Path, hidden: int, taps: int) -> None:
     model = replace(MODEL, width=hidden, taps=taps)
     path = model.write(tmp_path / "model.gguf")
     want = engine_for(path, exact).append_all(IDS[:100])
@@ -47,7 +47,7 @@ def test_a_prompt_equals_single_steps_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
-def test_a_rewound_state_continues_as_if_the_rest_had_never_been(
+def test_a_rewound_state_continues_as_if_later_tokens_were_never_evaluated(
     tmp_path: Path, build: Build, kept: int
 ) -> None:
     tested = engine(tmp_path, build)
@@ -89,7 +89,7 @@ def test_no_token_can_be_evicted(tmp_path: Path) -> None:
     tested.close()
 
 
-def test_rows_of_the_ring_and_of_checkpoints_are_those_that_were_written() -> None:
+def test_ring_and_checkpoint_rows_equal_the_written_ones() -> None:
     rows = RecentRows.allocate(1000, 2, 4)
     assert rows.nbytes == 4 * 4 * rows_for(1000, 2)
     values = np.arange(700)[:, None] * np.ones((1, 4), np.float32)
@@ -101,7 +101,7 @@ def test_rows_of_the_ring_and_of_checkpoints_are_those_that_were_written() -> No
     np.testing.assert_array_equal(rows.before(1)[:, 0], [0, rows.ring[0, 0, 0]])
 
 
-def test_positions_that_a_ring_no_longer_holds_are_rewound_to_a_checkpoint() -> None:
+def test_positions_outside_the_ring_are_rewound_to_a_checkpoint() -> None:
     limit = RewindLimit(2)
     assert limit.rewind(700 - 20, 700) == (680, False)
     assert limit.rewind(700 - RING_ROWS, 700) == (512, True)

@@ -120,7 +120,7 @@ def neuron_sums(
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize("columns", [256, 512, 1280])
-def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
+def test_single_rows_equal_the_reference_matmul(isa: str, name: str, columns: int) -> None:
     matrix = random_matrix(name, 63, columns)
     x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
     quantized, exact = quantized_rows(x)
@@ -134,7 +134,7 @@ def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: i
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize(("outputs", "tokens", "active"), [(111, 1, 0.2), (256, 3, 0.5), (128, 2, 1.0)])
-def test_sums_of_active_neurons_equal_the_exact_product(
+def test_sums_of_active_neurons_equal_the_reference_matmul(
     isa: str, name: str, outputs: int, tokens: int, active: float
 ) -> None:
     random = np.random.default_rng(3)
@@ -148,7 +148,7 @@ def test_sums_of_active_neurons_equal_the_exact_product(
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
-def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
+def test_computing_some_outputs_does_not_change_the_others() -> None:
     matrix, x = random_matrix("Q4_0", 256, 64), np.ones((1, 64), np.float32)
     got = neuron_sums(sparse_kernels(BEST, "Q4_0"), matrix, quantized_rows(x)[0], first=128)
     assert np.isnan(got[:, :128]).all()
@@ -156,7 +156,7 @@ def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
-def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
+def test_both_layouts_hold_the_values_of_the_file_bit_by_bit(name: str) -> None:
     """One neuron with the activation 1 gives back its column; one column with it, that of all rows."""
     random = np.random.default_rng(7)
     kernels = sparse_kernels(BEST, name)
@@ -180,7 +180,7 @@ def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
-def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
+def test_weights_of_inactive_neurons_have_no_effect(name: str) -> None:
     kernels, matrix = sparse_kernels(BEST, name), random_matrix(name, 128, 256)
     x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
     x[:, ::2] = 0
@@ -317,7 +317,7 @@ def test_any_number_of_threads_gives_the_same_sparse_block(threads: int) -> None
     assert np.array_equal(found[0], found[1])
 
 
-def test_steps_of_many_tokens_take_the_dense_block_and_layers_may_differ() -> None:
+def test_steps_of_many_tokens_use_the_dense_block_and_layers_may_differ() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
     x = inputs(SPARSE_TOKENS + 1)
     assert np.array_equal(feed_forward(facts, weights, x, {1: None}), feed_forward(facts, weights, x, None))
@@ -327,7 +327,7 @@ def test_steps_of_many_tokens_take_the_dense_block_and_layers_may_differ() -> No
     )
 
 
-def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_misses_them_only() -> None:
+def test_neurons_missed_by_the_predictor_are_omitted() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
     every, x = everybody(weights), inputs(1)
     nobody = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
@@ -341,7 +341,7 @@ def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_m
     assert relative(feed_forward(facts, weights, x, {0: half}), want) < 1e-6
 
 
-def test_layers_that_cannot_be_sparse_say_why() -> None:
+def test_layers_that_cannot_be_sparse_report_the_reason() -> None:
     facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
     w = dense_layer(weights, 0)
     assert why_dense(facts, weights, 0) is None

@@ -54,7 +54,7 @@ def tolerance(model: RandomModel) -> float:
 
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize("fact", FACTS)
-def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_path: Path, fact: str) -> None:
+def test_a_prompt_and_steps_equal_the_reference(device: str, tmp_path: Path, fact: str) -> None:
     model, layers = FACTS[fact]
     with opened(model, tmp_path, layers) as decoder:
         ids = decoder.ids(14)
@@ -67,7 +67,7 @@ def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_pa
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: str) -> None:
+def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
         backend = decoder.backend(device, chunk=40)
@@ -76,7 +76,7 @@ def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: st
         assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
-def test_a_cache_of_eight_bits_costs_little(device: str, tmp_path: Path) -> None:
+def test_an_eight_bit_cache_differs_by_its_rounding_only(device: str, tmp_path: Path) -> None:
     with opened(ZOO["qwen3"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(14)
         backend = decoder.backend(device, kv="q8_0")
@@ -86,7 +86,7 @@ def test_a_cache_of_eight_bits_costs_little(device: str, tmp_path: Path) -> None
         assert 1e-4 < error < 0.02
 
 
-def test_all_logits_of_a_prompt_can_be_had(device: str, tmp_path: Path) -> None:
+def test_all_logits_of_a_prompt_are_available(device: str, tmp_path: Path) -> None:
     with opened(ZOO["arcee"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(10)
         backend = decoder.backend(device)
@@ -96,7 +96,7 @@ def test_all_logits_of_a_prompt_can_be_had(device: str, tmp_path: Path) -> None:
         assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
-def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: Path) -> None:
+def test_a_prompt_can_be_evaluated_again_from_the_middle(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(12)
         other = [*ids[:9], *reversed(ids[9:])]
@@ -112,7 +112,7 @@ def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: 
         assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
 
 
-def test_logits_stay_what_they_are_when_more_is_read(device: str, tmp_path: Path) -> None:
+def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(4)
         backend = decoder.backend(device)
@@ -127,7 +127,7 @@ def test_logits_stay_what_they_are_when_more_is_read(device: str, tmp_path: Path
         np.testing.assert_array_equal(kept, copies)
 
 
-def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path) -> None:
+def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path: Path) -> None:
     steps = 12 if HAS_GPU else 3
     with opened(ZOO["starcoder2"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
@@ -150,7 +150,7 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path, kind: CacheType) -> None:
+def test_device_bytes_are_known_before_allocation(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
         backend = decoder.backend(device, kv=kind)
         counted = decoder.counted_bytes(device, kv=kind)
@@ -166,7 +166,7 @@ def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> No
         backend.close()
 
 
-def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str, tmp_path: Path) -> None:
+def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         head = replace(decoder.weights.output, format="TQ1_0")
         broken = replace(decoder, weights=replace(decoder.weights, output=head))
@@ -174,7 +174,7 @@ def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str
             broken.backend(device)
 
 
-def test_experts_whose_rows_fill_no_program_are_named(device: str, tmp_path: Path) -> None:
+def test_experts_with_rows_smaller_than_a_program_are_named(device: str, tmp_path: Path) -> None:
     model, wanted = (
         replace(ZOO["qwen3moe"], expert_length=40),
         r"blk\.0\.ffn_up_exps\.weight: 40 rows per expert",
@@ -206,7 +206,7 @@ DEEP = 3
 @ON_GPU
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)
 @pytest.mark.parametrize("name", ZOO)
-def test_every_architecture_gives_the_logits_of_the_reference(
+def test_every_architecture_equals_the_reference(
     device: str,
     tmp_path: Path,
     name: str,
@@ -230,7 +230,7 @@ def test_every_architecture_gives_the_logits_of_the_reference(
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
-def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
+def test_steps_of_any_token_count_equal_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model = replace(ZOO[name], formats=QUANTIZED)
     with opened(model, tmp_path, (0,)) as decoder:
         ids = decoder.ids(48)
@@ -240,7 +240,7 @@ def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_pa
         assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
 
 
-def test_a_step_is_tuned_once_and_remembered(
+def test_a_step_is_tuned_once_and_the_result_is_stored(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = []

@@ -47,7 +47,7 @@ def most_over(layer: LayerSizes) -> int:
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, kind: CacheType) -> None:
+def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: CacheType) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         parts = count_parts(
             decoder.specification,
@@ -84,7 +84,7 @@ SENDING = {
 
 
 @pytest.mark.parametrize("name", SENDING)
-def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: Path, name: str) -> None:
+def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: str) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         divisions = [SENDING[name]] * len(sizes.layers)
@@ -109,7 +109,7 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
     assert taken[1] >= taken[0] + pieces
 
 
-def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) -> None:
+def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> None:
     model = replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24)
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)

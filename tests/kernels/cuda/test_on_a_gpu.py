@@ -47,7 +47,7 @@ def use(backend: CudaBackend, ids: list[int]) -> None:
     choose_best(backend, ids[0], 15, True)
 
 
-def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
+def test_closing_frees_the_memory(decoder: Decoder) -> None:
     ids = decoder.ids(16)
     warm = decoder.backend("cuda")
     use(warm, ids)
@@ -61,7 +61,7 @@ def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
     assert abs(baseline - free_bytes()) < 64 * MIB
 
 
-def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
+def test_repeated_use_does_not_grow_memory(decoder: Decoder) -> None:
     ids = decoder.ids(16)
     backend = decoder.backend("cuda")
     use(backend, ids)
@@ -72,7 +72,7 @@ def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
     backend.close()
 
 
-def test_a_failed_allocation_says_what_was_asked_and_what_was_free(decoder: Decoder) -> None:
+def test_a_failed_allocation_reports_requested_and_free_bytes(decoder: Decoder) -> None:
     baseline, chunk = free_bytes(), WIDE
     while decoder.counted_bytes("cuda", chunk=chunk) < torch.cuda.mem_get_info()[1]:
         chunk *= 2
@@ -174,7 +174,7 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
 
 
 @pytest.mark.parametrize("warps", [1, 8, 32])
-def test_threads_that_hold_the_same_element_go_on_with_the_same_value(tmp_path: Path, warps: int) -> None:
+def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_path: Path, warps: int) -> None:
     shape = Shape(64, warps)
     tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
@@ -191,7 +191,7 @@ ROUNDING = 0.05
 """Distance of the two devices' logits over their length: both round activations, each in its own groups."""
 
 
-def test_the_built_in_model_tells_the_same_story_up_to_a_near_tie(
+def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
     record_property: Callable[[str, object], None],
 ) -> None:
     settings: dict[str, Any] = {"context": 512, "draft": None}

@@ -65,17 +65,17 @@ def test_every_kernel_compiles_for_every_target(table: list[list[str]]) -> None:
         assert {row[1] for row in table if row[0] == f"sm_{target}"} == PROMPT_KERNELS | steps | four_bits
 
 
-def test_no_register_is_spilled_but_where_it_is_known(table: list[list[str]]) -> None:
+def test_only_listed_kernels_spill_registers(table: list[list[str]]) -> None:
     spilled = {(row[0], row[1]): int(row[5]) for row in table if int(row[5])}
     assert spilled.keys() <= KNOWN_SPILLS.keys()
     assert all(count <= KNOWN_SPILLS[where] for where, count in spilled.items())
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_shared_memory_is_what_the_target_has(table: list[list[str]], target: int) -> None:
+def test_shared_memory_fits_the_target(table: list[list[str]], target: int) -> None:
     assert max(int(row[6]) for row in table if row[0] == f"sm_{target}") <= SHARED_KIB[target] * 1024
 
 
-def test_only_steps_are_launched_dependently_and_only_where_that_exists(table: list[list[str]]) -> None:
+def test_only_decode_steps_use_dependent_launch_on_targets_with_support(table: list[list[str]]) -> None:
     dependent = {(row[0], row[1]) for row in table if row[7] == "yes"}
     assert dependent == {(f"sm_{target}", name) for target in (90, 120) for name in STEP_KERNELS}

@@ -14,7 +14,7 @@ from edgeinfer_offload.machine.this_machine import GPU_FIGURES, unmeasured_machi
 GPU = Gpu(0, "NVIDIA GeForce RTX 4060 Laptop GPU", 89, 8 << 30)
 
 
-def test_what_is_free_is_known_without_measuring() -> None:
+def test_free_memory_needs_no_measurement() -> None:
     machine = unmeasured_machine(3)
     assert machine.processor.threads == 3
     assert 0 < machine.processor.free_bytes <= psutil.virtual_memory().total
@@ -47,7 +47,7 @@ def test_each_format_is_measured_on_first_use_only(tmp_path: Path, monkeypatch: 
     assert machines[-1].origin == "measured"
 
 
-def test_weights_that_caches_may_hold_are_read_as_fast_as_so_few(
+def test_cacheable_weights_have_the_measured_cache_bandwidth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -82,7 +82,7 @@ def test_the_better_of_two_measurements_counts(tmp_path: Path, monkeypatch: pyte
     assert (found.kernels["Q4_K"], found.products["Q4_K"]) == (5e10, 3e11)
 
 
-def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
+def test_a_measured_gpu_has_its_measurements(tmp_path: Path) -> None:
     known = {f"gpu 0 {name}": 1e10 for name in GPU_FIGURES} | {"gpu 0 Q4_K": 9e9, "gpu 0 Q8_0": 5e10}
     known |= {"gpu 0 launch_seconds": 3e-6, "gpu 0 sync_seconds": 2e-5}
     remembered_figures(tmp_path).keep(known)
@@ -97,7 +97,7 @@ def test_a_gpu_that_was_measured_bears_its_figures(tmp_path: Path) -> None:
     assert (machine.graphics.launch_seconds, machine.link.sync_seconds) == (3e-6, 2e-5)
 
 
-def test_a_gpu_that_was_not_measured_is_known_by_its_name_or_not_at_all(tmp_path: Path) -> None:
+def test_an_unmeasured_gpu_is_looked_up_by_name(tmp_path: Path) -> None:
     machine = with_gpu(unmeasured_machine(2), GPU, 7 << 30, tmp_path)
     assert machine.graphics is not None
     assert machine.graphics.bytes_per_second == pytest.approx(0.9 * 256e9)

@@ -19,7 +19,7 @@ def skewed(hot: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]":
     return counts
 
 
-def test_hot_experts_are_told_and_sum_to_those_in_use() -> None:
+def test_expert_probs_sum_to_experts_per_token() -> None:
     sizes = mixture_model()
     hottest = np.full((2, 128), 10, np.uint32)
     hottest[:, 96:] = 900
@@ -30,7 +30,7 @@ def test_hot_experts_are_told_and_sum_to_those_in_use() -> None:
     assert found[0][100] == pytest.approx(8 * 900 / (32 * 900 + 96 * 10))
 
 
-def test_what_does_not_hold_on_the_other_half_is_taken_for_chance() -> None:
+def test_unconfirmed_expert_probs_count_as_uniform() -> None:
     counts = np.full((2, 128), 10, np.uint32)
     counts[0, :32], counts[1, 32:64] = 900, 900
     found = expert_probs(profile(dict.fromkeys(range(48), counts)), mixture_model())
@@ -38,7 +38,7 @@ def test_what_does_not_hold_on_the_other_half_is_taken_for_chance() -> None:
     assert found[0] == (8 / 128,) * 128
 
 
-def test_a_profile_of_something_else_tells_nothing() -> None:
+def test_a_profile_of_another_model_is_ignored() -> None:
     assert expert_probs(profile({}), mixture_model()) is None
     assert expert_probs(profile({0: skewed(3)}), mixture_model()) is None
     small = np.ones((2, 64), np.uint32)

@@ -27,7 +27,7 @@ from tests.offload.model_shapes import (
 )
 
 
-def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
+def test_a_model_that_fits_the_gpu_is_there_entirely() -> None:
     plan = planned(dense_model(), 8)
     assert plan.device == plan.head == plan.embedding == "gpu"
     assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
@@ -37,7 +37,7 @@ def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
     assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
 
 
-def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() -> None:
+def test_without_a_gpu_all_is_on_the_cpu_and_the_embedding_is_memory_mapped() -> None:
     plan = plan_memory(dense_model(), cpu_only(), WISHES)
     assert (plan.device, plan.head, plan.embedding) == ("cpu", "cpu", "disk")
     assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
@@ -49,7 +49,7 @@ def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() 
     assert head.ms_per_token == pytest.approx(1000 * (head.bytes / (0.9 * 50e9) + CPU_BLOCK_SECONDS))
 
 
-def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so() -> None:
+def test_too_little_vram_for_the_buffers_uses_the_cpu_and_reports_it() -> None:
     for vram in (0, 0.5):
         plan = planned(dense_model(), vram)
         assert plan.device == "cpu"
@@ -58,7 +58,7 @@ def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so(
         assert plan.limit_reason.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
 
 
-def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
+def test_feed_forwards_are_split_so_that_both_devices_work() -> None:
     plan = planned(dense_model(), 3)
     split = [item for item in plan.layers if 0 < item.hot_neurons < item.neurons]
     assert split
@@ -69,7 +69,7 @@ def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
     assert awaited == pytest.approx(plan.ms_per_token)
 
 
-def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() -> None:
+def test_whole_layers_are_placed_if_synchronization_costs_too_much() -> None:
     machine = server()
     slow = with_link(machine, sync_seconds=2e-3)
     plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
@@ -80,7 +80,7 @@ def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() ->
     assert crossings <= 2
 
 
-def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
+def test_moe_attention_is_placed_first_and_experts_as_they_fit() -> None:
     small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
     assert [layer.attention for layer in small.layers] == ["gpu"] * 48
     assert 0 < sum(len(layer.gpu_experts) for layer in small.layers) < 48 * 64
@@ -101,7 +101,7 @@ def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
     assert known.ms_per_token < uniform.ms_per_token
 
 
-def test_a_shared_expert_lies_with_its_attention() -> None:
+def test_a_shared_expert_is_placed_with_its_attention() -> None:
     plan = planned(mixture_model(shared=True), 3)
     items = {(item.layer, item.device) for item in plan.items if "router and shared expert" in item.item}
     assert items == {(index, layer.attention) for index, layer in enumerate(plan.layers)}
@@ -124,7 +124,7 @@ def test_token_embeddings_go_last() -> None:
     assert plan.head == "gpu"
 
 
-def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
+def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
     with pytest.raises(
         PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
     ):
@@ -141,14 +141,14 @@ def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
     assert "each token reads the rest from the disk again" in plan.explain()
 
 
-def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
+def test_weights_that_fit_memory_are_not_memory_mapped() -> None:
     for ram in (16, 5):
         wishes = replace(WISHES, vram=3 * GIB, ram=ram * GIB)
         plan = plan_memory(dense_model(), laptop(), wishes)
         assert plan_memory(dense_model(), laptop(), replace(wishes, disk=True)) == plan
 
 
-def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_nothing() -> None:
+def test_a_split_model_over_main_memory_is_memory_mapped_and_streams_nothing() -> None:
     for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
         wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
         plan = plan_memory(model, laptop(), wishes)
@@ -160,7 +160,7 @@ def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_noth
         assert (NO_EXPERT_CACHE in plan.relaxations) == any(layer.has_some_experts for layer in plan.layers)
 
 
-def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_every_token() -> None:
+def test_page_cached_weights_are_read_from_the_disk_once() -> None:
     wishes = replace(WISHES, device="cpu", ram=2 * GIB, disk=True)
     small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
     assert small.layers == large.layers
@@ -171,7 +171,7 @@ def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_eve
     assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
 
 
-def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
+def test_memory_mapped_weights_use_no_memory() -> None:
     plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
     assert plan.bytes_on("cpu") < 2 * GIB
     assert plan.file_bytes == dense_model().nbytes
@@ -182,13 +182,13 @@ def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
     assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
 
 
-def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
+def test_a_cache_type_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
     plan = planned(dense_model(), 8, kv="f32")
     assert plan.device == "cpu"
     assert plan.limit_reason == "nothing is on a GPU: keys and values in f32 run on the CPU only"
 
 
-def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
+def test_a_format_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
     plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8)
     assert plan.device == "cpu"
     assert plan.limit_reason is not None
@@ -199,7 +199,7 @@ def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() ->
         )
 
 
-def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
+def test_a_layer_smaller_than_a_neuron_group_is_not_split() -> None:
     tiny = layer(256, 4, 2, "Q8_0", feed_forward(256, 448, "Q8_0"))
     model = ModelSizes(256, 1024, (tiny,) * 4, MatrixSize("output", "Q8_0", 1024, 256))
     for vram in range(720, 800, 8):
@@ -207,7 +207,7 @@ def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
         assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
 
 
-def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
+def test_the_expert_cache_has_equal_slots_per_layer_and_all_experts_in_main_memory() -> None:
     wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
     fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     cached = plan_memory(mixture_model(), laptop(), wishes)
@@ -231,7 +231,7 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     assert 0.8 * there < more <= 1.05 * there
 
 
-def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routing_were_slower() -> None:
+def test_no_expert_cache_without_main_memory_or_gain() -> None:
     wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
     fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
@@ -244,7 +244,7 @@ def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routin
     assert plan.relaxations == ()
 
 
-def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
+def test_without_a_split_moe_model_the_plan_omits_experts() -> None:
     plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, expert_cache=True))
     assert plan == replace(
         plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), options=plan.options

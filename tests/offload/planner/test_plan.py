@@ -29,12 +29,12 @@ from tests.offload.model_shapes import (
 )
 
 
-def test_a_budget_of_more_than_the_machine_has_is_what_the_machine_has() -> None:
+def test_a_budget_is_limited_to_the_machine_memory() -> None:
     plan = planned(dense_model(), 1000, ram=1000 * GIB)
     assert (plan.vram_bytes, plan.ram_bytes) == (8 * GIB, 24 * GIB)
 
 
-def test_a_plain_token_does_not_wait_for_the_draft() -> None:
+def test_a_baseline_token_does_not_wait_for_the_draft() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     for machine in (cpu_only(), laptop()):
         plan = plan_memory(dense_model(), machine, replace(WISHES, draft=draft))
@@ -46,14 +46,14 @@ def test_a_plain_token_does_not_wait_for_the_draft() -> None:
         assert line.endswith(", when it drafts")
 
 
-def test_experts_that_stay_on_the_disk_are_read_as_often_as_they_are_used() -> None:
+def test_memory_mapped_experts_are_read_as_often_as_they_are_used() -> None:
     plan = plan_memory(mixture_model(), laptop(ram=8 * GIB), replace(WISHES, vram=0, disk=True))
     spilled = [item for item in plan.items if item.bound == "disk"]
     whole = sum(item.bytes for item in spilled) / 2e9 * 1000
     assert whole / 16 < sum(item.ms_per_token for item in spilled) < whole / 12
 
 
-def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
+def test_a_sparse_cpu_shard_costs_its_bytes_read() -> None:
     model, neurons = dense_model(), 14336
     whole = feed_forward(4096, neurons, "Q4_K")
     held = sum(map(interleaved_bytes, whole.matrices()))
@@ -78,7 +78,7 @@ def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
         assert there == pytest.approx(here, rel=1e-6)
 
 
-def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:
+def test_a_budget_too_small_for_memory_mapping_gives_a_one_line_error() -> None:
     with pytest.raises(
         PlanError, match=r"^the model needs \d+\.\d MiB on the cpu, 1\.0 MiB may be used; "
     ) as e:
@@ -91,7 +91,7 @@ def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:
     assert "\n" not in str(e.value)
 
 
-def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
+def test_options_are_relaxed_in_order_and_reported() -> None:
     only = replace(WISHES, device="gpu", vram=int(5.75 * GIB), context=16384)
     with pytest.raises(PlanError, match="on the gpu, 5888 MiB may be used"):
         plan_memory(dense_model(), laptop(), only)
@@ -108,12 +108,12 @@ def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
     assert len(shorter.relaxations) == 1
 
 
-def test_a_gpu_wants_some_main_memory_too() -> None:
+def test_a_gpu_also_needs_main_memory() -> None:
     with pytest.raises(PlanError, match=r"27\.9 MiB on the cpu, 1\.0 MiB may be used; .* pinned buffers"):
         planned(dense_model(), 8, device="gpu", ram=MIB)
 
 
-def test_a_cache_of_eight_bits_is_so_on_both_sides() -> None:
+def test_an_eight_bit_cache_is_used_on_both_devices() -> None:
     plan = planned(dense_model(), 2.5, kv="q8_0")
     caches = {item.device: item.bytes for item in plan.items if "keys and values" in item.item}
     here, there = (8 * (8192 + spare) * (128 + 4 * 2) * 2 for spare in (64, 16))
@@ -133,7 +133,7 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     assert items["head"] == model.head_device_bytes()
 
 
-def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:
+def test_the_next_item_for_the_gpu_is_named_with_the_free_bytes() -> None:
     plan = planned(mixture_model(), 3)
     left = plan.vram_bytes - plan.bytes_on("gpu")
     assert plan.limit_reason is not None
@@ -187,7 +187,7 @@ def test_the_largest_context_is_where_planning_ends() -> None:
     assert largest_context(dense_model(), laptop(), wishes, trained=2048) == 2048
 
 
-def test_json_bears_every_item_and_the_prediction() -> None:
+def test_json_has_every_item_and_the_prediction() -> None:
     plan = planned(mixture_model(), 3)
     told = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
     assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in told["items"])
@@ -196,7 +196,7 @@ def test_json_bears_every_item_and_the_prediction() -> None:
     assert len(told["layers"]) == 48
 
 
-def test_the_text_groups_layers_and_tells_what_repacking_cost() -> None:
+def test_the_text_groups_layers_and_reports_repacking_cost() -> None:
     plan = replace(plan_memory(mixed_model(), cpu_only(), WISHES), repacking=Repacking(200 * MIB, 0.25, True))
     lines = plan.explain().splitlines()
     assert lines[0].split() == ["item", "device", "MiB", "ms/token", "bound", "by"]
@@ -210,7 +210,7 @@ def test_the_text_groups_layers_and_tells_what_repacking_cost() -> None:
     assert "nothing was repacked: the weights are memory-mapped" in nothing
 
 
-def test_a_pinned_ring_is_counted_where_memory_is_not_pinned_in_place() -> None:
+def test_a_pinned_ring_is_counted_unless_memory_is_pinned_in_place() -> None:
     machine = laptop()
     other = with_link(machine, pins_in_place=False)
     wishes = replace(WISHES, vram=3 * GIB)

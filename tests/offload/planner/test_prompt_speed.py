@@ -29,7 +29,7 @@ def weights_here(plan: MemoryPlan) -> int:
     return sum(item.bytes for item in plan.items if item.device == "cpu" and item.layer is not None)
 
 
-def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
+def test_a_long_prompt_takes_as_long_as_streaming_the_cpu_weights() -> None:
     machine, model = server(), dense_model()
     plan = planned(model, machine, 1.2)
     assert machine.link is not None
@@ -40,7 +40,7 @@ def test_a_long_prompt_takes_as_long_as_sending_what_is_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
-def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -> None:
+def test_weights_are_streamed_from_the_prompt_length_where_it_is_faster(model: ModelSizes) -> None:
     least = planned(model, laptop(), 3).prediction.stream_min_tokens
     assert least is not None
     assert 8 < least < 512
@@ -53,7 +53,7 @@ def test_prompts_are_sent_weights_from_where_that_is_faster(model: ModelSizes) -
     assert planned(model, laptop(), 3).prediction.prompt_seconds < unsent.prompt_seconds
 
 
-def test_a_mixture_sends_the_experts_alone_that_some_token_uses() -> None:
+def test_an_moe_model_streams_used_experts_only() -> None:
     model, machine = mixture_model(), with_link_speed(laptop(), 0.1)
     fast = replace(machine, processor=replace(machine.processor, operations_per_second=1e9))
     few, many = (planned(model, fast, 3, prompt).prediction.prompt_seconds for prompt in (8, 512))
@@ -61,7 +61,7 @@ def test_a_mixture_sends_the_experts_alone_that_some_token_uses() -> None:
     assert many > 2 * few
 
 
-def test_sent_weights_take_room_on_the_gpu_that_the_plan_counts() -> None:
+def test_streamed_weights_are_counted_on_the_gpu() -> None:
     plan = planned(dense_model(), server(), 2.5)
     sent = next(item for item in plan.items if item.item == "buffers for streamed weights")
     assert 4 * (16 << 20) <= sent.bytes < 4 * (16 << 20) + (48 << 20)

@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) -> None:
+def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert find_profile(model, data) is None
     kept = a_profile(model)
@@ -54,7 +54,7 @@ def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) 
     assert found.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
 
 
-def test_a_folder_that_is_not_ours_leaves_the_data_folder(model: Path, tmp_path: Path) -> None:
+def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     beside_model(model).mkdir()  # nothing can be written there, whoever we are
     path = save_profile(a_profile(model), model, data)
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_ours_leaves_the_data_folder(model: Path, tmp_path:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_foreign_profile_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+def test_a_profile_of_another_model_gives_a_one_line_error(model: Path, tmp_path: Path) -> None:
     save_profile(replace(a_profile(model), model_hash="0" * 64), model, tmp_path)
     wanted = model_hash(model)[:12]
     line = (
@@ -76,7 +76,7 @@ def test_a_foreign_profile_is_one_clear_line(model: Path, tmp_path: Path) -> Non
         find_profile(model, tmp_path)
 
 
-def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> None:
+def test_damaged_profiles_give_a_one_line_error(model: Path, tmp_path: Path) -> None:
     path = save_profile(a_profile(model), model, tmp_path)
     whole = path.read_bytes()
     random = np.random.default_rng(1)
@@ -103,7 +103,7 @@ def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> Non
         ("experts.0", np.zeros((2, 0), np.uint32)),
     ],
 )
-def test_counts_that_cannot_be_are_refused(
+def test_invalid_counts_are_refused(
     model: Path, tmp_path: Path, name: str, counts: "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]"
 ) -> None:
     path = tmp_path / "p.npz"
@@ -121,7 +121,7 @@ def test_an_older_version_is_named(model: Path, tmp_path: Path, monkeypatch: pyt
         ActivityProfile.load(path)
 
 
-def test_the_hash_sees_the_size_the_head_and_pieces_of_the_rest(model: Path) -> None:
+def test_the_hash_covers_the_size_the_header_and_samples_of_the_rest(model: Path) -> None:
     first = model_hash(model)
     assert first == model_hash(model)
     whole = model.read_bytes()

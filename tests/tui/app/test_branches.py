@@ -79,7 +79,7 @@ async def test_an_edited_message_begins_a_branch_and_the_old_one_stays(opened: O
         assert chat.shown() == ["One", ANSWER, "Two", ANSWER]
 
 
-async def test_escape_leaves_a_message_as_it_was(opened: Opened) -> None:
+async def test_escape_keeps_a_message_unchanged(opened: Opened) -> None:
     async with opened() as chat:
         await chat.say("One")
         await chat.say("/edit")
@@ -109,7 +109,7 @@ async def test_quickly_pressed_keys_move_one_message_each(opened: Opened) -> Non
 
 
 @pytest.mark.slow
-async def test_a_long_chat_shows_its_end_and_the_rest_when_it_is_gone_to(
+async def test_a_long_chat_shows_its_end_and_earlier_messages_on_scrolling(
     opened: Opened, tmp_path: Path
 ) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:

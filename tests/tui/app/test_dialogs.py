@@ -36,7 +36,7 @@ def test_help_that_is_too_long_for_its_line_continues_indented(width: int, lines
     assert all(line.startswith("    ") for line in told[1:])
 
 
-async def test_settings_hold_from_the_next_response_on(opened: Opened) -> None:
+async def test_settings_apply_from_the_next_response_on(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, generation={"top_k": 5, "stop": ["x"]}) as chat:
         await chat.press("f2")
@@ -81,7 +81,7 @@ async def test_another_model_continues_with_the_chat(opened: Opened) -> None:
         assert [message["content"] for message in second.chats[0].messages][:2] == ["Hi", ANSWER]
 
 
-async def test_a_model_that_cannot_be_loaded_leaves_the_previous_one(opened: Opened) -> None:
+async def test_a_failed_load_keeps_the_previous_model(opened: Opened) -> None:
     again = FakeModel("Back again.")
     async with opened(FakeModel(), OSError("no room"), again) as chat:
         await chat.say("/model other")
@@ -92,7 +92,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_previous_one(opened: Ope
         assert again.loaded_with == {"model": "tiny"}
 
 
-async def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) -> None:
+async def test_an_unknown_model_name_starts_no_loading(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, missing=["mistyped"]) as chat:
         await chat.say("/model mistyped")
@@ -104,7 +104,7 @@ async def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) 
         assert "fake" in str(chat.views()[1].query_one(".head").render())
 
 
-async def test_a_past_chat_is_found_by_the_text_so_far_in_it(opened: Opened, tmp_path: Path) -> None:
+async def test_a_past_chat_is_found_by_its_text(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         for output, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
             made = store.new_chat("tiny").id
@@ -148,7 +148,9 @@ async def test_an_unknown_command_is_cleared_and_the_nearest_named(opened: Opene
 
 
 @pytest.mark.parametrize("size", [(90, 30), (60, 16)])
-async def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, size: tuple[int, int]) -> None:
+async def test_a_notice_keeps_the_input_line_free_and_closes_with_esc(
+    opened: Opened, size: tuple[int, int]
+) -> None:
     async with opened(size=size, missing=["mistyped"], notices_shown=True) as chat:
         await chat.say("/model mistyped")
         toasts = chat.screen.query("Toast")
@@ -159,7 +161,7 @@ async def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, s
         assert chat.notices() == []
 
 
-async def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> None:
+async def test_the_memory_panel_shows_each_device_and_kind(opened: Opened) -> None:
     async with opened() as chat:
         await chat.press("f6")
         panel = chat.screen.query_one("#memory")
@@ -174,7 +176,7 @@ async def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> Non
         assert not panel.display
 
 
-async def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
+async def test_f7_toggles_dark_and_light(opened: Opened) -> None:
     async with opened() as chat:
         assert chat.app.current_theme.dark
         await chat.press("f7")
@@ -183,7 +185,7 @@ async def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
         assert chat.app.current_theme.dark
 
 
-async def test_remarks_on_the_loading_stand_there_until_a_message_is_sent(opened: Opened) -> None:
+async def test_load_warnings_are_shown_until_a_message_is_sent(opened: Opened) -> None:
     async with opened() as chat:
         note = chat.screen.query_one("#note")
         assert str(note.render()) == "a remark on the loading"

@@ -50,14 +50,14 @@ async def test_the_footer_shows_the_keys_of_a_focused_message(opened: Opened) ->
         assert "tokens" in footer(chat)
 
 
-def test_a_narrow_footer_keeps_the_way_back() -> None:
+def test_a_narrow_footer_keeps_the_escape_key() -> None:
     keys = ["e edit", "r again", "c copy", "Esc write"]
     assert keys_text(80, keys) == "e edit · r again · c copy · Esc write"
     assert keys_text(30, keys) == "e edit · r again · Esc write"
     assert keys_text(5, keys) == "Esc write"
 
 
-async def test_a_letter_that_is_no_shown_key_is_written(opened: Opened) -> None:
+async def test_an_unbound_letter_is_inserted(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
@@ -122,7 +122,7 @@ async def test_tab_completes_commands_and_models(opened: Opened) -> None:
         assert chat.screen.input.text == "/model tiny"
 
 
-def test_completions_of_a_line() -> None:
+def test_a_line_has_completions() -> None:
     commands = {
         "/model": lambda text: [name for name in ("a1", "a2") if name.startswith(text)],
         "/exit": None,
@@ -166,7 +166,7 @@ async def test_a_title_holds_no_text_of_a_file(opened: Opened, tmp_path: Path) -
         assert "secret" not in chat.app.chat.session.title
 
 
-def test_titles_cut_files_only() -> None:
+def test_titles_omit_file_contents_only() -> None:
     assert title_of("One\ntwo  three") == "One two three"
     assert title_of("x" * 100) == "x" * 57 + "..."
     message = 'Look at @"a b.txt" and this:\n\nOutput:\n```\nerror\n```'

@@ -13,7 +13,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_message_is_responded_to_and_both_are_saved(opened: Opened) -> None:
+async def test_a_message_and_its_response_are_saved(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, generation={"temperature": 0.0}) as chat:
         await chat.say("Hi")
@@ -29,7 +29,7 @@ async def test_a_message_is_responded_to_and_both_are_saved(opened: Opened) -> N
     assert model.snapshot_owners[0] is not None
 
 
-async def test_what_is_shown_of_a_response_in_progress_is_on_the_disk_already(opened: Opened) -> None:
+async def test_shown_text_of_a_running_response_is_already_saved(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -44,7 +44,7 @@ async def test_what_is_shown_of_a_response_in_progress_is_on_the_disk_already(op
         assert chat.messages()[1].state == "whole"
 
 
-async def test_a_text_that_slides_is_reported_while_the_response_comes(opened: Opened) -> None:
+async def test_a_context_shift_is_reported_during_the_response(opened: Opened) -> None:
     async with opened(FakeModel(slid_after=1), generation={"context_overflow": "shift"}) as chat:
         await chat.say("Hi")
         output = "the context of 1024 tokens was shifted: 256 after the first were evicted"
@@ -67,7 +67,7 @@ async def test_escape_stops_a_response_and_keeps_the_text(opened: Opened) -> Non
         assert model.asked == ["chat[None] Hi", "chat[None] Go on"]
 
 
-async def test_leaving_in_the_middle_keeps_the_text(opened: Opened) -> None:
+async def test_quitting_during_a_response_keeps_its_text(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -80,7 +80,7 @@ async def test_leaving_in_the_middle_keeps_the_text(opened: Opened) -> None:
         assert model.closed
 
 
-async def test_a_second_message_waits_in_the_line_while_a_response_comes(opened: Opened) -> None:
+async def test_a_second_message_stays_in_the_input_line_during_a_response(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -103,7 +103,7 @@ async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(op
         assert chat.shown()[2:] == ["Hi", ANSWER]
 
 
-async def test_a_chat_that_continues_is_shown_and_read_by_the_model(opened: Opened, tmp_path: Path) -> None:
+async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
         user_message = store.add_message(chat_id, None, "user", "Where?")
@@ -127,9 +127,7 @@ async def test_a_chat_that_continues_is_shown_and_read_by_the_model(opened: Open
     ]
 
 
-async def test_a_chat_that_continues_can_be_read_while_its_model_is_loaded(
-    opened: Opened, tmp_path: Path
-) -> None:
+async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", name="foxes").id
         user_message = store.add_message(chat_id, None, "user", "Where?")
@@ -145,14 +143,14 @@ async def test_a_chat_that_continues_can_be_read_while_its_model_is_loaded(
         assert str(chat.views()[1].query_one(".head").render()).split()[0] == "fake"
 
 
-async def test_a_private_chat_keeps_nothing(opened: Opened, tmp_path: Path) -> None:
+async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> None:
     async with opened(kept=False) as chat:
         await chat.say("Hi")
         assert chat.shown() == ["Hi", ANSWER]
     assert not (tmp_path / "chats.sqlite").exists()
 
 
-async def test_a_chat_that_cannot_be_kept_says_so_until_a_message_is_sent(opened: Opened) -> None:
+async def test_a_chat_that_cannot_be_stored_is_reported_until_a_message_is_sent(opened: Opened) -> None:
     async with opened(kept=False, warnings=["this chat won't be kept: no room"]) as chat:
         note = chat.screen.query_one("#note")
         assert str(note.render()) == "this chat won't be kept: no room; a remark on the loading"
@@ -160,7 +158,7 @@ async def test_a_chat_that_cannot_be_kept_says_so_until_a_message_is_sent(opened
         assert not note.display
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_reason(opened: Opened) -> None:
+async def test_a_failed_load_ends_the_program_with_its_reason(opened: Opened) -> None:
     async with opened(MemoryError("no room")) as chat:
         await chat.until(lambda: chat.app.at_rest)
         assert str(chat.app.failure) == "no room"
@@ -182,7 +180,7 @@ async def test_the_status_line_reports_context_speed_and_help(opened: Opened) ->
         assert "F1 help" in line
 
 
-async def test_a_message_sent_while_the_model_is_loaded_goes_out_once_it_is_there(opened: Opened) -> None:
+async def test_a_message_sent_during_loading_is_processed_after_it(opened: Opened) -> None:
     coming = threading.Event()
     async with opened(load_when=coming) as chat:
         await chat.say("Hi", wait=False)
@@ -193,7 +191,7 @@ async def test_a_message_sent_while_the_model_is_loaded_goes_out_once_it_is_ther
         assert chat.screen.input.text == ""
 
 
-async def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened) -> None:
+async def test_quitting_during_loading_cancels_it(opened: Opened) -> None:
     coming = threading.Event()
     async with opened(load_when=coming) as chat:
         await chat.press("ctrl+q")
@@ -203,7 +201,7 @@ async def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened
         assert chat.app.chat.thread.model is None
 
 
-async def test_a_full_disk_is_reported_as_long_as_it_is_full_and_nothing_is_lost_then(
+async def test_a_full_disk_is_reported_while_it_is_full_and_loses_nothing(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*given: object) -> int:

@@ -69,7 +69,7 @@ def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Terminal], name: str) -> None:
+def test_a_signal_ends_it_like_quitting(home: Path, begin: Callable[..., Terminal], name: str) -> None:
     terminal = in_mid_answer(begin)
     terminal.process.send_signal(getattr(signal, name))
     assert terminal.exit_code() == 0
@@ -110,7 +110,7 @@ def test_no_color_is_supported(home: Path, begin: Callable[..., Terminal]) -> No
     assert COLOUR.search(coloured.seen) is not None
 
 
-def test_a_wrong_model_is_one_line_before_anything_is_drawn(home: Path) -> None:
+def test_an_invalid_model_gives_a_one_line_error_before_drawing(home: Path) -> None:
     terminal = Terminal(home, "chat", "no-such-model")
     try:
         assert terminal.exit_code() == 1

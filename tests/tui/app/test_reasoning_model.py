@@ -83,7 +83,7 @@ def status(chat: Chat) -> str:
 
 
 @pytest.mark.parametrize("template", [OPENING, PLAIN])
-async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: str) -> None:
+async def test_reasoning_is_folded_and_not_in_the_next_prompt(opened: Opened, template: str) -> None:
     thinker = Thinker(template)
     async with opened(thinker.model, generation={"temperature": 0.0}) as chat:
         await chat.say("fox")
@@ -102,7 +102,7 @@ async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: 
         assert chat.app.clipboard == "It has 4."
 
 
-async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again(
+async def test_interrupted_reasoning_is_shown_separately_after_reopening(
     opened: Opened, tmp_path: Path
 ) -> None:
     async with opened(FakeModel("<think>A red one")) as chat:
@@ -115,7 +115,7 @@ async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again
         assert str(chat.views()[1].query_one("ReasoningView").render()) == "> reasoning (3 words)"
 
 
-async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened, schema: Path) -> None:
+async def test_a_schema_applies_after_the_reasoning(opened: Opened, schema: Path) -> None:
     thinker = Thinker(OPENING)
     # Of all that it wouldn't say anyway, spaces come last.
     settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(byte_ids(" \t\n"), -20.0)}
@@ -130,7 +130,7 @@ async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened,
         assert chat.shown()[3] == "It has 4."
 
 
-async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path) -> None:
+async def test_a_schema_is_set_shown_and_removed(opened: Opened, schema: Path) -> None:
     model = FakeModel()
     async with opened(model, generation={"grammar": 'root ::= "a"'}) as chat:
         assert "by a grammar" in status(chat)
@@ -161,7 +161,7 @@ async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path
         (b"\xff", "byte 0 isn't UTF-8"),
     ],
 )
-async def test_a_schema_that_is_none_changes_nothing(
+async def test_an_invalid_schema_changes_nothing(
     opened: Opened, schema: Path, content: bytes | None, message: str
 ) -> None:
     if content is None:

@@ -18,7 +18,7 @@ def records(out: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_response_as_json_says_what_it_took(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_json_response_includes_its_timing(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "--output", "json", "--speed")
     (found,) = records(outcome.out)
     assert (found["model"], found["prompt"], found["text"]) == ("fake", "Hi", ANSWER)
@@ -42,7 +42,7 @@ def test_each_line_of_the_input_is_a_prompt(
     ]
 
 
-def test_a_line_that_cannot_be_responded_to_is_reported_and_the_next_one_comes(
+def test_a_failed_line_is_reported_and_the_next_one_runs(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"A fox\noverflow\nA bear\n")
@@ -54,7 +54,7 @@ def test_a_line_that_cannot_be_responded_to_is_reported_and_the_next_one_comes(
     assert edgeinfer("run", "tiny", "--batch").out == f"{ANSWER}\n"
 
 
-def test_no_lines_are_no_responses(
+def test_empty_input_gives_no_responses(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"\n")
@@ -62,7 +62,7 @@ def test_no_lines_are_no_responses(
     assert (outcome.code, outcome.out, fake.asked) == (0, "", [])
 
 
-def test_a_line_that_is_no_text_is_named_after_the_responses_before_it(
+def test_an_undecodable_line_is_named_after_earlier_responses(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"good\nb\xffd\n")
@@ -71,7 +71,7 @@ def test_a_line_that_is_no_text_is_named_after_the_responses_before_it(
     assert "standard input, line 2: byte 1 isn't UTF-8, wanted a text" in outcome.err
 
 
-def test_lines_and_one_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_batch_and_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "--batch", "--session", "x")
     assert outcome.code == 2
     assert "--session and --continue continue one chat, --batch has many" in outcome.err

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return models
 
 
-def test_the_same_words_in_every_command(edgeinfer: CommandLine, folder: Path) -> None:
+def test_every_command_uses_the_same_words(edgeinfer: CommandLine, folder: Path) -> None:
     words = "needs --engine llama.cpp"
     rows = {line.split()[0]: line for line in edgeinfer("list").out.splitlines()[1:] if line.strip()}
     assert (words in rows["sound"], words in rows["words"], words in rows["types"]) == (False, True, True)

@@ -29,7 +29,7 @@ def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str)
     assert Path(f"{model}.profile.npz").exists()
 
 
-def test_json_says_the_same_with_predictors(edgeinfer: CommandLine, model: str) -> None:
+def test_json_includes_predictors(edgeinfer: CommandLine, model: str) -> None:
     outcome = edgeinfer(
         "profile", model, "--text", LICENCE, "--tokens", "256", "--predictor", "--rank", "32", "--json"
     )
@@ -41,7 +41,9 @@ def test_json_says_the_same_with_predictors(edgeinfer: CommandLine, model: str) 
     assert list(report["overall"]["covered_by_hottest"]) == ["10%", "20%", "30%", "50%"]
 
 
-def test_what_cannot_be_profiled_is_one_line(edgeinfer: CommandLine, model: str, tmp_path: Path) -> None:
+def test_an_invalid_profile_run_gives_a_one_line_error(
+    edgeinfer: CommandLine, model: str, tmp_path: Path
+) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"text\xff")
     outcome = edgeinfer("profile", model, "--text", str(binary))

@@ -105,25 +105,25 @@ def until_closed(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET / HTTP/1.1\r\nHost: x\r\nX-A: "])
-def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_an_endless_request_header_is_aborted(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.1)
     with Served(fake()) as served, served.raw(sent) as connection:
         assert until_closed(connection) == b""
         assert served.health() == 0
 
 
-def test_a_body_that_never_comes_is_responded_to_408(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_body_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeinfer.serving.bodies.BODY_SECONDS", 0.1)
     with Served(fake()) as served, served.raw(head(100)) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_head_beyond_its_limit_is_refused() -> None:
+def test_a_request_header_over_the_limit_is_refused() -> None:
     with Served(fake()) as served, served.raw(b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000) as connection:
         assert until_closed(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_client_that_does_not_read_is_dropped_and_frees_the_model(
+def test_a_client_that_does_not_read_is_disconnected_and_frees_the_model(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http_server, "STALL_SECONDS", 0.1)
@@ -141,7 +141,9 @@ def test_a_client_that_does_not_read_is_dropped_and_frees_the_model(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_client_that_leaves_in_mid_upload_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_disconnects_during_upload_leaves_no_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with Served(fake()) as served:
         for _ in range(5):
             served.raw(head(1000) + b'{"messages": [').close()
@@ -151,7 +153,7 @@ def test_a_client_that_leaves_in_mid_upload_leaves_no_traceback(capfd: pytest.Ca
 
 
 @pytest.mark.slow
-def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
+def test_connections_over_the_limit_are_refused_and_the_server_recovers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 8)
@@ -165,7 +167,7 @@ def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
     assert capfd.readouterr().err == ""
 
 
-def test_health_is_responded_to_while_a_prompt_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_responds_during_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
     model, begun, go_on = fake(), threading.Event(), threading.Event()
     encode = model.tokenizer.encode
 
@@ -183,7 +185,7 @@ def test_health_is_responded_to_while_a_prompt_is_tokenized(monkeypatch: pytest.
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_of_a_disconnected_client_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = fake(), threading.Event()
     count = 0
     vectors = Model.text_vectors
@@ -209,7 +211,7 @@ def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="limits of another process: Linux only")
 @pytest.mark.slow
-def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
+def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None:
     with serving() as (program, address):
         parts, process = urlsplit(address), psutil.Process(program.pid)
         process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 10, 1024))
@@ -230,7 +232,7 @@ def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_server_that_is_responding_without_a_traceback(number: signal.Signals) -> None:
+def test_a_signal_ends_a_busy_server_without_a_traceback(number: signal.Signals) -> None:
     with serving() as (program, address):
         assert ask(address)
         parts = urlsplit(address)
@@ -245,7 +247,7 @@ def test_a_signal_ends_a_server_that_is_responding_without_a_traceback(number: s
 
 
 @pytest.mark.slow
-def test_thousands_of_mutated_requests_are_responded_to_or_refused(
+def test_thousands_of_mutated_requests_are_served_or_refused(
     capfd: pytest.CaptureFixture[str], scaled: Callable[[int], int]
 ) -> None:
     source, counts, requests = random.Random(45), Counter[int](), scaled(REQUESTS)
@@ -314,7 +316,7 @@ def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_mixed_requests_leave_nothing_after(tiny: Model, scaled: Callable[[int], int]) -> None:
+def test_two_thousand_mixed_requests_leak_nothing(tiny: Model, scaled: Callable[[int], int]) -> None:
     process, counts, mixed = psutil.Process(), Counter[str](), 8 * scaled(MIXED // 8)
     with Served(tiny) as served:
         for index in range(mixed):

@@ -52,7 +52,7 @@ def talk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Talk:
     return begin
 
 
-def test_messages_are_responded_to_until_ctrl_d(talk: Talk) -> None:
+def test_messages_get_responses_until_ctrl_d(talk: Talk) -> None:
     session = talk("Hi", "", "And you?")
     assert session.model.asked == ["chat[None] Hi", "chat[None] And you?"]
     assert session.out == f"{ANSWER}\n{ANSWER}\n\n"
@@ -60,7 +60,7 @@ def test_messages_are_responded_to_until_ctrl_d(talk: Talk) -> None:
     assert session.err.startswith("fake, context 1024 tokens. /help lists the commands, Ctrl-D leaves.\n")
 
 
-def test_exit_leaves(talk: Talk) -> None:
+def test_exit_quits(talk: Talk) -> None:
     assert talk("/exit", "Hi").model.asked == []
 
 
@@ -70,13 +70,13 @@ def test_help_lists_every_command(talk: Talk) -> None:
         assert command in output
 
 
-def test_an_unknown_command_is_responded_to_with_the_nearest(talk: Talk) -> None:
+def test_an_unknown_command_suggests_the_nearest(talk: Talk) -> None:
     session = talk("/sytem x")
     assert "/sytem: no such command; did you mean /system?\n" in session.err
     assert session.model.asked == []
 
 
-def test_a_fence_holds_several_lines_and_a_backslash_carries_on(talk: Talk) -> None:
+def test_a_fence_holds_several_lines_and_a_backslash_continues_a_line(talk: Talk) -> None:
     session = talk('"""first', "/not a command", 'last"""', "one \\", "two", '"""all in one"""')
     assert session.model.asked == [
         "chat[None] first\n/not a command\nlast",
@@ -95,14 +95,14 @@ def test_system_is_shown_and_set(talk: Talk) -> None:
     assert session.model.asked == ["chat[Be brief.] Hi"]
 
 
-def test_regen_responses_again_and_keeps_one_response(talk: Talk) -> None:
+def test_regen_replaces_the_response(talk: Talk) -> None:
     session = talk("/regen", "Hi", "/regen")
     assert "no message yet to respond to again" in session.err
     assert [message["role"] for message in session.chat.messages] == ["user", "assistant"]
     assert session.model.asked == ["chat[None] Hi"] * 2
 
 
-def test_regen_takes_the_next_seed(tmp_path: Path) -> None:
+def test_regen_uses_the_next_seed(tmp_path: Path) -> None:
     model = FakeModel()
     lines = LineInput(tmp_path / "history", typed("Hi", "/regen", "/regen", "And?", "/regen"))
     LineChat(model, ChatSession(), {"seed": 7}, lines).run()
@@ -116,14 +116,14 @@ def test_edit_changes_the_last_message(talk: Talk) -> None:
     assert output == ["One", "Three"]
 
 
-def test_edit_alone_brings_the_message_back_for_editing(talk: Talk) -> None:
+def test_edit_without_text_opens_the_message_for_editing(talk: Talk) -> None:
     session = talk("One", "/edit", "One and a half")
     assert [message["content"] for message in session.chat.messages if message["role"] == "user"] == [
         "One and a half"
     ]
 
 
-def test_clear_clears(talk: Talk) -> None:
+def test_clear_removes_all_messages(talk: Talk) -> None:
     session = talk("Hi", "/clear", "/stats")
     assert session.chat.messages == []
     assert "cleared\n0 messages from you, context 0/1024 tokens\n" in session.err
@@ -135,25 +135,25 @@ def test_stats_show_speed_and_context(talk: Talk) -> None:
     assert "1 message from you, context 5/1024 tokens\n" in output
 
 
-def test_ctrl_c_stops_the_response_keeps_it_and_stays(talk: Talk) -> None:
+def test_ctrl_c_stops_and_keeps_the_response(talk: Talk) -> None:
     session = talk("Hi", "/exit", interrupt_after=2)
     assert session.out == "There was \n"
     assert session.chat.messages[-1] == {"role": "assistant", "content": "There was "}
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave(talk: Talk) -> None:
+def test_ctrl_c_at_the_prompt_explains_how_to_quit(talk: Talk) -> None:
     session = talk(KeyboardInterrupt, "Hi")
     assert "(Ctrl-D or /exit leaves)\n" in session.err
     assert session.model.asked == ["chat[None] Hi"]
 
 
-def test_dropped_turns_are_said(talk: Talk) -> None:
+def test_dropped_messages_are_reported(talk: Talk) -> None:
     expected = "the conversation exceeded the context of 1024 tokens: the 2 oldest messages were dropped\n"
     assert expected in talk("Hi", dropped_messages=2).err
     assert "the oldest message was dropped\n" in talk("Hi", dropped_messages=1).err
 
 
-def test_a_text_that_slid_is_reported(talk: Talk) -> None:
+def test_a_context_shift_is_reported(talk: Talk) -> None:
     told = "the text exceeded the context of 1024 tokens and was shifted once: 256 tokens"
     assert f"{told} after the first were evicted\n" in talk("Hi", slid_after=1).err
 

@@ -75,7 +75,7 @@ def quiet(done: int, total: int) -> None:
     """A progress that nobody looks at."""
 
 
-def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
+def test_each_token_is_stored_at_once(kept: Kept) -> None:
     stream = kept.stream("Hi")
     coming = iter(stream)
     next(coming)
@@ -85,7 +85,7 @@ def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
     assert kept.told == []
 
 
-def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
+def test_a_regenerated_response_and_an_edit_are_branches(kept: Kept) -> None:
     kept.say("Hi")
     kept.say("And?")
     user_message = kept.session.last_user_message
@@ -101,7 +101,7 @@ def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
     assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
 
 
-def test_a_stopped_response_is_saved_as_far_as_it_came(kept: Kept) -> None:
+def test_an_interrupted_response_is_saved_partially(kept: Kept) -> None:
     stream = kept.stream("Hi")
     coming = iter(stream)
     next(coming)
@@ -134,7 +134,7 @@ def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
     assert len(kept.told) == 1
 
 
-def test_a_chat_that_is_continued_leaves_out_what_was_not_responded_to(kept: Kept) -> None:
+def test_a_continued_chat_omits_messages_without_response(kept: Kept) -> None:
     kept.say("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
@@ -146,7 +146,7 @@ def test_a_chat_that_is_continued_leaves_out_what_was_not_responded_to(kept: Kep
     assert read(session) == ["Hi", ANSWER, "More", ANSWER]
 
 
-def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) -> None:
+def test_a_message_without_response_between_others_is_omitted(kept: Kept) -> None:
     kept.say("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
@@ -156,7 +156,7 @@ def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) 
     assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
 
 
-def test_a_session_continues_where_it_was_left(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_session_continues_after_restart(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert edgeinfer("run", "tiny", "Hi", "--session", "foxes", "--system", "Be kind.").out == f"{ANSWER}\n"
     assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
     assert edgeinfer("run", "tiny", "More", "--continue").code == 0
@@ -170,9 +170,7 @@ def test_a_session_continues_where_it_was_left(edgeinfer: CommandLine, fake: Fak
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
 
 
-def test_what_stands_alone_after_continue_is_reported_to_the_model_of_the_chat(
-    edgeinfer: CommandLine, fake: FakeModel
-) -> None:
+def test_a_lone_argument_after_continue_is_the_message(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi", "--session", "foxes")
     assert edgeinfer("run", "--continue", "And?").code == 0
     assert edgeinfer("run", "--continue", "And then?").code == 0
@@ -180,7 +178,7 @@ def test_what_stands_alone_after_continue_is_reported_to_the_model_of_the_chat(
     assert fake.loaded_with["model"] == "tiny"
 
 
-def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_prompt_without_a_session_is_not_stored(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi")
     assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
     edgeinfer("run", "tiny", "Hi", "--chat")
@@ -193,7 +191,7 @@ def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: Fa
 
 
 @pytest.mark.parametrize("name", ["", " ", "99", "two\nlines", "x" * 81])
-def test_a_session_that_can_have_no_such_name_is_refused_before_any_message(
+def test_an_invalid_session_name_is_refused_before_any_message(
     name: str, edgeinfer: CommandLine, fake: FakeModel
 ) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "--session", name)
@@ -268,7 +266,7 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     assert again.exit_code() == 0
 
 
-def test_a_private_chat_leaves_nothing(home: Path, opened: list[Terminal]) -> None:
+def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", "tiny", "--private")
     opened.append(terminal)
     terminal.wait_for("Ctrl-D leaves.")

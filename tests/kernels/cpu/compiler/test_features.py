@@ -17,14 +17,14 @@ def processor_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("processor_with_everything")
 @pytest.mark.parametrize(("granted", "best"), [(True, "amx"), (False, "avx512-vnni")])
-def test_tiles_are_chosen_only_when_the_operating_system_grants_them(
+def test_amx_is_selected_only_if_the_operating_system_permits_it(
     monkeypatch: pytest.MonkeyPatch, granted: bool, best: str
 ) -> None:
     monkeypatch.setattr(features, "tiles_granted", lambda: granted)
     assert detect().best.name == best
 
 
-def test_tiles_are_not_asked_for_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_not_requested_without_processor_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected() -> bool:
         raise AssertionError("asked for tiles")
 
@@ -33,6 +33,6 @@ def test_tiles_are_not_asked_for_where_the_processor_has_none(monkeypatch: pytes
     assert not any(isa.tiles for isa in detect().available)
 
 
-def test_other_systems_than_linux_on_x86_grant_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_off_except_on_linux_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not features.tiles_granted.__wrapped__()

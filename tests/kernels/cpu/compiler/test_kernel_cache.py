@@ -72,14 +72,12 @@ def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -
     assert loaded == {path.resolve() for path in kernel_sources() if path.name != "__init__.py"}
 
 
-def test_each_instruction_set_has_a_digest_of_its_own() -> None:
+def test_each_instruction_set_has_a_separate_digest() -> None:
     digests = {source_digest(isa) for isa in INSTRUCTION_SETS}
     assert len(digests) == len(INSTRUCTION_SETS)
 
 
-def test_a_damaged_object_is_not_found_and_a_whole_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_intact_objects_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = KernelCache(tmp_path, choose())
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
@@ -98,7 +96,7 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
 
 
 @pytest.mark.slow
-def test_what_is_built_for_several_instruction_sets_at_once_is_what_each_gets_alone(tmp_path: Path) -> None:
+def test_building_several_instruction_sets_at_once_equals_separate_builds(tmp_path: Path) -> None:
     best, least = choose(), detect().available[-1]
     KernelCache(tmp_path / "together", best, [least]).objects(["rows_F16"])
     found = [KernelCache(tmp_path / "together", isa).find("rows_F16") for isa in (best, least)]
@@ -106,21 +104,21 @@ def test_what_is_built_for_several_instruction_sets_at_once_is_what_each_gets_al
     assert found[0] != found[1] or best == least
 
 
-def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+def test_kernels_unused_for_a_month_are_removed(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 100)
     old, young = make(tmp_path, named("avx-vnni", "b"), 31), make(tmp_path, named("avx-vnni", "c"), 29)
     assert remove_unused(tmp_path, current) == [old]
     assert sorted(tmp_path.iterdir()) == sorted([current, young])
 
 
-def test_superseded_kernels_go_after_a_week(tmp_path: Path) -> None:
+def test_superseded_kernels_are_removed_after_a_week(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     old, young = make(tmp_path, named("avx2", "b"), 8), make(tmp_path, named("avx2", "c"), 6)
     assert remove_unused(tmp_path, current) == [old]
     assert young.exists()
 
 
-def test_what_is_no_set_of_kernels_stays(tmp_path: Path) -> None:
+def test_other_folders_are_not_removed(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     models = make(tmp_path, "random-models", 400)
     (tmp_path / "measured.json").write_text("{}")
@@ -130,7 +128,7 @@ def test_what_is_no_set_of_kernels_stays(tmp_path: Path) -> None:
     assert (tmp_path / "measured.json").exists()
 
 
-def test_what_a_killed_program_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_files_of_killed_programs_are_removed_after_a_day(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     left = [make(tmp_path, ".building-1", 2), make(tmp_path, ".removing-1", 2)]
     at_work = make(tmp_path, ".building-2", 0.5)
@@ -155,7 +153,7 @@ def test_several_programs_may_clear_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [current]
 
 
-def test_use_is_remembered_to_the_day(tmp_path: Path) -> None:
+def test_use_is_recorded_per_day(tmp_path: Path) -> None:
     folder = make(tmp_path, named("avx2", "a"), 20)
     mark_used(folder)
     assert time.time() - folders_below(tmp_path)[0].used < 60
@@ -187,7 +185,7 @@ def test_a_model_needs_the_rows_of_its_formats_and_experts_if_it_has_any(tmp_pat
     assert sparse_units([]) == []
 
 
-def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
+def test_compile_units_are_balanced_over_processes() -> None:
     rows = [f"rows_{index}" for index in range(10)]
     assert build_groups(["blocks"], 4) == [["blocks"]]
     assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
@@ -200,14 +198,14 @@ def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
     assert [len(group) for group in build_groups(["rows_Q4_0", *small], 2)] == [4, 7]
 
 
-def test_a_compiler_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_compiler_is_reported_with_its_last_output(tmp_path: Path) -> None:
     store = KernelCache(tmp_path, choose())
     with pytest.raises(KernelBuildError, match=r"building the \S+ kernels failed: KeyError: 'none'"):
         store.objects(["rows_none"])
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
-def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_of_another_program_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, asked = threading.Event(), []
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
@@ -232,9 +230,7 @@ def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: 
     assert asked == ["a"]
 
 
-def test_a_folder_without_locks_is_built_in_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_built_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: object, operation: int) -> None:
         raise OSError("no locks here")
 
@@ -263,9 +259,7 @@ def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return temporary
 
 
-def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folder(
-    tmp_path: Path, quick_builds: Path
-) -> None:
+def test_an_unwritable_cache_falls_back_to_a_temporary_folder(tmp_path: Path, quick_builds: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     store = KernelCache(tmp_path / "file" / "cache", choose())
     built = store.objects(["a", "b"])
@@ -279,7 +273,7 @@ def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folde
     assert KernelCache(tmp_path / "file" / "cache", choose()).objects(["a"]) == built[:1]  # not built again
 
 
-def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
+def test_without_a_writable_folder_kernels_are_built_for_this_process(
     tmp_path: Path, quick_builds: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -320,7 +314,7 @@ def test_an_object_that_others_can_write_is_built_again(tmp_path: Path, quick_bu
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
-def test_what_another_user_owns_is_not_loaded(tmp_path: Path, quick_builds: Path) -> None:
+def test_objects_of_another_user_are_not_loaded(tmp_path: Path, quick_builds: Path) -> None:
     store = KernelCache(tmp_path / "cache", choose())
     store.objects(["a"])
     for path in (store.folder / "a.o", store.folder, store.root):
@@ -336,7 +330,7 @@ def test_what_another_user_owns_is_not_loaded(tmp_path: Path, quick_builds: Path
     assert distrust_reason(link) == "is a symbolic link of user 12345"
 
 
-def test_a_lock_that_is_a_symbolic_link_leaves_its_target_alone(tmp_path: Path, quick_builds: Path) -> None:
+def test_a_symbolic_link_as_lock_does_not_change_its_target(tmp_path: Path, quick_builds: Path) -> None:
     root, precious = tmp_path / "cache", tmp_path / "precious"
     root.mkdir(mode=0o700)
     precious.write_text("mine")

@@ -66,7 +66,7 @@ def test_the_inner_loop_of_quantized_rows_is_made_of_sdot(unit: str) -> None:
 
 
 @pytest.mark.parametrize(("isa", "unit"), [(isa, unit) for isa, units in UNITS.items() for unit in units])
-def test_arm_kernels_call_nothing_that_is_not_theirs(isa: str, unit: str) -> None:
+def test_arm_kernels_have_no_external_calls(isa: str, unit: str) -> None:
     text = assembly(isa, unit)
     symbol = "edgeinfer_attention_block" if unit == "blocks" else f"edgeinfer_{unit}"
     assert f"{symbol}:" in text
@@ -81,7 +81,7 @@ def test_without_sdot_the_products_are_widened() -> None:
     assert "sadd" in text or "smlal" in text or "saddw" in text
 
 
-def test_half_floats_and_tables_use_the_processors_instructions() -> None:
+def test_f16_and_tables_use_native_instructions() -> None:
     text = assembly("neon-dotprod", "rows_IQ4_NL")
     assert re.search(r"\bfcvtl\b", text)
     assert re.search(r"\btbl\b", text)

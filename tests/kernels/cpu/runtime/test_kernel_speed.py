@@ -20,14 +20,14 @@ def test_reading_and_prompts_have_plausible_speeds(name: str, tmp_path: Path) ->
     assert 1e9 < found.operations_per_second < 1e15
 
 
-def test_the_measured_decoder_has_the_head_that_was_asked_for() -> None:
+def test_the_measured_decoder_has_the_requested_head() -> None:
     specification, weights = one_layer("Q6_K", 48)
     assert (weights.output.rows, weights.output.columns) == (48, WIDTH)
     assert specification.vocabulary_size == 48
     assert {matrix.format for matrix in weights.matrices()} == {"Q6_K"}
 
 
-def test_wide_layers_hold_about_as_many_bytes_as_were_asked_for() -> None:
+def test_measured_layers_have_about_the_requested_bytes() -> None:
     specification, weights = wide_layers("Q4_0", 100 << 20)
     assert len(specification.layers) == 4
     assert 0.9 < sum(matrix.nbytes for matrix in weights.matrices(head=False)) / (100 << 20) < 1.1

@@ -41,7 +41,7 @@ def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
-def test_the_first_positions_come_in_the_order_of_the_device(
+def test_the_first_positions_are_copied_in_device_order(
     device: str, kind: CacheType, head_dim: int, halves: bool
 ) -> None:
     facts = attention(head_dim, halves)
@@ -59,7 +59,7 @@ def test_the_first_positions_come_in_the_order_of_the_device(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
 @pytest.mark.parametrize(("start", "tokens"), [(0, 16), (5, 30), (16, 1), (31, 33)])
-def test_new_positions_go_back_and_old_ones_stay_to_the_bit(
+def test_new_positions_are_copied_back_and_old_ones_are_unchanged(
     device: str, kind: CacheType, head_dim: int, halves: bool, start: int, tokens: int
 ) -> None:
     facts = attention(head_dim, halves)

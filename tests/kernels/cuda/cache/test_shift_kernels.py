@@ -55,7 +55,7 @@ def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropp
     ("rope", "keep", "dropped"),
     [("all", 5, 16), ("some, scaled", 0, 32), ("none", 3, 16)],
 )
-def test_keys_turn_back_and_values_move(
+def test_keys_are_rotated_back_and_values_are_moved(
     device: str, kind: CacheType, rope: str, keep: int, dropped: int
 ) -> None:
     facts = replace(attention_facts(2, 2, 40), rope=ROPES[rope])

@@ -40,7 +40,7 @@ def on_a_gpu(*case: object) -> Any:
 @pytest.mark.parametrize(
     "name", ["windows, two kinds of RoPE", *map(on_a_gpu, ("norms of heads", "soft caps", ORDERED))]
 )
-def test_a_cache_of_four_bits_is_that_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
+def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model, layers = MODELS[name]
     with opened(model, tmp_path, layers) as decoder:
         ids = decoder.ids(30 if HAS_GPU else 15)
@@ -68,7 +68,7 @@ SLID = [
 
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("name", "kind"), SLID)
-def test_a_cache_that_slid_is_that_of_the_reference(
+def test_a_shifted_cache_equals_the_reference(
     device: str, tmp_path: Path, name: str, kind: CacheType
 ) -> None:
     model, layers = MODELS[name]
@@ -87,7 +87,7 @@ def test_a_cache_that_slid_is_that_of_the_reference(
             assert worst(found, decoder.reference_logits(ids)[45:]) > 0.02
 
 
-def test_no_more_than_there_is_can_be_forgotten(device: str, tmp_path: Path) -> None:
+def test_evicting_more_than_the_cache_holds_is_refused(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         with pytest.raises(ValueError, match="to evict, wanted rising ones of 19"):
@@ -95,7 +95,7 @@ def test_no_more_than_there_is_can_be_forgotten(device: str, tmp_path: Path) -> 
         backend.close()
 
 
-def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_path: Path) -> None:
+def test_a_four_bit_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids, backend = decoder.ids(12), decoder.backend(device, kv="q4_0")
         want = read(backend, ids, (11, 1), wanted=1)[11]
@@ -110,7 +110,7 @@ def test_what_a_cache_of_four_bits_holds_comes_back_to_the_bit(device: str, tmp_
 @pytest.mark.parametrize(
     ("kind", "stream_min_tokens"), [("q4_0", 6), on_a_gpu("q8_0", None), on_a_gpu("f16", 6)]
 )
-def test_halves_of_a_divided_decoder_slide_together(
+def test_shards_of_a_split_decoder_shift_together(
     device: str, kernels: Kernels, tmp_path: Path, kind: CacheType, stream_min_tokens: int | None
 ) -> None:
     """With layers of either side, whose prompts are read by both or by the device alone."""

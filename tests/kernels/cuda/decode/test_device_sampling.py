@@ -94,7 +94,9 @@ def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> lis
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("vocabulary", "kept", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)])
-def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, kept: int, size: int) -> None:
+def test_the_device_samples_the_same_token_as_the_host(
+    device: str, vocabulary: int, kept: int, size: int
+) -> None:
     random = np.random.default_rng(vocabulary)
     compared = refused = 0
     for _ in range(12):
@@ -148,7 +150,7 @@ def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: l
     return bool(survivors >= kept or survivors + barred > kept)
 
 
-def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
+def test_temperature_zero_samples_the_lowest_id_among_equals(device: str) -> None:
     logits = np.zeros((2, 200), np.float32)
     logits[0, [77, 150]] = 3
     logits[1] = -1
@@ -163,7 +165,7 @@ def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_no_number_chooses_nothing(device: str, value: float, temperature: float) -> None:
+def test_non_finite_logits_sample_nothing(device: str, value: float, temperature: float) -> None:
     logits = np.zeros((3, 200), np.float32)
     logits[0, 130] = value
     logits[1] = -np.inf
@@ -174,7 +176,7 @@ def test_what_is_no_number_chooses_nothing(device: str, value: float, temperatur
     assert results[2, 1] == SAMPLED
 
 
-def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> None:
+def test_a_large_vocabulary_without_truncation_is_sampled_on_the_host(device: str) -> None:
     logits = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
     asked = [
         DeviceSamplingParams(1.0),
@@ -188,7 +190,7 @@ def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> 
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
-def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
+def test_argmax_equals_numpy(device: str, vocabulary: int) -> None:
     random = np.random.default_rng(vocabulary)
     logits = np.round(random.standard_normal((6, vocabulary)) * 2).astype(np.float32)
     logits[5, vocabulary // 2] = np.nan
@@ -202,7 +204,7 @@ def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
     assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
 
 
-def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> None:
+def test_device_samples_have_the_distribution_of_host_samples(device: str) -> None:
     logits = np.tile(np.random.default_rng(3).standard_normal(40).astype(np.float32), (200, 1))
     settings = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)
     ids, probabilities = Sampler(settings, 40).distribution(logits[0], [])
@@ -213,7 +215,7 @@ def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> 
     np.testing.assert_allclose(counts[ids] / 200, probabilities, atol=1.01 / 200)
 
 
-def test_room_for_candidates_that_cannot_be_is_refused(device: str) -> None:
+def test_an_invalid_candidate_capacity_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match="kept: saw 48, wanted a power of two from 2 to 256"):
         SamplingBuffers.allocate(1, 100, device, 48)
     with pytest.raises(ValueError, match="kept: saw 512, wanted a power of two from 2 to 256"):

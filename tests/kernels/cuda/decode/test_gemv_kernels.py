@@ -111,7 +111,7 @@ def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "BF16"])
-def test_a_step_may_divide_the_row_or_not(device: str, name: str) -> None:
+def test_the_step_size_need_not_divide_the_row(device: str, name: str) -> None:
     columns = columns_for(name)
     raw = random_bits(name, 4, columns)
     x, planes = activations(device, 2, columns)
@@ -122,7 +122,7 @@ def test_a_step_may_divide_the_row_or_not(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "MXFP4"])
-def test_zeros_and_the_largest_and_smallest_scales_are_kept(device: str, name: str) -> None:
+def test_zeros_and_extreme_scales_are_exact(device: str, name: str) -> None:
     columns, scales = columns_for(name), np.array([0, 6e-8, -65504, 65504, 6.1e-5], np.float16)
     raw = random_bits(name, 4, columns, scales)
     raw[3] = 0
@@ -181,7 +181,7 @@ def test_gate_and_up_are_multiplied_in_one_launch(
 
 
 @pytest.mark.parametrize("width", [16, 80, 768])
-def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: int) -> None:
+def test_activations_are_quantized_in_blocks_of_sixteen(device: str, width: int) -> None:
     random = np.random.default_rng(width)
     x = random.standard_normal((3, width)).astype(np.float32)
     x[1] *= 1e30
@@ -205,7 +205,7 @@ def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: i
     np.testing.assert_array_equal(got[:, 12:], words[:, 12:])
 
 
-def test_the_activations_of_these_tests_stand_for_what_they_were_made_from() -> None:
+def test_quantized_test_activations_match_their_source() -> None:
     x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
     codes, scales = quantized(x)
     assert np.abs(codes).max() == 127

@@ -79,7 +79,7 @@ def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
     ("name", "stream_min_tokens"),
     [("qwen2moe", 10), ("gpt-oss", 10), on_a_gpu("gpt-oss", None), ("smallthinker", None)],
 )
-def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
+def test_expert_changes_do_not_change_the_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, stream_min_tokens: int | None
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
@@ -112,7 +112,7 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["granitemoe", "smallthinker"])
-def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
+def test_the_host_counts_the_experts_of_steps_and_prompts(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
@@ -131,7 +131,7 @@ def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
         assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
 
 
-def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
+def test_the_policy_receives_request_counts_since_its_last_update(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
@@ -165,7 +165,7 @@ def exhausted(*arguments: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
-def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
+def test_a_packing_failure_stops_expert_changes_but_not_generation(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
 ) -> None:
     monkeypatch.setattr(expert_loading, "Packer", packer)
@@ -185,7 +185,7 @@ def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_experts_come_in_pieces(
+def test_experts_are_uploaded_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     monkeypatch.setattr(expert_loading, "EXPERT_LOAD_BYTES", 1)
@@ -207,7 +207,7 @@ def test_experts_come_in_pieces(
 
 
 @pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
-def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernels, name: str) -> None:
+def test_host_layout_rows_are_converted_back_to_file_layout(kernels: Kernels, name: str) -> None:
     columns = 512
     raw = random_bits(name, 48, columns)
     layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
@@ -216,7 +216,7 @@ def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernel
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
-def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name: str) -> None:
+def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None:
     experts, rows, columns = 3, 64, 512
     raw = np.random.default_rng(7).integers(
         0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8

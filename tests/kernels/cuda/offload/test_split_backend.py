@@ -109,7 +109,7 @@ def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
 
 @pytest.mark.default_cases(3)
 @pytest.mark.parametrize(("name", "divide"), CASES)
-def test_a_prompt_and_steps_give_the_logits_of_the_whole(
+def test_a_prompt_and_steps_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
     with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
@@ -136,7 +136,7 @@ SENT = [
 
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("name", "divide"), SENT)
-def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
+def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
 ) -> None:
     with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
@@ -149,7 +149,7 @@ def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
-def test_steps_of_every_width_give_the_logits_of_the_whole(
+def test_steps_of_every_token_count_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(model_for(name, halves), tmp_path, layers_for(name, halves)) as decoder:
@@ -161,7 +161,7 @@ def test_steps_of_every_width_give_the_logits_of_the_whole(
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_launches(
+def test_a_device_without_in_graph_synchronization_synchronizes_between_launches(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
@@ -172,7 +172,7 @@ def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_lau
         assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
 
 
-def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
         with divided(decoder, device, divisions, kernels) as backend:
@@ -188,9 +188,7 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
 
 
 @pytest.mark.slow
-def test_the_host_tells_how_many_experts_it_was_asked_for(
-    device: str, kernels: Kernels, tmp_path: Path
-) -> None:
+def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", halves)) as decoder:
         count = len(decoder.weights.layers)
         for divide, expected in ((attention_alone, 1.0), (halves, None)):
@@ -202,7 +200,7 @@ def test_the_host_tells_how_many_experts_it_was_asked_for(
             assert here == seen if expected else 0 < here < seen
 
 
-def test_rows_that_stayed_below_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         divisions = [cut(1)(decoder, index) for index in range(3)]
         with divided(decoder, device, divisions, kernels) as backend:

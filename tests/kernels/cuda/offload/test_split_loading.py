@@ -64,7 +64,9 @@ def gpu_bytes(path: Path) -> int:
         return model.plan.bytes_on("gpu")
 
 
-def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_split_and_reported(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
     path = model_file(tmp_path)
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
@@ -99,7 +101,7 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
+def test_a_gpu_filled_during_loading_gets_fewer_layers(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     from edgeinfer.loading import gpu_loading
@@ -121,7 +123,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     assert [bool(splits) for splits in made] == [not is_whole, True]
 
 
-def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
+def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -137,7 +139,7 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
-def test_what_neither_side_has_room_for_stays_in_the_file(
+def test_weights_that_fit_neither_device_are_memory_mapped(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # What would be more than these models are: staging, and more room for prompts where none are sent.
@@ -164,7 +166,7 @@ def test_what_neither_side_has_room_for_stays_in_the_file(
     assert np.linalg.norm(answers[1] - answers[0]) < 0.05 * np.linalg.norm(answers[0])
 
 
-def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
+def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     path = replace(ZOO["arcee"], layers=1, formats=("Q8_0",), feed_forward=1024).write(
@@ -191,7 +193,7 @@ def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
 
 
-def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
+def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     path = model_file(tmp_path)
@@ -221,7 +223,7 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
+def test_a_failed_or_interrupted_compilation_frees_the_memory(
     small_gpu: Callable[[int], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -243,7 +245,7 @@ def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
 
 
 @pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
-def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
+def test_steps_of_every_token_count_are_captured_for_drafts(
     small_gpu: Callable[[int], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -264,7 +266,7 @@ def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
 
 
 @pytest.mark.slow
-def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
@@ -284,7 +286,7 @@ def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None
 
 
 @pytest.mark.slow
-def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
+def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of one layer, and of quants, which are read in a third of the time where kernels are interpreted.
@@ -317,7 +319,7 @@ def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
         assert [answer.ids for answer in answers] == [want[:3]] * 2
 
 
-def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
+def test_a_draft_that_does_not_fit_the_gpu_is_in_main_memory(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = model_file(tmp_path)
@@ -335,7 +337,7 @@ def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["gpu", "cpu"])
-def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
+def test_a_draft_of_a_split_model_is_on_the_planned_device(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
@@ -372,7 +374,7 @@ def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
 
 
 @pytest.mark.slow
-def test_experts_change_places_where_main_memory_holds_all_of_them(
+def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgeinfer_offload.planner import planner

@@ -30,7 +30,7 @@ def memory() -> torch.Tensor:
     return torch.randint(0, 256, (COUNT,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightStreamer) -> None:
+def test_spans_arrive_in_order_and_stay_until_released(sender: WeightStreamer) -> None:
     here = memory()
     refused = sender.connect([here])
     sender.begin()
@@ -49,7 +49,7 @@ def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sende
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
-def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pinning_is_reported(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, register = [memory(), memory()], weight_streamer.pin_in_place
     monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
     sender = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)

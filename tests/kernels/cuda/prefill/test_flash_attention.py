@@ -43,7 +43,7 @@ def check(device: str, facts: AttentionSpec, start: int, tokens: int, kind: Cach
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 37), (63, 11), (111, 20), (16, 16)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 80), (7, 1, 32), (2, 2, 96), (8, 2, 16)])
-def test_it_is_the_attention_of_the_reference(
+def test_flash_attention_equals_the_reference(
     device: str, heads: int, kv_heads: int, head_dim: int, start: int, tokens: int, kind: CacheType
 ) -> None:
     check(device, attention_facts(heads, kv_heads, head_dim), start, tokens, kind)
@@ -51,19 +51,19 @@ def test_it_is_the_attention_of_the_reference(
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 500])
 @pytest.mark.parametrize(("start", "tokens"), [(0, 37), (111, 20), (90, 1)])
-def test_a_token_sees_its_window_only(device: str, window: int, start: int, tokens: int) -> None:
+def test_a_token_attends_to_its_window_only(device: str, window: int, start: int, tokens: int) -> None:
     check(device, attention_facts(4, 2, 32, window=window), start, tokens)
 
 
 @pytest.mark.parametrize("window", [0, 9])
-def test_scores_are_capped_softly(device: str, window: int) -> None:
+def test_scores_are_soft_capped(device: str, window: int) -> None:
     facts = attention_facts(4, 2, 32, soft_cap=5.0, scale=2.0, window=window)
     check(device, facts, 13, 21)
     # far into the cap, where e^2z leaves float32
     check(device, replace(facts, soft_cap=0.5), 13, 21, spread=20.0)
 
 
-def test_scores_of_hundreds_neither_overflow_nor_lose_the_winner(device: str) -> None:
+def test_large_scores_neither_overflow_nor_lose_the_maximum(device: str) -> None:
     check(device, attention_facts(2, 1, 64, scale=10.0), 5, 30, spread=5.0)
 
 

@@ -26,7 +26,7 @@ def tensor(device: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("capability", [75, 90])
 @pytest.mark.parametrize(("outputs", "columns"), [(48, 96), (130, 192)])
 @pytest.mark.parametrize("indexed", [False, True])
-def test_each_row_is_multiplied_with_its_experts_weights(
+def test_each_row_is_multiplied_by_its_expert(
     device: str, capability: int, outputs: int, columns: int, indexed: bool
 ) -> None:
     random, tile, counts = np.random.default_rng(columns), grouped_tile(capability), (3, 70, 1)
@@ -58,9 +58,7 @@ def test_each_row_is_multiplied_with_its_experts_weights(
 
 
 @pytest.mark.parametrize(("tokens", "count", "used"), [(1, 3, 1), (50, 9, 4), (7, 5, 5)])
-def test_pairs_are_sorted_by_the_place_of_their_expert(
-    device: str, tokens: int, count: int, used: int
-) -> None:
+def test_assignments_are_sorted_by_expert_slot(device: str, tokens: int, count: int, used: int) -> None:
     random = np.random.default_rng([tokens, count])
     ids = np.stack([random.permutation(count)[:used] for _ in range(tokens)]).reshape(-1)
     here = list(random.permutation(count)[: count // 2])
@@ -87,7 +85,7 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bool) -> None:
+def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool) -> None:
     random, tokens, used, width, first, count = np.random.default_rng(3), 7, 3, 63, 4, 11
     slots = np.stack([random.permutation(5)[:used] for _ in range(tokens)]).reshape(-1)
     order = np.argsort(slots, kind="stable")
@@ -126,7 +124,7 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
-def test_some_rows_of_some_experts_are_dequantized_one_behind_the_other(device: str, name: str) -> None:
+def test_selected_rows_of_experts_are_dequantized_contiguously(device: str, name: str) -> None:
     columns, of_each, chosen = columns_for(name), 48, (3, 0)
     raw = normal_rows(name, 4 * of_each, columns)
     matrix = device_matrix(device, name, raw, columns)

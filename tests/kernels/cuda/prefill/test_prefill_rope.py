@@ -40,7 +40,7 @@ def wanted_of(facts: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: An
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(6, 2, 80), (3, 3, 96), (8, 1, 64), (4, 2, 16), (2, 2, 128)]
 )
-def test_queries_are_turned_and_keys_and_values_appended(
+def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     device: str,
     heads: int,
     kv_heads: int,
@@ -79,7 +79,7 @@ def assert_untouched(cache: DeviceCache) -> None:
         assert scales is None or torch.isnan(scales[:, others]).all()
 
 
-def test_zeros_are_quantized_to_zeros_and_large_values_held(device: str) -> None:
+def test_zeros_are_quantized_to_zeros_and_large_values_are_finite(device: str) -> None:
     facts = attention_facts(1, 1, 64)
     assert facts.rope is not None
     qkv = np.zeros((2, 192), np.float32)

@@ -37,7 +37,7 @@ def rescaled(out: torch.Tensor, scales: torch.Tensor) -> Any:
 @pytest.mark.parametrize(("norm", "weighted", "biased"), [
     (RMS, True, False), (RMS, True, True), (LAYER, True, True), (LAYER, True, False), (RMS, False, False),
 ])  # fmt: skip
-def test_norm_rows_are_those_of_the_reference(
+def test_norm_rows_equal_the_reference(
     device: str, width: int, norm: NormSpec, weighted: bool, biased: bool
 ) -> None:
     x = random(3, width, spread=3) + 1
@@ -66,7 +66,7 @@ def test_a_row_too_large_for_float16_is_divided_by_a_power_of_two(device: str) -
     np.testing.assert_allclose(rescaled(out, scales)[:2], x[:2], rtol=1e-3, atol=1e-2)
 
 
-def test_values_that_are_no_numbers_stay_to_be_seen(device: str) -> None:
+def test_non_finite_values_propagate(device: str) -> None:
     x = np.ones((2, 64), np.float32)
     x[0, 3], x[1, 5] = np.nan, np.inf
     out, scales = (
@@ -81,7 +81,7 @@ def test_values_that_are_no_numbers_stay_to_be_seen(device: str) -> None:
 @pytest.mark.parametrize("width", [111, 576])
 @pytest.mark.parametrize("post", [None, RMS, LAYER])
 @pytest.mark.parametrize("norm", [RMS, LAYER])
-def test_add_norm_rows_add_to_the_residual_and_norm_what_comes_next(
+def test_add_norm_rows_add_the_residual_and_normalize_the_next_input(
     device: str, width: int, post: NormSpec | None, norm: NormSpec
 ) -> None:
     x, y, y_scales = random(3, width), random(3, width, seed=1), np.array([1, 2, 0.5], np.float32)
@@ -112,7 +112,7 @@ def test_the_last_sum_has_no_norm(device: str) -> None:
 @pytest.mark.parametrize("width", [63, 2048, 5632])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "relu_squared"])
 @pytest.mark.parametrize(("gated", "biased"), [(True, False), (True, True), (False, True)])
-def test_activation_rows_are_those_of_the_reference(
+def test_activation_rows_equal_the_reference(
     device: str, width: int, activation: Activation, gated: bool, biased: bool
 ) -> None:
     both, in_scales = random(3, 2 * width, spread=2), np.array([1, 4, 1], np.float32)

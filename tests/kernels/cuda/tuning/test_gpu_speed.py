@@ -9,7 +9,7 @@ from edgeinfer_kernels.cuda.tuning import exchange_speed, gpu_speed
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 
 
-def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_matmul_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "HAND_OVERS", 5)
     found = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
     assert all(0 < figure < float("inf") for figure in astuple(found))
@@ -18,7 +18,7 @@ def test_reading_multiplying_and_copies_are_measured(device: str, monkeypatch: p
     assert found.pins_in_place == 1
 
 
-def test_a_device_that_does_not_meet_its_host_is_let_go(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_to_synchronize_is_released(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_speed, "TIMEOUT_SECONDS", 0.01)
     exchange = exchange_speed.Exchange(torch.device(device))
     exchange.exchange_buffer.begin(answered=0)

@@ -60,7 +60,7 @@ BEST = Tuning(
 )  # fmt: skip
 
 
-def test_the_best_cut_of_every_kernel_is_found() -> None:
+def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     step = MadeUpStep(distance_from(BEST))
     found = tune(step, Tuning(), 1e6, step.clock)
     assert found.tuning == BEST
@@ -76,7 +76,7 @@ def test_less_than_a_third_of_a_percent_is_noise() -> None:
     assert tune(step, Tuning(), 1e6, step.clock).tuning != Tuning()
 
 
-def test_what_is_faster_only_once_is_not_kept() -> None:
+def test_a_config_that_is_faster_only_once_is_rejected() -> None:
     seen: set[Tuning] = {Tuning()}
 
     def lucky_at_first(tuning: Tuning) -> float:
@@ -88,13 +88,13 @@ def test_what_is_faster_only_once_is_not_kept() -> None:
     assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
 
 
-def test_a_clock_that_slows_down_makes_no_trial_look_bad() -> None:
+def test_a_decreasing_clock_does_not_penalize_later_configs() -> None:
     step = MadeUpStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
     assert tune(step, Tuning(), 1e6, step.clock).tuning == BEST
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 20])
-def test_no_trial_is_begun_when_the_time_is_over(budget: int) -> None:
+def test_no_config_is_tried_after_the_time_limit(budget: int) -> None:
     step = MadeUpStep(lambda _: 1.0)
     begun = step.now
     found = tune(step, Tuning(), budget, step.clock)
@@ -102,7 +102,7 @@ def test_no_trial_is_begun_when_the_time_is_over(budget: int) -> None:
     assert step.now - begun <= max(budget, 1)
 
 
-def test_what_cannot_be_compiled_is_passed_over() -> None:
+def test_configs_that_do_not_compile_are_skipped() -> None:
     def cost(tuning: Tuning) -> float:
         if tuning.gated.step == 128 or tuning.attention_warps == 1:
             raise RejectedCandidateError("out of shared memory")
@@ -115,7 +115,7 @@ def test_what_cannot_be_compiled_is_passed_over() -> None:
     assert all(getattr(found, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
 
 
-def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
+def test_an_initial_config_that_does_not_compile_is_an_error() -> None:
     def cost(_: Tuning, __: int) -> float:
         raise RejectedCandidateError("12 words a thread are spilled")
 
@@ -123,7 +123,7 @@ def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
         tune(cost, Tuning(), 1e6, lambda: 0.0)
 
 
-def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
+def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
     assert remembered_tuning(folder, "a") is None
     remember_tuning(folder, "a", BEST)
@@ -150,7 +150,7 @@ def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
         ("{", ""),
     ],
 )
-def test_what_cannot_be_used_is_not_remembered(tmp_path: Path, was: str, becomes: str) -> None:
+def test_invalid_tunings_are_not_stored(tmp_path: Path, was: str, becomes: str) -> None:
     remember_tuning(tmp_path, "a", BEST)
     file = tmp_path / FILE
     text = " ".join(file.read_text(encoding="utf-8").split()).replace("[ ", "[")
@@ -161,7 +161,7 @@ def test_what_cannot_be_used_is_not_remembered(tmp_path: Path, was: str, becomes
     assert remembered_tuning(tmp_path, "a") == BEST
 
 
-def test_a_key_tells_gpus_shapes_formats_and_caches_apart() -> None:
+def test_a_key_depends_on_gpu_shape_formats_and_cache() -> None:
     small, other = find_shape("smollm2-135m"), find_shape("qwen3-0.6b")
     keys = {
         tuning_key(gpu, *empty_decoder(shape, kind), kv)

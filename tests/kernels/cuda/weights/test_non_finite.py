@@ -16,7 +16,7 @@ from tests.kernels.cuda.offload.test_split_loading import small_gpu  # noqa: F40
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_every_scale_of_a_block_is_looked_at(device: str, name: str) -> None:
+def test_every_scale_of_a_block_is_checked(device: str, name: str) -> None:
     form = block_format(name)
     field = form.scales
     assert field is not None

@@ -29,7 +29,7 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
 
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_weight_comes_back(device: str, kernels: Kernels, name: str, source: str) -> None:
+def test_unpacking_restores_every_weight(device: str, kernels: Kernels, name: str, source: str) -> None:
     rows, columns = 21, columns_for(name)
     raw = rows_from(source, name, rows, columns)
     got = unpacked(device, kernels, name, raw, columns)
