@@ -61,7 +61,7 @@ def test_the_file_gives_the_pooling_type(number: object, name: str) -> None:
     assert pooling_of(number) == name
 
 
-def test_a_text_without_tokens_is_refused(zoo_file: ZooFile) -> None:
+def test_invalid_embedding_inputs_are_refused(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", context=16, draft=None) as model:
         assert model.embed([]).shape[0] == 0
         for wrong in (None, 5, ["a", None]):

@@ -67,7 +67,7 @@ def test_a_changed_digest_restarts_the_download(server: HostileServer, tmp_path:
     assert server.ranges() == ["0"]
 
 
-def test_unreadable_transfer_metadata_restarts_the_download(server: HostileServer, tmp_path: Path) -> None:
+def test_a_download_with_unreadable_metadata_resumes(server: HostileServer, tmp_path: Path) -> None:
     partial = partial_path(tmp_path / "model.gguf")
     partial.write_bytes(CONTENT[:1000])
     partial.with_name(partial.name + ".json").write_text("[1, 2")

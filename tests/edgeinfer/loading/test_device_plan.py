@@ -40,7 +40,7 @@ def test_speeds_are_measured_only_for_a_split_model() -> None:
         plan_devices(request(vram=3 * GIB), laptop(), measured)  # type: ignore[arg-type]
 
 
-def test_a_draft_model_is_on_the_device_of_its_target() -> None:
+def test_a_draft_model_is_on_the_gpu_if_it_fits_otherwise_on_the_cpu() -> None:
     drafting = request(draft=SMALL, draft_required=True)
     whole = plan_devices(drafting, laptop())
     assert (whole.memory.device, whole.memory.draft) == ("gpu", "gpu")

@@ -211,7 +211,7 @@ def write_own(folder: Path, text: str) -> Path:
     return path
 
 
-def test_user_entries_are_listed_first(tmp_path: Path) -> None:
+def test_user_entries_override_the_registry(tmp_path: Path) -> None:
     own = write_own(
         tmp_path,
         """

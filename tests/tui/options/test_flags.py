@@ -133,7 +133,7 @@ def test_t_is_threads_and_c_is_context(edgeinfer: CommandLine, fake: FakeModel) 
     assert fake.loaded_with == {"model": "tiny", "context": 77}
 
 
-def test_99_is_an_invalid_temperature(edgeinfer: CommandLine) -> None:
+def test_t_99_is_an_invalid_thread_count(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-t", "99")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("edgeinfer: threads: saw 99, wanted ")
