@@ -91,7 +91,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_are_built_together(request: pytest.FixtureRequest) -> None:
+def _build_kernels_once(request: pytest.FixtureRequest) -> None:
     """Builds the kernels of this tier before any test loads a model: each build starts a compiler anew."""
     items = request.session.items
     if any(BY_KERNELS.intersection(getattr(item, "fixturenames", ())) for item in items):

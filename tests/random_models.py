@@ -41,7 +41,7 @@ class RandomModel:
     tied: bool = False
     fused: bool = False
     experts: int = 0
-    experts_used: int = 0
+    experts_per_token: int = 0
     expert_length: int = 0
     """Elements of an expert's hidden row; 0: as `feed_forward`."""
     shared_length: int = 0
@@ -63,19 +63,19 @@ class RandomModel:
         with GGUFWriter(path, self.metadata()) as writer:
             for name, shape in self.tensors().items():
                 values = _values(random, name, shape)
-                wanted = formats.next_for(name, shape)
-                if wanted in SCALE_BYTES:
-                    writer.add_tensor(name, _raw_blocks(random, wanted, shape), wanted, shape)
+                expected = formats.next_for(name, shape)
+                if expected in SCALE_BYTES:
+                    writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
                 else:
-                    writer.add_tensor(name, values, wanted)
+                    writer.add_tensor(name, values, expected)
             for name, factors in self.rope_tensors.items():
                 writer.add_tensor(name, factors, "F32")
         return path
 
     def metadata(self) -> dict[str, Any]:
         """The file's keys, a SentencePiece vocabulary of bytes and letters among them."""
-        facts = ARCHITECTURES.get(self.architecture)
-        layer_norm = facts is not None and facts.norm == "layer"
+        spec = ARCHITECTURES.get(self.architecture)
+        layer_norm = spec is not None and spec.norm == "layer"
         epsilon = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
         own = {
             "block_count": self.layers,
@@ -108,7 +108,7 @@ class RandomModel:
         """The keys of a mixture that aren't 0."""
         keys = {
             "expert_count": self.experts,
-            "expert_used_count": self.experts_used,
+            "expert_used_count": self.experts_per_token,
             "expert_feed_forward_length": self.expert_length,
             "expert_shared_feed_forward_length": self.shared_length,
             "leading_dense_block_count": self.dense_layers,
@@ -117,13 +117,13 @@ class RandomModel:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor with random values."""
-        facts = ARCHITECTURES[self.architecture]
+        spec = ARCHITECTURES[self.architecture]
         shapes: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (VOCABULARY, self.width),
-            f"{facts.output_norm}.weight": (self.width,),
+            f"{spec.output_norm}.weight": (self.width,),
         }
-        if facts.norm == "layer":
-            shapes[f"{facts.output_norm}.bias"] = (self.width,)
+        if spec.norm == "layer":
+            shapes[f"{spec.output_norm}.bias"] = (self.width,)
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -132,7 +132,7 @@ class RandomModel:
 
     def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
         """The tensors that a mixture has in place of a feed-forward."""
-        facts, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
+        spec, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
         hidden, shared = self.expert_length or self.feed_forward, self.shared_length
         rows = {"ffn_gate": hidden, "ffn_down": width, "ffn_up": hidden}
         columns = {"ffn_gate": width, "ffn_down": hidden, "ffn_up": width}
@@ -141,7 +141,7 @@ class RandomModel:
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
-        if facts.shared_expert == "gated":
+        if spec.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)
         if "ffn_gate_inp" in self.biases:
             shapes["ffn_gate_inp.bias"] = (count,)
@@ -149,7 +149,7 @@ class RandomModel:
         return shapes
 
     def _layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
-        facts = ARCHITECTURES[self.architecture]
+        spec = ARCHITECTURES[self.architecture]
         q, kv, width, hidden = (
             self.heads * self.head_dim,
             self.kv_heads * self.head_dim,
@@ -165,7 +165,7 @@ class RandomModel:
             "ffn_up": hidden,
         }
         columns = {"attn_output": q, "ffn_down": hidden}
-        if facts.gated:
+        if spec.gated:
             rows["ffn_gate"] = hidden
         if self.fused:
             rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
@@ -178,18 +178,18 @@ class RandomModel:
             shapes |= self._expert_tensors()
             rows = {name: count for name, count in rows.items() if not name.startswith("ffn")}
         shapes |= {f"{name}.bias": (rows[name],) for name in self.biases if name in rows}
-        if facts.sinks:
+        if spec.sinks:
             shapes["attn_sinks.weight"] = (self.heads,)
         norms = []
-        if facts.pre_norm:
-            norms += ["attn_norm", facts.feed_forward_norm]
-        if facts.post_norm:
+        if spec.pre_norm:
+            norms += ["attn_norm", spec.feed_forward_norm]
+        if spec.post_norm:
             norms += ["post_attention_norm", "post_ffw_norm"]
         shapes |= {f"{name}.weight": (width,) for name in norms}
-        if facts.norm == "layer":
+        if spec.norm == "layer":
             shapes |= {f"{name}.bias": (width,) for name in norms}
-        if facts.qk_norm != "none":
-            by_row = facts.qk_norm == "row"
+        if spec.qk_norm != "none":
+            by_row = spec.qk_norm == "row"
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
         if layer in self.convolutions:
@@ -235,8 +235,8 @@ class _Cycle:
         if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv.weight" in name:
             return "F32"
         self._count += 1
-        wanted = self._formats[self._count % len(self._formats)]
-        return wanted if shape[-1] % block_format(wanted).block_elements == 0 else "F32"
+        expected = self._formats[self._count % len(self._formats)]
+        return expected if shape[-1] % block_format(expected).block_elements == 0 else "F32"
 
 
 def vocabulary_metadata() -> dict[str, Any]:
@@ -336,7 +336,7 @@ ZOO: dict[str, RandomModel] = {
         layers=4,
         head_dim=32,
         experts=6,
-        experts_used=3,
+        experts_per_token=3,
         expert_length=96,
         biases=(*_Q5, "ffn_gate_inp"),
         extra={
@@ -350,17 +350,17 @@ ZOO: dict[str, RandomModel] = {
     "granitemoe": RandomModel(
         "granitemoe",
         experts=8,
-        experts_used=3,
+        experts_per_token=3,
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
     ),
     "granitemoe-shared": RandomModel(
-        "granitemoe", experts=5, experts_used=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
+        "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
     "internlm2": RandomModel("internlm2"),
-    "mixtral": RandomModel("llama", experts=4, experts_used=2),
+    "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
-    "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_used=4),
+    "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_per_token=4),
     "phi3": RandomModel("phi3", fused=True),
     "phi3-longrope": RandomModel(
         "phi3",
@@ -380,18 +380,18 @@ ZOO: dict[str, RandomModel] = {
         "qwen2moe",
         biases=("attn_q", "attn_k", "attn_v"),
         experts=7,
-        experts_used=3,
+        experts_per_token=3,
         expert_length=32,
         shared_length=128,
     ),
     "qwen3": RandomModel("qwen3", head_dim=32),
-    "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_used=5, expert_length=64),
+    "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_per_token=5, expert_length=64),
     "seed_oss": RandomModel("seed_oss", biases=("attn_q", "attn_k", "attn_v")),
     "smallthinker": RandomModel(
         "smallthinker",
         layers=5,
         experts=8,
-        experts_used=3,
+        experts_per_token=3,
         expert_length=96,
         extra={"expert_gating_func": 2, "attention.sliding_window": 4096},
     ),
@@ -399,7 +399,7 @@ ZOO: dict[str, RandomModel] = {
         "smallthinker",
         tied=True,
         experts=8,
-        experts_used=2,
+        experts_per_token=2,
         expert_length=64,
         extra={"expert_gating_func": 1},
     ),

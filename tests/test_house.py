@@ -153,7 +153,7 @@ def test_a_folder_has_at_most_fourteen_files() -> None:
 
 def private_names(path: Path) -> list[str]:
     """Private names of other modules and objects that a file uses."""
-    found = []
+    result = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[object] = []
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
@@ -162,19 +162,19 @@ def private_names(path: Path) -> list[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("setattr", "delattr"):
             names = [each.value for each in node.args[1:2] if isinstance(each, ast.Constant)]
-        found += [
+        result += [
             f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
             for name in names
             if str(name).startswith("_") and not str(name).startswith("__") and name not in PUBLIC_UNDERSCORES
         ]
-    return found
+    return result
 
 
 def test_tests_use_public_names() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): names
         for path in (ROOT / "tests").rglob("*.py")
         if (names := private_names(path))
     }
-    assert {path: names for path, names in found.items() if path not in PRIVATE_IN_TESTS} == {}
-    assert found.keys() == PRIVATE_IN_TESTS.keys()
+    assert {path: names for path, names in result.items() if path not in PRIVATE_IN_TESTS} == {}
+    assert result.keys() == PRIVATE_IN_TESTS.keys()

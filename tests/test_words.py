@@ -67,13 +67,13 @@ def is_banned(name: str) -> bool:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_banned_name_is_used(folder: str) -> None:
-    found = set()
+    result = set()
     for path in (ROOT / folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.NAME and is_banned(token.string):
-                found.add(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
-    assert not found
+                result.add(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
+    assert not result
 
 
 def test_a_banned_name_is_found() -> None:

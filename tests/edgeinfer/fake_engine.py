@@ -20,14 +20,14 @@ FIRST_BYTE = 3
 """The token of byte 0."""
 STEP = 4
 """Tokens that are read at a time."""
-Answer = Callable[[list[int]], npt.NDArray[np.float32]]
+LogitsFunction = Callable[[list[int]], npt.NDArray[np.float32]]
 
 
 class FakeEngine(BasicEngine):
     """Its logits are a function of the tokens that it holds, so that a wrong cache gives a wrong answer."""
 
-    def __init__(self, answer: Answer, context: int = 64) -> None:
-        self.answer = answer
+    def __init__(self, logits_function: LogitsFunction, context: int = 64) -> None:
+        self.logits_function = logits_function
         self.context = context
         self.largest_context = 4 * context
         self.vocabulary_size = VOCABULARY
@@ -49,7 +49,7 @@ class FakeEngine(BasicEngine):
             if progress:
                 progress(min(first + STEP, len(ids)), len(ids))
         assert len(self.ids) <= self.context
-        return self.answer(self.ids)
+        return self.logits_function(self.ids)
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         return np.stack([self.append([token_id]) for token_id in ids])
@@ -79,19 +79,19 @@ def byte_ids(text: str | bytes) -> list[int]:
     return [FIRST_BYTE + byte for byte in (text.encode() if isinstance(text, str) else text)]
 
 
-def saying(text: str | bytes, after: int) -> Answer:
+def scripted(text: str | bytes, after: int) -> LogitsFunction:
     """Behind a prompt of `after` tokens this text, a byte a token, and then the end."""
     script = [*byte_ids(text), END]
 
-    def answer(ids: list[int]) -> npt.NDArray[np.float32]:
+    def completion(ids: list[int]) -> npt.NDArray[np.float32]:
         logits = np.zeros(VOCABULARY, np.float32)
         logits[script[min(len(ids) - after, len(script) - 1)]] = 30.0
         return logits
 
-    return answer
+    return completion
 
 
-def drawn(ids: list[int]) -> npt.NDArray[np.float32]:
+def seeded_logits(ids: list[int]) -> npt.NDArray[np.float32]:
     """Random logits, the same for the same tokens; no end."""
     logits = np.random.default_rng(ids).standard_normal(VOCABULARY).astype(np.float32) * 3
     logits[END] = -30
@@ -106,8 +106,8 @@ def model_on(
     return Model("fake", engine, tokenizer, ChatFormat(template, "<s>", "</s>") if template else None)
 
 
-def speaking(
+def scripted_model(
     text: str | bytes, prompt: Sequence[int] = (1, 5, 6), context: int = 64
 ) -> tuple[Model, list[int]]:
     """A model that answers `prompt` with `text`, and that prompt."""
-    return model_on(FakeEngine(saying(text, len(prompt)), context)), list(prompt)
+    return model_on(FakeEngine(scripted(text, len(prompt)), context)), list(prompt)

@@ -91,9 +91,9 @@ def test_sixty_greedy_tokens_equal_llama_cpp_up_to_a_near_tie(pair: tuple[Model,
 def test_distributions_on_generated_stories_equal_llama_cpp(pair: tuple[Model, Model]) -> None:
     divergences: list[float] = []
     leads: list[float] = []
-    for story in STORIES:
-        ids = pair[0].tokenizer.encode(story, bos=True)
-        assert ids == pair[1].tokenizer.encode(story, bos=True)
+    for text in STORIES:
+        ids = pair[0].tokenizer.encode(text, bos=True)
+        assert ids == pair[1].tokenizer.encode(text, bos=True)
         ours, theirs = (log_probabilities(model.logits(ids)) for model in pair)
         divergences += (np.exp(theirs) * (theirs - ours)).sum(axis=1).tolist()
         differ = ours.argmax(axis=1) != theirs.argmax(axis=1)

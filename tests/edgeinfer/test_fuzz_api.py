@@ -12,7 +12,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import EdgeInferError
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.mutations import ODD, nested
 from tests.random_models import CHAT_TEMPLATE
 
@@ -99,7 +99,7 @@ def tried(work: Callable[[], Any], counts: Counter[str]) -> None:
 def test_thousands_of_invalid_calls_return_or_give_a_one_line_error(scaled: Callable[[int], int]) -> None:
     source, calls = random.Random(43), scaled(CALLS)
     counts: Counter[str] = Counter()
-    model = model_on(FakeEngine(drawn, 64), "{{ tools }}" + CHAT_TEMPLATE)
+    model = model_on(FakeEngine(seeded_logits, 64), "{{ tools }}" + CHAT_TEMPLATE)
     for _ in range(calls):
         tried(lambda: call(model, source), counts)
     print(dict(counts))

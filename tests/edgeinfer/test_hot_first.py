@@ -44,9 +44,9 @@ def test_reordering_does_not_change_the_function(
     tmp_path: Path, name: str, formats: tuple[str, ...], block: int
 ) -> None:
     source, target, done = hot(tmp_path, name, formats=formats)
-    want, got = logits(source), logits(target)
+    expected, actual = logits(source), logits(target)
     # Sums are rounded in another order; behind them int8 activations now and then round the other way.
-    assert np.linalg.norm(got - want) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(want)
+    assert np.linalg.norm(actual - expected) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(expected)
     assert (f"whole blocks of {block}," in done.warnings[0]) == (block > 1)
     with GGUFFile.open(source) as before, GGUFFile.open(target) as after:
         assert {n: (i.shape, i.format) for n, i in before.tensors.items()} == {
@@ -76,8 +76,8 @@ def test_float_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None
         assert file.tensors["blk.0.ffn_down.weight"].format.name == "Q8_0"
     plain = tmp_path / "plain.gguf"
     edgeinfer.quantize(source, plain, "Q8_0")
-    want = logits(source)
-    errors = [np.linalg.norm(logits(path) - want) for path in (target, plain)]
+    expected = logits(source)
+    errors = [np.linalg.norm(logits(path) - expected) for path in (target, plain)]
     assert 0 < errors[0] < 1.3 * errors[1]
 
 
@@ -88,13 +88,13 @@ def test_llama_cpp_reads_the_file_and_agrees(tmp_path: Path, formats: tuple[str,
     from edgeinfer.llama_cpp.context import LlamaCppContext
 
     source, target, _ = hot(tmp_path, "arcee", formats=formats)
-    found = []
+    result = []
     for path in (source, target):
         peer = LlamaCppContext(path, 64, 1, "test", "f16")
-        found.append(np.array(peer.read_all(IDS)))
+        result.append(np.array(peer.read_all(IDS)))
         peer.close()
-    scale = np.abs(found[0]).max()
-    assert np.abs(found[1] - found[0]).max() < (1e-3 if formats == ("F32",) else 5e-3) * scale
+    scale = np.abs(result[0]).max()
+    assert np.abs(result[1] - result[0]).max() < (1e-3 if formats == ("F32",) else 5e-3) * scale
 
 
 def test_without_a_profile_the_error_names_the_command(tmp_path: Path) -> None:

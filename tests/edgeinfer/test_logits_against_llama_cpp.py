@@ -61,13 +61,13 @@ def logits_of(path: Path, backend_name: str) -> Logits:
             engine.close()
 
 
-def distance(got: Logits, want: Logits) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def distance(actual: Logits, expected: Logits) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-def median_distance(got: Logits, want: Logits) -> float:
+def median_distance(actual: Logits, expected: Logits) -> float:
     """Of the positions; an expert that flips at a near-tie costs a position or two."""
-    return float(np.median([distance(row, other) for row, other in zip(got, want, strict=True)]))
+    return float(np.median([distance(row, other) for row, other in zip(actual, expected, strict=True)]))
 
 
 def decided(logits: Logits, margin: float) -> Iterator[tuple[int, int]]:
@@ -99,15 +99,15 @@ def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.flo
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
     """The formula is llama.cpp's, and our kernels stay about as near to it as theirs."""
     exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
-    mixture = ZOO[name].experts > 0
-    measure = median_distance if mixture else distance
+    moe_model = ZOO[name].experts > 0
+    measure = median_distance if moe_model else distance
     their_distance = measure(theirs, exact)
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
         # int8 activations on both sides, which make experts flip at near-ties; a short convolution multiplies
         # the errors of three projections.
-        assert their_distance < (0.25 if mixture else 0.1 if ZOO[name].convolutions else 0.05)
+        assert their_distance < (0.25 if moe_model else 0.1 if ZOO[name].convolutions else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best

@@ -12,7 +12,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, saying
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted, seeded_logits
 
 PROMPTS = ["the rain", "a sheet on", "in the wind", "her"]
 
@@ -154,24 +154,24 @@ def test_a_closed_model_is_an_error_and_may_be_closed_again(zoo_file: ZooFile) -
 
 
 def test_a_model_closes_if_its_with_block_raises() -> None:
-    engine = FakeEngine(drawn)
+    engine = FakeEngine(seeded_logits)
     with pytest.raises(ZeroDivisionError), model_on(engine):
         _ = 1 / 0
     assert engine.closed
 
 
 def test_closing_waits_for_the_token_of_another_thread() -> None:
-    engine = FakeEngine(saying("Hello", 3))
+    engine = FakeEngine(scripted("Hello", 3))
     reached, go_on, order = threading.Event(), threading.Event(), []
-    usual = engine.answer
+    original = engine.logits_function
 
     def slow(ids: list[int]) -> np.ndarray:
         reached.set()
         assert go_on.wait(10)
         order.append("computed")
-        return usual(ids)
+        return original(ids)
 
-    engine.answer = slow
+    engine.logits_function = slow
     model = model_on(engine)
     reader = threading.Thread(target=lambda: model.generate([1, 5, 6], max_tokens=1))
     reader.start()
@@ -190,12 +190,12 @@ def test_closing_waits_for_the_token_of_another_thread() -> None:
 
 
 def test_two_models_of_one_file_are_independent(loaded: Model, zoo_file: ZooFile) -> None:
-    want = loaded.generate("the rain", max_tokens=8, temperature=0.0).ids
+    expected = loaded.generate("the rain", max_tokens=8, temperature=0.0).ids
     with edgeinfer.load(zoo_file("llama"), threads=1) as other:
-        assert other.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+        assert other.generate("the rain", max_tokens=8, temperature=0.0).ids == expected
         with edgeinfer.load(zoo_file("qwen2"), threads=1) as third:
-            assert third.generate("the rain", max_tokens=8, temperature=0.0).ids != want
-    assert loaded.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+            assert third.generate("the rain", max_tokens=8, temperature=0.0).ids != expected
+    assert loaded.generate("the rain", max_tokens=8, temperature=0.0).ids == expected
 
 
 def test_an_engine_refuses_tokens_beyond_its_cache(loaded: Model) -> None:
@@ -213,11 +213,11 @@ def test_an_engine_refuses_tokens_beyond_its_cache(loaded: Model) -> None:
 def test_rewinding_drops_later_tokens(loaded: Model) -> None:
     engine = loaded.engine
     engine.rewind(0)
-    want = engine.append([1, 50, 60])
+    expected = engine.append([1, 50, 60])
     engine.append([70, 80])
     engine.rewind(2)
     assert engine.ids == [1, 50]
-    assert np.array_equal(engine.append([60]), want)
+    assert np.array_equal(engine.append([60]), expected)
 
 
 def test_an_f16_cache_gives_the_completion_of_an_f32_cache(zoo_file: ZooFile) -> None:

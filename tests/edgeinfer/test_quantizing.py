@@ -52,8 +52,12 @@ def test_options_override_the_mix(tmp_path: Path) -> None:
     edgeinfer.quantize(
         source, target, "Q4_0", overrides={"ATTN_[qk]": "q8_0", "attn": "F16"}, embedding_type="Q5_1"
     )
-    found = formats_of(target)
-    assert (found["blk.0.attn_q"], found["token_embd"], found["blk.0.ffn_down"]) == ("Q8_0", "Q5_1", "Q4_0")
+    result = formats_of(target)
+    assert (result["blk.0.attn_q"], result["token_embd"], result["blk.0.ffn_down"]) == (
+        "Q8_0",
+        "Q5_1",
+        "Q4_0",
+    )
     edgeinfer.quantize(source, target, "Q4_0", pure=True, overwrite=True)
     assert set(formats_of(target).values()) == {"F32", "Q4_0"}
 

@@ -151,9 +151,9 @@ def use(path: Path) -> None:
     """All that reads a model's metadata."""
     model_sizes(path)
     with GGUFFile.open(path) as file, redirect_stdout(io.StringIO()):
-        found = file_report(file, "model", path.stat().st_size, "edgeinfer")
-        json.dumps(found, allow_nan=False)
-        print_report(found)
+        result = file_report(file, "model", path.stat().st_size, "edgeinfer")
+        json.dumps(result, allow_nan=False)
+        print_report(result)
     with edgeinfer.load(path, device="cpu", threads=1, draft=None) as model:
         model.generate("the cat", max_tokens=2, temperature=0)
         model.embed("a")

@@ -85,8 +85,8 @@ def build_all(*, slow: bool) -> None:
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
-    found = objects(isa, tuple(dict.fromkeys([BLOCKS, *units])))
-    return (_WithoutTiles if isa == PORTABLE else Kernels)(found.values())
+    result = objects(isa, tuple(dict.fromkeys([BLOCKS, *units])))
+    return (_WithoutTiles if isa == PORTABLE else Kernels)(result.values())
 
 
 @cache

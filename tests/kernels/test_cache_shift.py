@@ -26,16 +26,16 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
 def test_keys_are_rotated_back_and_values_are_moved(
     kind: CacheType, halves: bool, keep: int, dropped: int
 ) -> None:
-    facts = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
+    spec = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
     random = np.random.default_rng(keep)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
-    slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, apply_rope(keys, facts.rope, 0), values)
-    AttentionState(facts, slid).evict(np.arange(keep, keep + dropped), END)
+    shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
+    shifted.write(0, apply_rope(keys, spec.rope, 0), values)
+    AttentionState(spec, shifted).evict(np.arange(keep, keep + dropped), END)
     rest = [*range(keep), *range(keep + dropped, END)]
-    wanted.write(0, apply_rope(keys[rest], facts.rope, 0), values[rest])
+    expected.write(0, apply_rope(keys[rest], spec.rope, 0), values[rest])
     (found_keys, found_values), (want_keys, want_values) = (
-        cache.read(len(rest), 32) for cache in (slid, wanted)
+        cache.read(len(rest), 32) for cache in (shifted, expected)
     )
     np.testing.assert_array_equal(found_values, want_values)
     np.testing.assert_array_equal(found_keys[:, :keep], want_keys[:, :keep])
@@ -44,28 +44,30 @@ def test_keys_are_rotated_back_and_values_are_moved(
 
 
 def test_without_rope_keys_are_moved_bit_for_bit() -> None:
-    facts = attention(None)
+    spec = attention(None)
     keys = np.random.default_rng(1).standard_normal((END, 2, 32)).astype(np.float32)
-    cache = LayerCache.allocate(facts, END, "q4_0")
+    cache = LayerCache.allocate(spec, END, "q4_0")
     cache.write(0, keys, keys)
     before = [np.array(part) for part in cache.read(END, 32)]
-    AttentionState(facts, cache).evict(np.arange(5, 69), END)
+    AttentionState(spec, cache).evict(np.arange(5, 69), END)
     for old, new in zip(before, cache.read(END - 64, 32), strict=True):
         np.testing.assert_array_equal(new[:, 5:], old[:, 69:])
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
-    facts = attention(RopeSpec(FREQUENCIES, True))
+    spec = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
     kept = np.sort(random.choice(END, 70, replace=False))
     gone = np.setdiff1d(np.arange(END), kept)
-    slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, apply_rope(keys, facts.rope, 0), values)
-    AttentionState(facts, slid).evict(gone, END)
-    wanted.write(0, apply_rope(keys[kept], facts.rope, 0), values[kept])
-    (found_keys, found_values), (want_keys, want_values) = (cache.read(70, 32) for cache in (slid, wanted))
+    shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
+    shifted.write(0, apply_rope(keys, spec.rope, 0), values)
+    AttentionState(spec, shifted).evict(gone, END)
+    expected.write(0, apply_rope(keys[kept], spec.rope, 0), values[kept])
+    (found_keys, found_values), (want_keys, want_values) = (
+        cache.read(70, 32) for cache in (shifted, expected)
+    )
     np.testing.assert_array_equal(found_values, want_values)
     assert np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys) < NEAR[kind]
 

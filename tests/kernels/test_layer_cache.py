@@ -40,17 +40,17 @@ def test_cached_values_are_restored_within_rounding(kind: CacheType, head_dim: i
     keys, values = rows(71, head_dim), rows(71, head_dim)
     cache.write(0, keys[:50], values[:50])
     cache.write(50, keys[50:], values[50:])
-    for found, want in zip(cache.read(71, head_dim), (keys, values), strict=True):
-        assert found.shape == (2, 71, head_dim)
-        assert np.sqrt(np.mean((found - want.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
+    for result, expected in zip(cache.read(71, head_dim), (keys, values), strict=True):
+        assert result.shape == (2, 71, head_dim)
+        assert np.sqrt(np.mean((result - expected.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "context"), [(8, 1), (48, 100), (64, 4096), (80, 63), (128, 2000)])
 def test_planned_bytes_equal_allocated_bytes(kind: CacheType, head_dim: int, context: int) -> None:
-    facts = attention(head_dim)
-    taken = sum(part.nbytes for part in LayerCache.allocate(facts, context, kind).arrays())
-    assert LayerCache.nbytes_for(facts, context, kind) == taken
+    spec = attention(head_dim)
+    taken = sum(part.nbytes for part in LayerCache.allocate(spec, context, kind).arrays())
+    assert LayerCache.nbytes_for(spec, context, kind) == taken
 
 
 def test_a_four_bit_cache_uses_four_and_a_half_bits_per_value() -> None:

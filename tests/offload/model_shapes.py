@@ -14,7 +14,7 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
-WISHES = PlanOptions(8192)
+PLAN_OPTIONS = PlanOptions(8192)
 
 
 def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -> FeedForwardSizes:
@@ -60,7 +60,7 @@ def mixed_model() -> ModelSizes:
     return replace(model, layers=layers)
 
 
-def mixture_model(layers: int = 48, shared: bool = False) -> ModelSizes:
+def moe_model(layers: int = 48, shared: bool = False) -> ModelSizes:
     """A model of Qwen3-30B-A3B's build: 128 experts, eight for a token."""
     width = 2048
     router = MatrixSize("ffn_gate_inp", "F32", 128, width)
@@ -99,6 +99,6 @@ def with_link(machine: Machine, **changes: object) -> Machine:
     return machine.with_gpu(replace(graphics, link=replace(graphics.link, **changes)))  # type: ignore[arg-type]
 
 
-def planned(model: ModelSizes, vram: float, **wishes: object) -> MemoryPlan:
+def planned(model: ModelSizes, vram: float, **options: object) -> MemoryPlan:
     """On the laptop, with so many GiB of its GPU."""
-    return plan_memory(model, laptop(), replace(WISHES, vram=int(vram * GIB), **wishes))  # type: ignore[arg-type]
+    return plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=int(vram * GIB), **options))  # type: ignore[arg-type]

@@ -90,18 +90,18 @@ class LayerTable:
             own + np.array(crossing[len(PAIRS) :]),
         )
 
-    def index(self, choice: Choice) -> tuple[int, int]:
-        return PAIRS.index((choice.attention, choice.cache)), choice.granules
+    def index(self, selection: Choice) -> tuple[int, int]:
+        return PAIRS.index((selection.attention, selection.cache)), selection.granules
 
-    def part(self, choice: Choice) -> Part:
+    def part(self, selection: Choice) -> Part:
         """The costs of a choice; cached, because the search repeats them."""
-        found = self._parts.get(choice)
-        if found is None:
-            at = self.index(choice)
+        result = self._parts.get(selection)
+        if result is None:
+            at = self.index(selection)
             seconds = float(self.seconds[CPU][at]), float(self.seconds[GPU][at])
-            found = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
-            self._parts[choice] = found
-        return found
+            result = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
+            self._parts[selection] = result
+        return result
 
     def choice(self, flat: int) -> Choice:
         row, granules = divmod(flat, self.out.shape[1])
@@ -111,15 +111,15 @@ class LayerTable:
         """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
         it.
         """
-        found = {}
+        result = {}
         for side in DEVICE_INDICES:
             score = self.seconds[side] + price * self.gpu_bytes
             for out in DEVICE_INDICES:
                 flat = int(np.argmin(np.where(self.out == out, score, np.inf)))
-                found[side, out] = float(score.flat[flat]), flat
+                result[side, out] = float(score.flat[flat]), flat
                 if self.out.flat[flat] != out:
-                    found[side, out] = np.inf, flat
-        return found
+                    result[side, out] = np.inf, flat
+        return result
 
 
 def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array, npt.NDArray[np.int64]]:
@@ -185,11 +185,11 @@ class OracleSearch:
         self._searches = [PricedSearch(costs, non_layer, sync_seconds, attend) for attend in (False, True)]
 
     def best(self, budget: Budget, attend: bool = False) -> Placement | None:
-        found = self._searches[attend].best(budget)
-        if found is None:
+        result = self._searches[attend].best(budget)
+        if result is None:
             return None
-        layers = [LayerDevices(choice.attention, choice.granules) for choice in found.choices]
-        return replace(self.placement(layers, found.non_layer), seconds=found.seconds)
+        layers = [LayerDevices(selection.attention, selection.granules) for selection in result.choices]
+        return replace(self.placement(layers, result.non_layer), seconds=result.seconds)
 
     def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
         return self._search.placement(layers, non_layer)
@@ -221,7 +221,7 @@ class PricedSearch:
                     best = self._along(begin, end, order, non_layer, budget, room, best)
         return best
 
-    def placement(self, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Found:
+    def placement(self, vocabulary: Sequence[Choice], non_layer: NonLayerPlacement) -> Found:
         """A placement with its cost, computed as in the search."""
         seconds, gpu_bytes, cpu_bytes, side = (
             non_layer.seconds,
@@ -229,14 +229,14 @@ class PricedSearch:
             non_layer.cpu_bytes,
             non_layer.embedding,
         )
-        for table, choice in zip(self._tables, choices, strict=True):
-            taken, on_gpu, on_cpu, out = table.part(choice)
+        for table, selection in zip(self._tables, vocabulary, strict=True):
+            taken, on_gpu, on_cpu, out = table.part(selection)
             seconds += taken[side]
             gpu_bytes += on_gpu
             cpu_bytes += on_cpu
             side = out
         seconds += self._hand_over / 2 if side != non_layer.head else 0.0
-        return Found(tuple(choices), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
+        return Found(tuple(vocabulary), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
     @cached_property
     def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
@@ -247,18 +247,18 @@ class PricedSearch:
         plain = [(attention, everything)]
         if not self._attend:
             plain += [(nothing, everything), (nothing, attention)]
-        found = {}
+        result = {}
         for non_layer in self.non_layer:
             frontier = self._frontier(non_layer)
-            found[non_layer] = [*plain, *pairwise(frontier)]
-        return found
+            result[non_layer] = [*plain, *pairwise(frontier)]
+        return result
 
     @staticmethod
     def _least(table: LayerTable, side: int, granules: int) -> Choice:
         """Attention and cache on that device if possible, and `granules` units on the GPU."""
-        choice = Choice(side, side, granules)
-        possible = isfinite(table.part(choice).seconds[CPU])
-        return choice if possible else Choice(CPU, CPU, 0)
+        selection = Choice(side, side, granules)
+        possible = isfinite(table.part(selection).seconds[CPU])
+        return selection if possible else Choice(CPU, CPU, 0)
 
     def _frontier(self, non_layer: NonLayerPlacement) -> list[tuple[Choice, ...]]:
         """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
@@ -295,11 +295,11 @@ class PricedSearch:
             DEVICE_INDICES,
             key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0),
         )
-        choices = []
+        vocabulary = []
         for table, back in zip(reversed(self._tables), reversed(came), strict=True):
             side, flat = back[side]
-            choices.append(table.choice(flat))
-        return self.placement(choices[::-1], non_layer)
+            vocabulary.append(table.choice(flat))
+        return self.placement(vocabulary[::-1], non_layer)
 
     def _along(
         self,
@@ -314,43 +314,43 @@ class PricedSearch:
         """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
         layer at the limit takes its best choice that fits.
         """
-        choices, found = list(begin), best
+        vocabulary, result = list(begin), best
         for layer in order:
             if begin[layer] == end[layer]:
                 continue
-            rest, table = self.placement(choices, non_layer), self._tables[layer]
-            own = table.part(choices[layer])
+            rest, table = self.placement(vocabulary, non_layer), self._tables[layer]
+            own = table.part(vocabulary[layer])
             others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
-            side = non_layer.embedding if layer == 0 else self._out(layer - 1, choices[layer - 1])
-            after = self._after(layer, choices, non_layer)
+            side = non_layer.embedding if layer == 0 else self._out(layer - 1, vocabulary[layer - 1])
+            after = self._after(layer, vocabulary, non_layer)
             others = rest.seconds - own.seconds[side] - after[own.out]
             every = others + table.seconds[side] + after[table.out]
             every = every + penalty(budget, others_cpu + table.cpu_bytes)
             every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
             if non_layer.head == GPU and all(
-                c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
+                c.attention == CPU for c in (*vocabulary[:layer], *vocabulary[layer + 1 :])
             ):
                 every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
             if not np.isfinite(every).any():
-                choices[layer] = end[layer]
+                vocabulary[layer] = end[layer]
                 continue
             flat = int(np.argmin(every))
-            if every.flat[flat] < (found.seconds if found else np.inf):
-                changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]
-                found = replace(self.placement(changed, non_layer), seconds=float(every.flat[flat]))
-            choices[layer] = end[layer]
-        return found
+            if every.flat[flat] < (result.seconds if result else np.inf):
+                changed = [*vocabulary[:layer], table.choice(flat), *vocabulary[layer + 1 :]]
+                result = replace(self.placement(changed, non_layer), seconds=float(every.flat[flat]))
+            vocabulary[layer] = end[layer]
+        return result
 
-    def _out(self, layer: int, choice: Choice) -> int:
-        return self._tables[layer].part(choice).out
+    def _out(self, layer: int, selection: Choice) -> int:
+        return self._tables[layer].part(selection).out
 
-    def _after(self, layer: int, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Array:
+    def _after(self, layer: int, vocabulary: Sequence[Choice], non_layer: NonLayerPlacement) -> Array:
         """Seconds of the part after the layer, indexed by the device of the layer's output."""
-        if layer + 1 == len(choices):
+        if layer + 1 == len(vocabulary):
             return np.array(
                 [self._hand_over / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
             )
-        return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
+        return np.array(self._tables[layer + 1].part(vocabulary[layer + 1]).seconds)
 
 
 def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:

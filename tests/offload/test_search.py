@@ -41,13 +41,13 @@ def planned(shape: str, machine: str, gibibytes: float) -> MemoryPlan | None:
 def slowdowns(cases: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
     """The plan's time per token divided by the oracle's."""
     for case in cases:
-        found = planned(*case)
+        result = planned(*case)
         with monkeypatch.context() as patched:
             patched.setattr(placement_problem, "Search", OracleSearch)
             oracle = planned(*case)
-        assert (found is None) == (oracle is None), case
-        if found and oracle:
-            yield found.ms_per_token / oracle.ms_per_token
+        assert (result is None) == (oracle is None), case
+        if result and oracle:
+            yield result.ms_per_token / oracle.ms_per_token
 
 
 def test_a_plan_is_about_as_fast_as_the_exhaustive_search(monkeypatch: pytest.MonkeyPatch) -> None:

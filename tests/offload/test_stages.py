@@ -10,7 +10,7 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stage
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixture_model
+from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, moe_model
 
 CPU, GPU = Device("cpu"), Device("gpu")
 ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
@@ -75,15 +75,15 @@ def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
-@pytest.mark.parametrize("model", [dense_model(8), mixture_model(8)], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [dense_model(8), moe_model(8)], ids=["dense", "mixture"])
 def test_stages_compute_each_part_once_and_give_the_split_of_the_layers(
     model: ModelSizes, vram: float
 ) -> None:
     for expert_cache in (False, True):
         options = PlanOptions(4096, vram=int(vram * GIB / 4), expert_cache=expert_cache)
         plan = plan_memory(model, laptop(), options)
-        found = computed(plan)
-        assert len(found) == len(set(found)) == sum(1 + layer.granules for layer in plan.layers)
+        result = computed(plan)
+        assert len(result) == len(set(result)) == sum(1 + layer.granules for layer in plan.layers)
         assert layer_splits(plan.stages, len(plan.layers)) == tuple(
             LayerSplit(
                 layer.attention == "gpu",

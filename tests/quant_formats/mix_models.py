@@ -52,16 +52,16 @@ class MixModel:
     beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def metadata(self) -> dict[str, Any]:
-        facts = {
+        spec = {
             "context_length": 64, "embedding_length": self.width, "block_count": self.layers,
             "feed_forward_length": self.hidden, "attention.head_count": self.heads,
             "attention.head_count_kv": self.key_heads, "attention.layer_norm_rms_epsilon": 1e-5,
             "attention.layer_norm_epsilon": 1e-5, **self.more,
         }  # fmt: skip
         if self.experts:
-            facts |= {"expert_count": self.experts, "expert_used_count": 2}
+            spec |= {"expert_count": self.experts, "expert_used_count": 2}
         return {"general.architecture": self.architecture} | {
-            f"{self.architecture}.{key}": value for key, value in facts.items()
+            f"{self.architecture}.{key}": value for key, value in spec.items()
         }
 
     def shapes(self) -> Shapes:
@@ -183,7 +183,7 @@ def by_llama_cpp(
     lines = b"".join(log).decode()
     if failed:
         raise RuntimeError(f"llama.cpp did not quantize {path} to {mix}: {lines[-300:]}")
-    return {found[1]: (found[3] or found[2]).upper() for found in TENSOR_LINE.finditer(lines)}
+    return {result[1]: (result[3] or result[2]).upper() for result in TENSOR_LINE.finditer(lines)}
 
 
 def _importance_entries(columns: Mapping[str, int]) -> Any:
@@ -206,12 +206,12 @@ def columns_of(shapes: Shapes) -> dict[str, int]:
 
 def measure_llama_cpp(folder: Path, names: list[str]) -> dict[str, dict[str, list[str]]]:
     """For each model and mix its choices without an importance matrix and with one."""
-    found: dict[str, dict[str, list[str]]] = {}
+    result: dict[str, dict[str, list[str]]] = {}
     for name in names:
         model = MODELS[name]
         path = model.write(folder / "model.gguf")
         importance = columns_of(model.shapes())
-        found[name] = {}
+        result[name] = {}
         for mix in MIXES:
             try:
                 given = in_signs(by_llama_cpp(path, mix, importance))
@@ -219,11 +219,11 @@ def measure_llama_cpp(folder: Path, names: list[str]) -> dict[str, dict[str, lis
                 # It has no fallback for rows that don't fill blocks of 128; ours is F16.
                 if "no tensor type fallback is defined" not in str(error):
                     raise
-                found[name][mix] = []
+                result[name][mix] = []
                 continue
             plain = in_signs(by_llama_cpp(path, mix))
-            found[name][mix] = [plain] if plain == given else [plain, given]
-    return found
+            result[name][mix] = [plain] if plain == given else [plain, given]
+    return result
 
 
 if __name__ == "__main__":

@@ -67,18 +67,18 @@ def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -
 
 def measure_llama_cpp() -> dict[str, dict[str, dict[str, float]]]:
     """llama.cpp's error for each array and format, plain and with an importance."""
-    figures: dict[str, dict[str, dict[str, float]]] = {}
+    measurements: dict[str, dict[str, dict[str, float]]] = {}
     for array in ARRAYS:
         weights = weights_of(array)
         importance = importance_of(weights.shape[1])
-        figures[array] = {
+        measurements[array] = {
             name: {
                 "plain": error(weights, by_llama_cpp(weights, name), name),
                 "importance": error(weights, by_llama_cpp(weights, name, importance), name, importance),
             }
             for name in FORMATS
         }
-    return figures
+    return measurements
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ def by_gguf_py(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     return np.asarray(weights, np.float32).reshape(-1)
 
 
-def assert_same_bits(seen: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
-    same = (seen.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(seen) & np.isnan(wanted))
-    assert seen.shape == wanted.shape
+def assert_same_bits(seen: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    same = (seen.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(seen) & np.isnan(expected))
+    assert seen.shape == expected.shape
     assert same.all(), f"{(~same).sum()} of {same.size} differ"
 
 
@@ -68,11 +68,11 @@ def test_q1_0_is_plus_or_minus_its_scale() -> None:
 def test_q1_0_decodes_as_llama_cpp_decodes_it() -> None:
     pytest.importorskip("llama_cpp")
     raw = np.random.default_rng(19).integers(0, 256, (BLOCKS, 18), dtype=np.uint8)
-    wanted = np.empty(128 * BLOCKS, np.float32)
+    expected = np.empty(128 * BLOCKS, np.float32)
     ggml_library().dequantize_row_q1_0(
-        ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(wanted.ctypes.data), ctypes.c_int64(wanted.size)
+        ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(expected.ctypes.data), ctypes.c_int64(expected.size)
     )
-    assert_same_bits(decode(raw, "Q1_0"), wanted)
+    assert_same_bits(decode(raw, "Q1_0"), expected)
 
 
 def test_every_exponent_of_mxfp4_decodes_as_in_gguf_py() -> None:
@@ -94,8 +94,8 @@ def test_blocks_of_real_ranges_decode_as_in_gguf_py(name: str) -> None:
 def test_number_types_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
     raw = np.random.default_rng(15).integers(0, 256, 8 * 500, dtype=np.uint8)
     with np.errstate(all="ignore"):
-        wanted = raw.view(dtype).astype(np.float32)
-    assert_same_bits(decode(raw, name), wanted)
+        expected = raw.view(dtype).astype(np.float32)
+    assert_same_bits(decode(raw, name), expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -103,10 +103,10 @@ def test_bytes_arrays_and_unaligned_memory_decode_equally(name: str) -> None:
     size = 3 * FORMATS[name].block_bytes
     memory = np.random.default_rng(16).integers(0, 256, size + 1, dtype=np.uint8)
     aligned = memory[1:].copy()
-    wanted = decode(aligned, name)
-    assert_same_bits(decode(memory[1:], name), wanted)
-    assert_same_bits(decode(aligned.tobytes(), name), wanted)
-    assert_same_bits(decode(aligned.reshape(3, -1), name), wanted)
+    expected = decode(aligned, name)
+    assert_same_bits(decode(memory[1:], name), expected)
+    assert_same_bits(decode(aligned.tobytes(), name), expected)
+    assert_same_bits(decode(aligned.reshape(3, -1), name), expected)
 
 
 def test_a_long_tensor_decodes_as_its_blocks_do() -> None:

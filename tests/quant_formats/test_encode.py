@@ -47,9 +47,9 @@ def arrays() -> dict[str, Floats]:
 def test_blocks_equal_gguf_py(name: str, array: str) -> None:
     weights = arrays()[array]
     with np.errstate(all="ignore"):
-        wanted = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
+        expected = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
     np.testing.assert_array_equal(
-        encode(weights, name), np.ascontiguousarray(wanted).view(np.uint8).reshape(-1)
+        encode(weights, name), np.ascontiguousarray(expected).view(np.uint8).reshape(-1)
     )
 
 
@@ -57,8 +57,8 @@ def test_bf16_keeps_infinities_and_quiets_nans_as_gguf_py_does() -> None:
     bits = np.random.default_rng(22).integers(0, 1 << 32, 50_000, dtype=np.uint32)
     bits[:4] = 0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF
     weights = bits.view(np.float32)
-    wanted = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.BF16)
-    np.testing.assert_array_equal(encode(weights, "BF16"), wanted.view(np.uint8))
+    expected = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.BF16)
+    np.testing.assert_array_equal(encode(weights, "BF16"), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -72,11 +72,11 @@ def test_gaussian_weights_round_trip_within_the_format_error(name: str) -> None:
 @pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("array", quantizer_errors.ARRAYS)
 def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importance: str) -> None:
-    wanted = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))[array][name][importance]
+    expected = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))[array][name][importance]
     weights = quantizer_errors.weights_of(array)
     columns = quantizer_errors.importance_of(weights.shape[1]) if importance == "importance" else None
     seen = quantizer_errors.error(weights, encode(weights, name, columns), name, columns)
-    assert seen <= wanted * 1.02
+    assert seen <= expected * 1.02
 
 
 @pytest.mark.llama_cpp
@@ -122,8 +122,8 @@ def test_q1_0_keeps_signs_and_the_mean_magnitude() -> None:
     for column in np.abs(weights).T:
         total += column
     scales = (total / np.float32(128)).astype("<f2").astype(np.float32)
-    wanted = np.where(weights >= 0, scales[:, None], -scales[:, None])
-    np.testing.assert_array_equal(decode(encode(weights, "Q1_0"), "Q1_0").reshape(300, 128), wanted)
+    expected = np.where(weights >= 0, scales[:, None], -scales[:, None])
+    np.testing.assert_array_equal(decode(encode(weights, "Q1_0"), "Q1_0").reshape(300, 128), expected)
 
 
 @pytest.mark.llama_cpp
@@ -151,9 +151,9 @@ def test_a_block_of_one_value_is_exact(name: str, value: float) -> None:
 @pytest.mark.parametrize("size", [1e-4, 1e-5])
 def test_small_weights_keep_their_precision_below_the_float16_range(name: str, size: float) -> None:
     weights = np.random.default_rng(25).standard_normal((64, 256)).astype(np.float32)
-    usual = quantizer_errors.error(weights, encode(weights, name), name)
+    original = quantizer_errors.error(weights, encode(weights, name), name)
     small = weights * np.float32(size)
-    assert quantizer_errors.error(small, encode(small, name), name) / size < 1.3 * usual
+    assert quantizer_errors.error(small, encode(small, name), name) / size < 1.3 * original
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if name != "Q1_0"])

@@ -140,9 +140,9 @@ def test_ten_thousand_mutations_are_parsed_or_refused(tmp_path: Path) -> None:
             # A new file each time: cutting an old one to nothing first costs more than the test.
             path.unlink()
             path.write_bytes(content)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             counts[kind, outcome(path)] += 1
-            slowest = max(slowest, time.perf_counter() - begun)
+            slowest = max(slowest, time.perf_counter() - started)
     seconds = time.perf_counter() - start
     print(f"{dict(counts)}, {seconds:.1f} s, slowest {slowest * 1000:.0f} ms")
     assert counts.total() == MUTATIONS

@@ -137,15 +137,15 @@ def test_nested_arrays(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("number", [13, 255, 2**32 - 1])
 def test_an_unknown_value_type(refusal: Refusal, number: int) -> None:
-    wanted = f"metadata key a: value type {number}, wanted 0 to 12"
-    assert refusal(RawGGUF([("a", number, bytes(8))])) == wanted
-    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(number, 1, bytes(8)))])) == wanted
+    expected = f"metadata key a: value type {number}, wanted 0 to 12"
+    assert refusal(RawGGUF([("a", number, bytes(8))])) == expected
+    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(number, 1, bytes(8)))])) == expected
 
 
 def test_an_invalid_bool(refusal: Refusal) -> None:
-    wanted = "metadata key a: bool of value 2, wanted 0 or 1"
-    assert refusal(RawGGUF([("a", raw.BOOL, b"\x02")])) == wanted
-    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(raw.BOOL, 3, b"\x01\x02\x00"))])) == wanted
+    expected = "metadata key a: bool of value 2, wanted 0 or 1"
+    assert refusal(RawGGUF([("a", raw.BOOL, b"\x02")])) == expected
+    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(raw.BOOL, 3, b"\x01\x02\x00"))])) == expected
 
 
 def test_a_key_twice(refusal: Refusal) -> None:
@@ -239,8 +239,8 @@ def test_an_offset_beyond_the_file(refusal: Refusal, offset: int) -> None:
 def test_tensors_that_overlap(refusal: Refusal) -> None:
     content = RawGGUF([], [RawTensor("late", (8,), offset=32), RawTensor("early", (16,))], bytes(64))
     start = len(content.build()) - 64
-    wanted = f"tensor late: starts at offset {start + 32}, within early; wanted at least {start + 64}"
-    assert refusal(content) == wanted
+    expected = f"tensor late: starts at offset {start + 32}, within early; wanted at least {start + 64}"
+    assert refusal(content) == expected
     same = RawGGUF([], [RawTensor("one"), RawTensor("two")], bytes(64))
     assert "tensor two: starts at offset" in refusal(same)
 

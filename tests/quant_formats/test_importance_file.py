@@ -33,15 +33,15 @@ def test_sums_are_divided_by_the_counts_of_their_matrix(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "m.gguf", np.array([[2], [4]], np.float32), datasets=["talk", "more"], chunk_count=7
     )
-    found = read_importance(path)
-    np.testing.assert_array_equal(found.tensors["blk.0.ffn_up.weight"], [1, 2, 3, 0.25, 0.25, 0.25])
-    assert (found.chunks, found.dataset) == (7, "talk")
+    result = read_importance(path)
+    np.testing.assert_array_equal(result.tensors["blk.0.ffn_up.weight"], [1, 2, 3, 0.25, 0.25, 0.25])
+    assert (result.chunks, result.dataset) == (7, "talk")
 
 
 def test_an_unused_expert_has_uniform_importance(tmp_path: Path) -> None:
-    found = read_importance(write_gguf(tmp_path / "m.gguf", np.array([[0], [1]], np.float32)))
-    np.testing.assert_array_equal(found.tensors["blk.0.ffn_up.weight"], [1, 1, 1, 1, 1, 1])
-    assert (found.chunks, found.dataset) == (0, "")
+    result = read_importance(write_gguf(tmp_path / "m.gguf", np.array([[0], [1]], np.float32)))
+    np.testing.assert_array_equal(result.tensors["blk.0.ffn_up.weight"], [1, 1, 1, 1, 1, 1])
+    assert (result.chunks, result.dataset) == (0, "")
 
 
 def test_the_older_format_is_read_with_its_chunks_and_data_set(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_the_older_format_is_read_with_its_chunks_and_data_set(tmp_path: Path) -
     path.write_bytes(
         legacy((b"a.weight", 2, [2, 4]), (b"b.weight", 0, [3]), tail=struct.pack("<ii", 9, 4) + b"talk")
     )
-    found = read_importance(path)
-    np.testing.assert_array_equal(found.tensors["a.weight"], [1, 2])
-    np.testing.assert_array_equal(found.tensors["b.weight"], [3])
-    assert (found.chunks, found.dataset) == (9, "talk")
+    result = read_importance(path)
+    np.testing.assert_array_equal(result.tensors["a.weight"], [1, 2])
+    np.testing.assert_array_equal(result.tensors["b.weight"], [3])
+    assert (result.chunks, result.dataset) == (9, "talk")
 
 
 def test_the_older_format_may_end_after_its_entries_or_its_chunks(tmp_path: Path) -> None:

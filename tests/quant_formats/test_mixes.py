@@ -33,8 +33,8 @@ def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
 
 def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeChoice]:
     tied = OUTPUT not in model.shapes()
-    facts = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
-    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeOptions(**options))
+    spec = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
+    return choose_types(infos(model.shapes()), spec, find_mix(mix), TypeOptions(**options))
 
 
 def formats(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, str]:
@@ -112,8 +112,8 @@ def test_norms_biases_routers_and_position_tables_are_never_quantized() -> None:
 
 def test_overrides_apply_to_float_mixes_too() -> None:
     override = Override(re.compile("attn_q"), FORMATS["Q8_0"])
-    found = formats(MODELS["arcee"], "F16", overrides=(override,))
-    assert (found["blk.0.attn_q.weight"], found["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
+    result = formats(MODELS["arcee"], "F16", overrides=(override,))
+    assert (result["blk.0.attn_q.weight"], result["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
 
 
 def test_a_pattern_without_a_match_is_reported() -> None:
@@ -129,10 +129,10 @@ def test_a_requested_format_that_rows_cannot_fill_is_refused() -> None:
 
 
 def test_a_layer_that_the_metadata_do_not_count_is_refused() -> None:
-    facts = SourceModel("llama", layers=2, experts=4)
+    spec = SourceModel("llama", layers=2, experts=4)
     tensors = infos({"blk.2.ffn_down_exps.weight": (4, 4, 256)})
     with pytest.raises(FormatError, match=r"blk\.2\.ffn_down_exps\.weight: layer 2, wanted 0 to 1"):
-        choose_types(tensors, facts, find_mix("Q4_K_M"))
+        choose_types(tensors, spec, find_mix("Q4_K_M"))
 
 
 def test_mixes_are_found_in_any_case_and_by_their_short_names() -> None:

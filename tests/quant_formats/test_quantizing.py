@@ -46,8 +46,8 @@ def test_the_file_equals_the_plan(mix: str, tmp_path: Path) -> None:
         for tensor in plan.tensors:
             seen = written.tensors[tensor.info.name]
             assert (seen.format, seen.shape, seen.nbytes) == (tensor.target, tensor.info.shape, tensor.nbytes)
-            wanted = encode(file.decode(tensor.info.name), tensor.target)
-            np.testing.assert_array_equal(written.raw(tensor.info.name).reshape(-1), wanted)
+            expected = encode(file.decode(tensor.info.name), tensor.target)
+            np.testing.assert_array_equal(written.raw(tensor.info.name).reshape(-1), expected)
         assert written.nbytes == plan.nbytes
         assert written.metadata["general.file_type"] == find_mix(mix).file_type
         assert written.metadata["general.quantization_version"] == 2
@@ -79,9 +79,9 @@ def test_importance_applies_to_its_columns_and_those_of_each_expert(
             weights, columns = file.decode(name), importance.tensors[name]
             weights = weights.reshape(-1, weights.shape[-2], weights.shape[-1])
             for matrix, used in enumerate(columns.reshape(len(weights), -1)):
-                wanted = encode(weights[matrix], written.tensors[name].format, used)
+                expected = encode(weights[matrix], written.tensors[name].format, used)
                 seen = written.raw(name).reshape(len(weights), -1)[matrix]
-                np.testing.assert_array_equal(seen, wanted)
+                np.testing.assert_array_equal(seen, expected)
 
 
 def test_tensors_without_importance_are_reported(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_an_importance_of_another_model_is_refused_except_for_the_embedding(tmp_
         plan_quantization(
             file, find_mix("Q4_K_M"), importance=Importance({"token_embd.weight": np.ones(99, np.float32)})
         )
-        wanted = r"blk\.0\.attn_q\.weight: importance of 99 columns, wanted 256; .* is of another model"
-        with pytest.raises(FormatError, match=wanted):
+        expected = r"blk\.0\.attn_q\.weight: importance of 99 columns, wanted 256; .* is of another model"
+        with pytest.raises(FormatError, match=expected):
             plan_quantization(
                 file,
                 find_mix("Q4_K_M"),
@@ -118,12 +118,12 @@ def test_tensors_of_the_requested_format_are_copied(tmp_path: Path) -> None:
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q8_0"))
-        write_quantized(file, plan, tmp_path / "t.gguf", progress=lambda *step: heard.append(step))
-        assert heard[-1] == (file.nbytes, file.nbytes)
-    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+        write_quantized(file, plan, tmp_path / "t.gguf", progress=lambda *step: received.append(step))
+        assert received[-1] == (file.nbytes, file.nbytes)
+    assert [done for done, _ in received] == sorted(done for done, _ in received)
 
 
 def test_metadata_of_an_importance_is_added_and_an_older_one_replaced(tmp_path: Path) -> None:

@@ -58,9 +58,9 @@ def gguf_py_file(path: Path) -> Path:
 def assert_reads_as_gguf_py(path: Path) -> None:
     reference = gguf.GGUFReader(path)
     with GGUFFile.open(path) as file:
-        wanted = {name: item for name, item in reference.fields.items() if not name.startswith("GGUF.")}
-        assert list(file.metadata) == list(wanted)
-        for key, item in wanted.items():
+        expected = {name: item for name, item in reference.fields.items() if not name.startswith("GGUF.")}
+        assert list(file.metadata) == list(expected)
+        for key, item in expected.items():
             value = file.metadata[key]
             value = value.tolist() if isinstance(value, np.ndarray) else value
             assert value == item.contents()
@@ -159,10 +159,10 @@ def test_tensor_bytes_are_views_of_the_map(tmp_path: Path) -> None:
 
 def test_a_view_remains_valid_after_closing(tmp_path: Path) -> None:
     file = GGUFFile.open(gguf_py_file(tmp_path / "model.gguf"))
-    view, wanted = file.raw("norm"), file.decode("norm")
+    view, expected = file.raw("norm"), file.decode("norm")
     file.close()
     file.close()
-    np.testing.assert_array_equal(decode(view, "F32"), wanted)
+    np.testing.assert_array_equal(decode(view, "F32"), expected)
     with pytest.raises(FormatError, match="the file is closed, wanted an open one"):
         file.raw("norm")
 

@@ -158,17 +158,17 @@ def test_weights_are_encoded_into_the_requested_format(tmp_path: Path, name: str
 
 
 def test_a_callable_is_called_only_when_the_file_is_written(tmp_path: Path) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def source() -> Any:
-        asked.append("yes")
+        requested.append("yes")
         return WEIGHTS
 
     writer = GGUFWriter(tmp_path / "model.gguf")
     writer.add_tensor("w", source, "F16", WEIGHTS.shape)
-    assert asked == []
+    assert requested == []
     writer.write()
-    assert asked == ["yes"]
+    assert requested == ["yes"]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ def test_a_source_of_the_wrong_size_is_refused_and_leaves_no_file(
 ) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf")
     writer.add_tensor("w", lambda: np.resize(WEIGHTS, (rows, 512)), "F32", WEIGHTS.shape)
-    wanted = rf"tensor w: the source {message}, wanted 12288 for F32 of shape \(6, 512\)"
-    with pytest.raises(FormatError, match=wanted):
+    expected = rf"tensor w: the source {message}, wanted 12288 for F32 of shape \(6, 512\)"
+    with pytest.raises(FormatError, match=expected):
         writer.write()
     assert list(tmp_path.iterdir()) == []
 

@@ -80,7 +80,7 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _heeds_ctrl_c() -> Iterator[None]:
+def _default_sigint() -> Iterator[None]:
     """Programs that the tests start heed Ctrl-C, even where a shell runs the tests in the background.
 
     Such a shell has its children ignore the signal, and theirs inherit that.

@@ -60,7 +60,7 @@ class FakeStream:
         prompt_tokens: int,
         end: FinishReason = "stop",
         dropped_messages: int = 0,
-        slid_after: int | None = None,
+        shift_after: int | None = None,
         interrupt_after: int | None = None,
         pause: float = 0.0,
         before_word: Callable[[], object] = lambda: None,
@@ -70,12 +70,12 @@ class FakeStream:
         self._prompt_tokens = prompt_tokens
         self._end: FinishReason = end
         self._dropped_messages = dropped_messages
-        self._slid_after = slid_after
+        self._shift_after = shift_after
         self._interrupt_after = interrupt_after
         self._pause = pause
         self._before_word = before_word
         self._on_end = on_end
-        self._said: list[Token] = []
+        self._tokens: list[Token] = []
         self._reason: FinishReason = "cancelled"
 
     def __iter__(self) -> Iterator[Token]:
@@ -84,10 +84,10 @@ class FakeStream:
                 raise KeyboardInterrupt
             self._before_word()
             time.sleep(self._pause)
-            self._said.append(
+            self._tokens.append(
                 Token(index, word, logprob=-0.5, top_logprobs=((ord("a"), -0.5), (ord("b"), -1.5)))
             )
-            yield self._said[-1]
+            yield self._tokens[-1]
         self._finish(self._end)
 
     def cancel(self) -> None:
@@ -95,23 +95,23 @@ class FakeStream:
 
     @property
     def result(self) -> Generation:
-        text = "".join(token.text for token in self._said)
+        text = "".join(token.text for token in self._tokens)
         speed = Speed(
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=len(self._said),
+            generated_tokens=len(self._tokens),
             seconds_to_first_token=0.21,
             prompt_tokens_per_second=312.0,
             decode_tokens_per_second=54.0,
         )
-        ids = [token.id for token in self._said]
-        slides = int(self._slid_after is not None and len(ids) > self._slid_after)
+        ids = [token.id for token in self._tokens]
+        slides = int(self._shift_after is not None and len(ids) > self._shift_after)
         return Generation(
             text,
             ids,
             self._reason,
             speed,
             prompt_ids=list(range(900)),
-            tokens=self._said,
+            tokens=self._tokens,
             dropped_messages=self._dropped_messages,
             context_shifts=slides,
             evicted_tokens=256 * slides,
@@ -119,7 +119,7 @@ class FakeStream:
 
     def _finish(self, reason: FinishReason) -> None:
         self._reason = reason
-        self._on_end("".join(token.text for token in self._said))
+        self._on_end("".join(token.text for token in self._tokens))
 
 
 class FakeChat:
@@ -156,7 +156,7 @@ class FakeChat:
 class FakeModel:
     """Answers every prompt with `response`; remembers what it was asked."""
 
-    def __init__(self, response: str = ANSWER, **behaviour: Any) -> None:
+    def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
         self.warnings: tuple[str, ...] = ("a remark on the loading",)
         self.context = 1024
@@ -164,8 +164,8 @@ class FakeModel:
         self.plan = FakePlan()
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
-        self.answer = response
-        self.behaviour = behaviour
+        self.response = response
+        self.options = options
         self.asked: list[str] = []
         self.settings: list[dict[str, Any]] = []
         self.chats: list[FakeChat] = []
@@ -184,9 +184,9 @@ class FakeModel:
         settings = dict(settings)
         settings.pop("progress")(1, 2)
         self.settings.append(settings)
-        words = [word + " " for word in self.answer.split(" ")]
+        words = [word + " " for word in self.response.split(" ")]
         words[-1] = words[-1].removesuffix(" ")
-        return FakeStream(words, prompt_tokens=9, **self.behaviour, **more)
+        return FakeStream(words, prompt_tokens=9, **self.options, **more)
 
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)

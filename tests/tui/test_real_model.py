@@ -177,7 +177,7 @@ def broken(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "reported"),
     [
         ("cut", "wanted an end at most"),
         ("folder", "a folder without a .gguf file; name a model file"),
@@ -188,7 +188,7 @@ def broken(path: Path, kind: str) -> Path:
 )
 @pytest.mark.parametrize("command", ["run", "show"])
 def test_an_invalid_model_gives_a_one_line_error(
-    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, told: str
+    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, reported: str
 ) -> None:
     path = broken(tmp_path / "model.gguf", kind)
     done = edgeinfer(command, str(path), *(["Hi"] if command == "run" else []))
@@ -198,7 +198,7 @@ def test_an_invalid_model_gives_a_one_line_error(
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("edgeinfer: ")
     assert done.err.count("\n") == 1
-    assert told in done.err
+    assert reported in done.err
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_failure_in_a_subprocess_leaves_no_traceback(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("tony", "Hi"), "tony: no such model; did you mean tiny?"),
         (("tiny", "Hi", "--device", "tpu"), "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
@@ -221,12 +221,12 @@ def test_a_failure_in_a_subprocess_leaves_no_traceback(home: Path) -> None:
     ],
 )
 def test_an_unsupported_request_gives_a_one_line_error(
-    edgeinfer: CommandLine, arguments: tuple[str, ...], told: str
+    edgeinfer: CommandLine, arguments: tuple[str, ...], reported: str
 ) -> None:
     done = edgeinfer("run", *arguments)
     assert (done.code, done.out) == (1, "")
     assert done.err.count("\n") == 1
-    assert told in done.err
+    assert reported in done.err
 
 
 @pytest.mark.slow
@@ -252,10 +252,10 @@ def test_generation_works_if_measurements_cannot_be_stored(home: Path) -> None:
 @pytest.mark.slow
 def test_compilation_at_start_shows_progress(home: Path, opened: list[Terminal]) -> None:
     built = KernelCache(user_folder("cache"), choose())
-    found = KernelCache(home / "empty" / "edgeinfer", built.isa)
+    result = KernelCache(home / "empty" / "edgeinfer", built.isa)
     # All but one unit are there: the others take half a minute, for the same lines on the screen.
-    shutil.copytree(built.folder, found.folder, ignore=shutil.ignore_patterns("rows_Q6_K.o"))
-    assert found.find("rows_Q6_K") is None
+    shutil.copytree(built.folder, result.folder, ignore=shutil.ignore_patterns("rows_Q6_K.o"))
+    assert result.find("rows_Q6_K") is None
     terminal = Terminal(
         home,
         *("run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8"),
@@ -269,4 +269,4 @@ def test_compilation_at_start_shows_progress(home: Path, opened: list[Terminal])
     terminal.wait_for("there was a little girl named Lily")
     assert terminal.exit_code() == 0
     assert "Traceback" not in terminal.seen
-    assert found.find("rows_Q6_K")
+    assert result.find("rows_Q6_K")

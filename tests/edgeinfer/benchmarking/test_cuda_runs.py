@@ -13,8 +13,8 @@ def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Compa
 
 
 def test_the_table_has_ratios_and_bytes_read_per_token() -> None:
-    found = [compared("generate", 128, 0.2, 0.4), compared("prompt", 512, 0.1, None)]
-    lines = cuda_runs.table(found).splitlines()
+    result = [compared("generate", 128, 0.2, 0.4), compared("prompt", 512, 0.1, None)]
+    lines = cuda_runs.table(result).splitlines()
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
         "8B", "tg128", "640.0", "320.0", "2.00x", "640.0", "320.0", "2.00x", "3200",
     ]  # fmt: skip

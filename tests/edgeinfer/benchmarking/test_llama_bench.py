@@ -40,10 +40,10 @@ def test_samples_are_read_in_the_order_of_the_workloads(tmp_path: Path) -> None:
         Workload("generate", 128, 512), Workload("prompt", 512), Workload("verify", 4),
         Workload("generate", 128),
     ]  # fmt: skip
-    found = bench.run(Path("model.gguf"), expected, 3)
-    assert [timings.tokens for timings in found] == [128, 512, 4, 128]
-    assert found[1].seconds == (0.512,) * 3
-    assert found[0].mean_rate == pytest.approx(1000)
+    result = bench.run(Path("model.gguf"), expected, 3)
+    assert [timings.tokens for timings in result] == [128, 512, 4, 128]
+    assert result[1].seconds == (0.512,) * 3
+    assert result[0].mean_rate == pytest.approx(1000)
     assert bench.described == "CUDA on H, build abc"
     calls = [json.loads(line) for line in (tmp_path / "llama-bench.log").read_text().splitlines()]
     assert len(calls) == 2

@@ -80,27 +80,27 @@ def test_a_verification_needs_logits_of_every_token(log: list[str]) -> None:
 def test_workloads_alternate_too(log: list[str]) -> None:
     targets = [Recorder("a", log), Recorder("b", log)]
     expected = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
-    found = interleave(targets, expected, rounds=1)
-    turns = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
-    assert [line for line in log if line != "rest"][2:] == turns * 2
-    assert [timings.tokens for pair in found for timings in pair] == [4, 4, 8, 8]
+    result = interleave(targets, expected, rounds=1)
+    messages = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
+    assert [line for line in log if line != "rest"][2:] == messages * 2
+    assert [timings.tokens for pair in result for timings in pair] == [4, 4, 8, 8]
 
 
 def test_progress_names_rounds(log: list[str]) -> None:
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     interleave(
         [Recorder("a", log)],
         [Workload("prompt", 1)],
         rounds=2,
-        report=lambda done, of: heard.append((done, of)),
+        report=lambda done, of: received.append((done, of)),
     )
-    assert heard == [(0, 2), (1, 2), (2, 2)]
+    assert received == [(0, 2), (1, 2), (2, 2)]
 
 
 def test_workloads_have_the_names_of_llama_bench() -> None:
-    found = workloads([512, 0], [128], [0, 4096])
-    assert [each.name for each in found] == ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]
-    assert needed_context(found) == 4096 + 512 + 1
+    result = workloads([512, 0], [128], [0, 4096])
+    assert [each.name for each in result] == ["pp512", "tg128", "pp512 @ d4096", "tg128 @ d4096"]
+    assert needed_context(result) == 4096 + 512 + 1
 
 
 def test_random_ids_are_the_same_for_the_same_seed() -> None:

@@ -85,14 +85,18 @@ def test_a_file_is_written_once_and_again_if_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SHAPES, "small", SMALL)
-    heard: list[tuple[int, int]] = []
-    path = random_file("small", "q4_0", lambda done, total: heard.append((done, total)), tmp_path / "cache")
+    received: list[tuple[int, int]] = []
+    path = random_file(
+        "small", "q4_0", lambda done, total: received.append((done, total)), tmp_path / "cache"
+    )
     assert path.name == "small-Q4_0-random-2.gguf"
-    assert heard[-1][0] == heard[-1][1]
+    assert received[-1][0] == received[-1][1]
     first = path.read_bytes()
-    heard.clear()
-    assert random_file("small", "Q4_0", lambda done, total: heard.append((done, total)), path.parent) == path
-    assert heard == []
+    received.clear()
+    assert (
+        random_file("small", "Q4_0", lambda done, total: received.append((done, total)), path.parent) == path
+    )
+    assert received == []
     path.write_bytes(first[:1000])
     assert random_file("small", "Q4_0", None, path.parent).read_bytes() == first
 
@@ -106,9 +110,9 @@ def test_a_full_disk_is_reported_before_writing(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("size", [259, 600, 151_936])
 def test_a_vocabulary_has_distinct_tokens(size: int) -> None:
-    found = vocabulary_metadata(size)
-    assert len(set(found["tokenizer.ggml.tokens"])) == size
-    assert len(found["tokenizer.ggml.scores"]) == len(found["tokenizer.ggml.token_type"]) == size
+    result = vocabulary_metadata(size)
+    assert len(set(result["tokenizer.ggml.tokens"])) == size
+    assert len(result["tokenizer.ggml.scores"]) == len(result["tokenizer.ggml.token_type"]) == size
 
 
 def test_the_file_names_its_shape(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_workload_and_thread_count_gives_a_row() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     settings = BenchSettings(
-        WORKLOADS, [1, 2], repetitions=2, report=lambda label, done, total: heard.append(label)
+        WORKLOADS, [1, 2], repetitions=2, report=lambda label, done, total: received.append(label)
     )
     rows = list(measure_speed(BenchedModel.find("tiny"), settings))
     assert [(row.workload, row.threads) for row in rows] == [(w, t) for t in (1, 2) for w in WORKLOADS]
-    assert heard[0] == "pp12 @ d4, 1 threads:"
+    assert received[0] == "pp12 @ d4, 1 threads:"
     assert all(len(row.timings.seconds) == 2 for row in rows)
     assert rows[0].gigabytes_per_second is None
     assert rows[0].seconds_to_first_token == rows[0].timings.mean_seconds
@@ -74,11 +74,11 @@ def test_the_time_of_a_token_has_two_parts() -> None:
     with edgeinfer.load("tiny", context=64, draft=None) as model:
         backend: Any = model.engine.backend  # type: ignore[attr-defined]
         pool = backend.pool
-        found = token_time(model.engine, tokens=3)
+        result = token_time(model.engine, tokens=3)
         assert backend.pool is pool
-    assert 0 < found.kernels < found.total
-    assert 0 < found.rest < found.total
-    assert found.calls >= 1
+    assert 0 < result.kernels < result.total
+    assert 0 < result.rest < result.total
+    assert result.calls >= 1
 
 
 @pytest.mark.slow
@@ -106,9 +106,14 @@ def options(*arguments: str) -> argparse.Namespace:
 
 
 def test_a_suite_accepts_lists_as_options() -> None:
-    found = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
-    assert (found.shapes, found.types, found.threads, found.smoke) == (("a", "b"), ("Q4_0",), (1, 3), False)
-    assert found.settings(WORKLOADS).repetitions == suites.REPETITIONS
+    result = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
+    assert (result.shapes, result.types, result.threads, result.smoke) == (
+        ("a", "b"),
+        ("Q4_0",),
+        (1, 3),
+        False,
+    )
+    assert result.settings(WORKLOADS).repetitions == suites.REPETITIONS
 
 
 def test_an_invalid_number_of_threads_is_refused() -> None:
@@ -122,8 +127,8 @@ def test_a_smoke_run_uses_the_built_in_model_and_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results" / "smoke.md"
-    found = suites.suite("Title", options("--smoke", "--alone", "--out", str(out)))
-    found.publish([("Speed", found.speeds([Workload("prompt", 4)]))])
+    result = suites.suite("Title", options("--smoke", "--alone", "--out", str(out)))
+    result.publish([("Speed", result.speeds([Workload("prompt", 4)]))])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# Title"
     assert lines[2].startswith("- machine: ")

@@ -17,8 +17,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def prompt_of(model: edgeinfer.Model, **settings: Any) -> str:
-    found = model.generate(HI, max_tokens=1, temperature=0.0, **settings)
-    return model.tokenizer.decode(found.prompt_ids).strip()
+    result = model.generate(HI, max_tokens=1, temperature=0.0, **settings)
+    return model.tokenizer.decode(result.prompt_ids).strip()
 
 
 @pytest.fixture

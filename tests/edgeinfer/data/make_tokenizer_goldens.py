@@ -195,7 +195,7 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
     parameters.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
-    found = []
+    result = []
     for special in (False, True):
         for text in texts:
             data = text.encode()
@@ -203,9 +203,9 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
             count = llama_cpp.llama_tokenize(
                 vocabulary, data, len(data), room, len(data) + 16, special, special
             )
-            found.append(list(room[:count]))
+            result.append(list(room[:count]))
     llama_cpp.llama_model_free(model)
-    return found
+    return result
 
 
 def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any]]) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.edgeinfer.download.hostile_server import HostileServer, Request, honest
+from tests.edgeinfer.download.hostile_server import HostileServer, Request, serve_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -62,4 +62,4 @@ def answer(request: Request) -> None:
         request.wfile.write(body)
     else:
         assert f"/resolve/{COMMIT}/" in url.path
-        honest(request)
+        serve_file(request)

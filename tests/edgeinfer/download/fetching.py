@@ -26,7 +26,7 @@ class Waits:
         self.seconds.append(seconds)
 
 
-def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> RetryPolicy:
+def quick_retries(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> RetryPolicy:
     return RetryPolicy(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
 
 
@@ -35,7 +35,7 @@ def remote_of(server: HostileServer, **known: object) -> RemoteFile:
 
 
 def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
-    return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=hasty())
+    return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=quick_retries())
 
 
 def refusal(server: HostileServer, folder: Path, **known: object) -> str:

@@ -20,8 +20,8 @@ class Request(BaseHTTPRequestHandler):
         self.server.seen.append((self.path, dict(self.headers.items())))
         self.close_connection = True
         with self.server.lock:
-            behave = self.server.script.pop(0) if self.server.script else self.server.otherwise
-        behave(self)
+            respond = self.server.script.pop(0) if self.server.script else self.server.otherwise
+        respond(self)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -52,17 +52,17 @@ class Request(BaseHTTPRequestHandler):
         self.begin(206, len(body), Content_Range=f"bytes {self.first}-{last}/{total}")
 
 
-Behaviour = Callable[[Request], None]
+Responder = Callable[[Request], None]
 
 
-def honest(request: Request) -> None:
+def serve_file(request: Request) -> None:
     if request.headers.get("If-Range") not in (None, request.server.tag):
         without_ranges(request)
         return
-    careless(request)
+    without_length_check(request)
 
 
-def careless(request: Request) -> None:
+def without_length_check(request: Request) -> None:
     """Knows ranges, but no If-Range."""
     body = request.content[request.first :]
     if not body:
@@ -72,44 +72,44 @@ def careless(request: Request) -> None:
     request.wfile.write(body)
 
 
-def cut(after: int) -> Behaviour:
+def cut(after: int) -> Responder:
     """Promises the rest, sends so many bytes of it and closes."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
 
-    return behave
+    return respond
 
 
-def stall(after: int) -> Behaviour:
+def stall(after: int) -> Responder:
     """Sends so many bytes, then nothing until the test ends."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
         request.wfile.flush()
         request.server.ended.wait(10)
 
-    return behave
+    return respond
 
 
-def status(code: int, **headers: str) -> Behaviour:
+def status(code: int, **headers: str) -> Responder:
     return lambda request: request.begin(code, 0, **headers)
 
 
-def corrupt(at: int) -> Behaviour:
+def corrupt(at: int) -> Responder:
     """Turns one byte around."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = bytearray(request.content[request.first :])
         body[at] ^= 0xFF
         request.partly(bytes(body))
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
 def without_ranges(request: Request) -> None:
@@ -117,12 +117,12 @@ def without_ranges(request: Request) -> None:
     request.wfile.write(request.content)
 
 
-def without_ranges_cut(after: int) -> Behaviour:
-    def behave(request: Request) -> None:
+def without_ranges_cut(after: int) -> Responder:
+    def respond(request: Request) -> None:
         request.begin(200, len(request.content))
         request.wfile.write(request.content[:after])
 
-    return behave
+    return respond
 
 
 def without_length(request: Request) -> None:
@@ -131,8 +131,8 @@ def without_length(request: Request) -> None:
     request.wfile.write(request.content)
 
 
-def chunked(cut_after: int | None = None) -> Behaviour:
-    def behave(request: Request) -> None:
+def chunked(cut_after: int | None = None) -> Responder:
+    def respond(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
         for start in range(0, len(request.content), 1000):
             if cut_after is not None and start >= cut_after:
@@ -141,13 +141,13 @@ def chunked(cut_after: int | None = None) -> Behaviour:
             request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
         request.wfile.write(b"0\r\n\r\n")
 
-    return behave
+    return respond
 
 
-def endless(start: bytes, limit: int) -> Behaviour:
+def endless(start: bytes, limit: int) -> Responder:
     """Chunks without an end: `start`, then zeros; hangs up after `limit` bytes at the latest."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
         sent, part = 0, start
         with contextlib.suppress(OSError):
@@ -156,30 +156,30 @@ def endless(start: bytes, limit: int) -> Behaviour:
                 sent += len(part)
                 part = bytes(1 << 16)
 
-    return behave
+    return respond
 
 
-def claims_total(total: int) -> Behaviour:
+def claims_total(total: int) -> Responder:
     """Says that the whole file has another length."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body, total)
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
-def from_elsewhere(first: int) -> Behaviour:
+def from_elsewhere(first: int) -> Responder:
     """Answers another range than the one that was asked for."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[first:]
         total = len(request.content)
         request.begin(206, len(body), Content_Range=f"bytes {first}-{total - 1}/{total}")
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
 def page(request: Request) -> None:
@@ -189,7 +189,7 @@ def page(request: Request) -> None:
     request.wfile.write(body)
 
 
-def redirect(to: str, **headers: str) -> Behaviour:
+def redirect(to: str, **headers: str) -> Responder:
     return lambda request: request.begin(302, 0, Location=to, **headers)
 
 
@@ -209,9 +209,9 @@ class HostileServer(ThreadingHTTPServer):
         self.tag = TAG
         self.headers: dict[str, str] = {}
         """Sent with every answer."""
-        self.script: list[Behaviour] = []
+        self.script: list[Responder] = []
         """What the next requests meet."""
-        self.otherwise: Behaviour = honest
+        self.otherwise: Responder = serve_file
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()

@@ -10,7 +10,7 @@ from edgeinfer.download.transfer import Hearing
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from tests.edgeinfer.download import hostile_server as does
-from tests.edgeinfer.download.fetching import fetched, hasty, refusal
+from tests.edgeinfer.download.fetching import fetched, quick_retries, refusal
 from tests.edgeinfer.download.hostile_server import HostileServer
 from tests.random_models import RandomModel
 
@@ -66,6 +66,6 @@ def test_a_valid_chunked_response_is_complete(model: bytes, tmp_path: Path) -> N
 )
 def test_an_invalid_url_gives_a_one_line_error(address: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError) as caught:
-        pull(address, Pull(tmp_path, Hearing(), hasty()))
+        pull(address, Pull(tmp_path, Hearing(), quick_retries()))
     assert str(caught.value).isprintable()
     assert list(tmp_path.iterdir()) == []

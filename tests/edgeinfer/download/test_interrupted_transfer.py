@@ -12,8 +12,8 @@ from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
-from tests.edgeinfer.download.fetching import SHA256, fetched, hasty, refusal, remote_of
-from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
+from tests.edgeinfer.download.fetching import SHA256, fetched, quick_retries, refusal, remote_of
+from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
 def test_an_interrupted_download_resumes(server: HostileServer, tmp_path: Path) -> None:
@@ -22,21 +22,21 @@ def test_an_interrupted_download_resumes(server: HostileServer, tmp_path: Path) 
     assert partial_path(tmp_path / "model.gguf").stat().st_size == 100_000
     server.seen.clear()
     checked: list[tuple[int, int]] = []
-    hearing = Hearing(checking=lambda done, total: checked.append((done, total)))
-    fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", hearing, hasty())
+    progress = Hearing(checking=lambda done, total: checked.append((done, total)))
+    fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", progress, quick_retries())
     assert server.ranges() == ["100000"]
     assert checked[-1] == (300_004, 300_004)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("behaviour", [does.honest, does.careless])
+@pytest.mark.parametrize("responder", [does.serve_file, does.without_length_check])
 @pytest.mark.parametrize("tag", ['"two"', ""], ids=["another tag", "no tag"])
 def test_a_changed_file_restarts_the_download(
-    tag: str, behaviour: Behaviour, server: HostileServer, tmp_path: Path
+    tag: str, responder: Responder, server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = b"GGUF" + bytes(250_000), tag, behaviour
+    server.content, server.tag, server.otherwise = b"GGUF" + bytes(250_000), tag, responder
     fetched(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
@@ -46,7 +46,7 @@ def test_a_changed_file_of_the_same_length_restarts_the_download(
 ) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:-1] + b"?", '"two"', does.careless
+    server.content, server.tag, server.otherwise = CONTENT[:-1] + b"?", '"two"', does.without_length_check
     fetched(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
@@ -54,7 +54,7 @@ def test_a_changed_file_of_the_same_length_restarts_the_download(
 def test_a_file_shorter_than_the_partial_download_restarts_it(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:5000], "", does.careless
+    server.content, server.tag, server.otherwise = CONTENT[:5000], "", does.without_length_check
     fetched(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:5000]
 
@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_the_partial_download(server: HostileServer, tmp_path: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=hasty(interrupt))
+        fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=quick_retries(interrupt))
     assert partial_path(tmp_path / "model.gguf").read_bytes() == CONTENT[:150_000]
 
 
@@ -103,13 +103,13 @@ def test_concurrent_downloads_of_one_file_leave_one_complete_file(
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = [does.stall(1000), does.cut(9000)]
-    found: list[Fetched] = []
+    result: list[Fetched] = []
     text: list[str] = []
     retry_policy = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
-            target=lambda: found.append(
+            target=lambda: result.append(
                 fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=text.append), retry_policy)
             )
         )
@@ -120,7 +120,7 @@ def test_concurrent_downloads_of_one_file_leave_one_complete_file(
     for thread in threads:
         thread.join()
     assert destination.read_bytes() == CONTENT
-    assert sorted(one.was_there for one in found) == [False, True, True, True]
+    assert sorted(one.was_there for one in result) == [False, True, True, True]
     assert text == ["another program is fetching model.gguf; waiting for it"] * 3
     assert server.ranges() == ["0", "1000", "10000"]
 
@@ -159,6 +159,6 @@ def test_progress_starts_at_the_partial_size(server: HostileServer, tmp_path: Pa
         json.dumps({"tag": does.TAG, "total": len(CONTENT), "sha256": None})
     )
     seen: list[tuple[int, int | None]] = []
-    hearing = Hearing(progress=lambda done, total: seen.append((done, total)))
-    fetch(remote_of(server), tmp_path / "model.gguf", hearing, hasty())
+    progress = Hearing(progress=lambda done, total: seen.append((done, total)))
+    fetch(remote_of(server), tmp_path / "model.gguf", progress, quick_retries())
     assert (seen[0], seen[-1]) == ((1000, 300_004), (300_004, 300_004))

@@ -118,8 +118,8 @@ def test_a_named_quantization_is_downloaded_and_verified(
     assert pulled.path.read_bytes() == models["Q4_K_M"]
     assert pulled.files[0].sha256 == hashlib.sha256(models["Q4_K_M"]).hexdigest()
     assert pulled.files[0].digest_source == "the hub"
-    found = find_model("mini", models_folder=settings.models_folder, others=settings.others)
-    assert (found.path, found.parameters) == (pulled.path, "tiny")
+    result = find_model("mini", models_folder=settings.models_folder, others=settings.others)
+    assert (result.path, result.parameters) == (pulled.path, "tiny")
 
 
 def test_a_downloaded_model_needs_no_network(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
@@ -260,8 +260,8 @@ def test_a_split_model_is_downloaded_completely(hub: FakeHub, settings: Pull, tm
         hub.put("me/mini-GGUF", f"Q8_0/{name}", content)
     pulled = pull("mini", settings)
     assert files_of(pulled, settings) == [f"me/mini-GGUF/Q8_0/{name}" for name in parts]
-    found = find_model("mini:Q8_0", models_folder=settings.models_folder)
-    assert found.size_bytes == sum(map(len, parts.values()))
+    result = find_model("mini:Q8_0", models_folder=settings.models_folder)
+    assert result.size_bytes == sum(map(len, parts.values()))
     pulled.files[1].path.unlink()
     again = pull("mini:Q8_0", settings)
     assert [file.was_there for file in again.files] == [True, False]

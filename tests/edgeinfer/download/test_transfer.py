@@ -18,14 +18,14 @@ from edgeinfer.download.transfer import Hearing, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
-from tests.edgeinfer.download.fetching import SHA256, Waits, fetched, hasty, refusal, remote_of
-from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
+from tests.edgeinfer.download.fetching import SHA256, Waits, fetched, quick_retries, refusal, remote_of
+from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
 class Case(NamedTuple):
     """What happens to the first requests, and where each of them begins."""
 
-    script: list[Behaviour]
+    script: list[Responder]
     ranges: list[str]
     stall_seconds: float = 10.0
     """Where nothing stalls, a busy machine shall not look as if it did."""
@@ -54,10 +54,10 @@ def test_transient_failures_are_retried(
 ) -> None:
     server.script = list(case.script)
     remote = remote_of(server, sha256=sha256, digest_source="models.toml" if sha256 else "")
-    retry_policy = hasty(stall_seconds=case.stall_seconds)
-    found = fetch(remote, tmp_path / "model.gguf", retry_policy=retry_policy)
+    retry_policy = quick_retries(stall_seconds=case.stall_seconds)
+    result = fetch(remote, tmp_path / "model.gguf", retry_policy=retry_policy)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
-    assert (found.sha256, found.digest_source) == (SHA256, "models.toml" if sha256 else "")
+    assert (result.sha256, result.digest_source) == (SHA256, "models.toml" if sha256 else "")
     assert server.ranges() == case.ranges
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
@@ -79,11 +79,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("behaviour", "message"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.parametrize(("responder", "message"), REFUSED.values(), ids=list(REFUSED))
 def test_permanent_failures_give_a_one_line_error(
-    behaviour: Behaviour, message: str, server: HostileServer, tmp_path: Path
+    responder: Responder, message: str, server: HostileServer, tmp_path: Path
 ) -> None:
-    server.otherwise = behaviour
+    server.otherwise = responder
     known = {"size_bytes": len(CONTENT), "sha256": SHA256, "digest_source": "models.toml"}
     assert message in refusal(server, tmp_path, login="set HF_TOKEN", **known)
 
@@ -94,11 +94,11 @@ def test_a_web_page_instead_of_a_model_is_detected_at_once(server: HostileServer
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("behaviour", [does.without_ranges, does.without_length, does.chunked()])
-def test_an_empty_file_is_refused(behaviour: Behaviour, server: HostileServer, tmp_path: Path) -> None:
-    server.content, server.otherwise = b"", behaviour
+@pytest.mark.parametrize("responder", [does.without_ranges, does.without_length, does.chunked()])
+def test_an_empty_file_is_refused(responder: Responder, server: HostileServer, tmp_path: Path) -> None:
+    server.content, server.otherwise = b"", responder
     assert refusal(server, tmp_path)
-    server.otherwise = does.honest
+    server.otherwise = does.serve_file
     assert "an empty file, wanted a model" in refusal(server, tmp_path)
 
 
@@ -144,8 +144,8 @@ def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_pat
         hub.otherwise = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
         remote = RemoteFile(hub.url(), "model.gguf", headers={"Authorization": "Bearer secret"})
         server.script = [does.cut(1000)]
-        found = fetch(remote, tmp_path / "model.gguf", retry_policy=hasty())
-    assert found.digest_source == "X-Linked-Etag"
+        result = fetch(remote, tmp_path / "model.gguf", retry_policy=quick_retries())
+    assert result.digest_source == "X-Linked-Etag"
     assert [headers.get("Authorization") for _, headers in hub.seen] == ["Bearer secret"] * 2
     assert [(path, headers.get("Authorization")) for path, headers in server.seen] == [("/cdn", None)] * 2
 
@@ -171,7 +171,7 @@ def test_a_redirect_to_a_file_is_not_followed(target: str, server: HostileServer
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://127.0.0.1:1/a b"])
 def test_an_invalid_address_gives_a_one_line_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError):
-        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=hasty())
+        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=quick_retries())
 
 
 def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_p
         does.status(503, Retry_After="9999"),
         does.status(503, Retry_After="soon"),
     ]
-    retry_policy = replace(hasty(waits), attempts=9)
+    retry_policy = replace(quick_retries(waits), attempts=9)
     fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=retry_policy)
     assert waits.seconds[:2] == [7, 2]
     assert 25 < waits.seconds[2] <= 30
@@ -194,7 +194,7 @@ def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_p
 def test_a_stalled_server_is_reported(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
     text: list[str] = []
-    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), hasty())
+    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), quick_retries())
     assert text == [
         f"{server.url()}: 429 Too Many Requests; again in 7 s",
         f"{server.url()}: 503 Service Unavailable; again in 1 s",
@@ -264,7 +264,7 @@ def test_a_large_file_is_downloaded_in_several_ranges(
     for module in ("http_source", "transfer"):
         monkeypatch.setattr(f"edgeinfer.download.{module}.MAX_PER_REQUEST", 100_000)
     server.otherwise, waits = in_bounds, Waits()
-    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=hasty(waits))
+    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=quick_retries(waits))
     assert server.ranges() == ["0", "100000", "200000", "300000"]
     assert waits.seconds == []
 
@@ -277,8 +277,8 @@ def test_an_existing_file_is_not_downloaded(server: HostileServer, tmp_path: Pat
 
 def test_the_start_of_a_file_can_be_requested_alone(server: HostileServer) -> None:
     server.script = [does.status(503), does.hang_up]
-    assert read_start(remote_of(server), 1000, hasty()) == CONTENT[:1000]
-    assert read_start(remote_of(server), 10**9, hasty()) == CONTENT
+    assert read_start(remote_of(server), 1000, quick_retries()) == CONTENT[:1000]
+    assert read_start(remote_of(server), 10**9, quick_retries()) == CONTENT
     server.otherwise = does.status(503)
     with pytest.raises(DownloadError, match="given up after 3 attempts"):
-        read_start(remote_of(server), 1000, hasty())
+        read_start(remote_of(server), 1000, quick_retries())

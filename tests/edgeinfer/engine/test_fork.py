@@ -42,16 +42,16 @@ def begin_child(work: Callable[[], bytes]) -> Callable[[], bytes]:
 
     def result() -> bytes:
         with os.fdopen(reading, "rb") as pipe:
-            found = pipe.read()
+            actual = pipe.read()
         os.waitpid(child, 0)
-        return found
+        return actual
 
     return result
 
 
 def answer(model: Model, prompt: list[int]) -> bytes:
-    found = model.generate(prompt, max_tokens=60, temperature=0).ids
-    return np.array(found, np.int64).tobytes()
+    result = model.generate(prompt, max_tokens=60, temperature=0).ids
+    return np.array(result, np.int64).tobytes()
 
 
 @pytest.mark.parametrize("nbytes", [100, 5 << 20])
@@ -88,11 +88,11 @@ def test_a_child_of_a_parent_that_is_generating_works(zoo_file: ZooFile) -> None
         thread = threading.Thread(target=generate)
         thread.start()
         try:
-            found = [begin_child(lambda: answer(model, PROMPTS[1]))() for _ in range(5)]
+            result = [begin_child(lambda: answer(model, PROMPTS[1]))() for _ in range(5)]
         finally:
             stop.set()
             thread.join()
-        assert found == [alone[1]] * 5
+        assert result == [alone[1]] * 5
 
 
 def test_a_held_lock_is_free_in_a_forked_child() -> None:

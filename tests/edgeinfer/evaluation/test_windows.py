@@ -9,8 +9,8 @@ from edgeinfer.evaluation.windows import Windows
 
 
 def test_windows_are_contiguous_and_the_remainder_is_dropped() -> None:
-    found = list(Windows(range(100, 130), 8))
-    assert [window.ids for window in found] == [tuple(range(first, first + 8)) for first in (100, 108, 116)]
+    result = list(Windows(range(100, 130), 8))
+    assert [window.ids for window in result] == [tuple(range(first, first + 8)) for first in (100, 108, 116)]
 
 
 def test_the_second_half_is_scored() -> None:
@@ -20,8 +20,8 @@ def test_the_second_half_is_scored() -> None:
 
 
 def test_bos_replaces_the_first_token_of_each_window() -> None:
-    found = list(Windows(range(16), 8, bos_id=99))
-    assert [window.ids[:2] for window in found] == [(99, 1), (99, 9)]
+    result = list(Windows(range(16), 8, bos_id=99))
+    assert [window.ids[:2] for window in result] == [(99, 1), (99, 9)]
 
 
 def test_chunks_bound_the_number_of_windows() -> None:

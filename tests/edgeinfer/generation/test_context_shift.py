@@ -21,20 +21,20 @@ from edgeinfer_kernels.reference import backend as reference
 from edgeinfer_kernels.reference.blocks import attention as reference_attention
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.random_models import ZOO
 
 PROMPT = list(range(3, 23))
 CONTEXT = 64
 
 
-class SlidingFake(FakeEngine):
+class ShiftingEngine(FakeEngine):
     """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
 
     capabilities = Capabilities(can_evict=True, has_attention_scores=True)
 
     def __init__(self) -> None:
-        super().__init__(drawn, CONTEXT)
+        super().__init__(seeded_logits, CONTEXT)
         self._cache = KVCache(CONTEXT)
         self._cache.ids = self.ids
         self.indices: list[list[int]] = []
@@ -65,12 +65,12 @@ class SlidingFake(FakeEngine):
 
 
 @pytest.fixture
-def engine() -> SlidingFake:
-    return SlidingFake()
+def engine() -> ShiftingEngine:
+    return ShiftingEngine()
 
 
 @pytest.fixture
-def model(engine: SlidingFake) -> Model:
+def model(engine: ShiftingEngine) -> Model:
     return model_on(engine)
 
 
@@ -82,7 +82,7 @@ def one_layer(tmp_path: Path) -> Iterator[Model]:
         yield loaded
 
 
-def test_a_shifted_context_keeps_the_first_and_last_tokens(model: Model, engine: SlidingFake) -> None:
+def test_a_shifted_context_keeps_the_first_and_last_tokens(model: Model, engine: ShiftingEngine) -> None:
     completion = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
     assert (len(completion.ids), completion.finish_reason) == (100, "length")
     assert engine.indices == [list(range(4, 20))] * 4
@@ -97,16 +97,18 @@ def test_every_token_follows_the_shifted_context(model: Model) -> None:
     for end in range(len(PROMPT), len(whole)):
         rest = rule.remaining_ids(whole[:end], rule.left_out(end))
         assert len(rest) <= CONTEXT
-        assert whole[end] == int(np.argmax(drawn(rest)))
+        assert whole[end] == int(np.argmax(seeded_logits(rest)))
 
 
-def test_without_context_shift_a_completion_ends_with_the_context(model: Model, engine: SlidingFake) -> None:
+def test_without_context_shift_a_completion_ends_with_the_context(
+    model: Model, engine: ShiftingEngine
+) -> None:
     completion = model.generate(PROMPT, temperature=0.0)
     assert (completion.finish_reason, len(completion.ids)) == ("context", CONTEXT - len(PROMPT))
     assert (completion.context_shifts, completion.evicted_tokens, engine.indices) == (0, 0, [])
 
 
-def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: SlidingFake) -> None:
+def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: ShiftingEngine) -> None:
     first = model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     engine.read.clear()
     following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
@@ -116,10 +118,10 @@ def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: Sliding
     assert engine.indices == [list(range(4, 20))] * 2
     assert second.evicted_tokens == 32
     rule = ContextShift(4, CONTEXT)
-    assert second.ids == [int(np.argmax(drawn(rule.remaining_ids(following, 32))))]
+    assert second.ids == [int(np.argmax(seeded_logits(rule.remaining_ids(following, 32))))]
 
 
-def test_an_unshifted_prompt_is_prefilled_again_after_the_gap(model: Model, engine: SlidingFake) -> None:
+def test_an_unshifted_prompt_is_prefilled_again_after_the_gap(model: Model, engine: ShiftingEngine) -> None:
     model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     same_ids = [*engine.ids]
     completion = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
@@ -127,7 +129,7 @@ def test_an_unshifted_prompt_is_prefilled_again_after_the_gap(model: Model, engi
 
 
 def test_a_shifted_context_is_not_saved_as_snapshot(
-    model: Model, engine: SlidingFake, tmp_path: Path
+    model: Model, engine: ShiftingEngine, tmp_path: Path
 ) -> None:
     from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
     from edgeinfer.snapshots.store import SnapshotStore
@@ -140,21 +142,21 @@ def test_a_shifted_context_is_not_saved_as_snapshot(
     assert not snapshots.keep()
 
 
-def test_a_shifted_chat_keeps_its_system_message_and_all_messages(engine: SlidingFake) -> None:
+def test_a_shifted_chat_keeps_its_system_message_and_all_messages(engine: ShiftingEngine) -> None:
     template = (
         "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}A{% endif %}"
     )
     chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, context_overflow="shift")
-    answers = [chat.say(f"turn {number}") for number in range(6)]
+    completions = [chat.say(f"turn {number}") for number in range(6)]
     assert len(chat.messages) == 12
-    assert [completion.dropped_messages for completion in answers] == [0] * 6
-    assert answers[-1].evicted_tokens >= answers[2].evicted_tokens > 0
+    assert [completion.dropped_messages for completion in completions] == [0] * 6
+    assert completions[-1].evicted_tokens >= completions[2].evicted_tokens > 0
     assert chat.context_used <= CONTEXT
     (kept,) = {indices[0] for indices in engine.indices}
-    first, other = answers[0].prompt_ids, answers[-1].prompt_ids
+    first, other = completions[0].prompt_ids, completions[-1].prompt_ids
     assert first[:kept] == other[:kept] == engine.ids[:kept]
-    assert first[kept] != other[kept + answers[-1].evicted_tokens]
+    assert first[kept] != other[kept + completions[-1].evicted_tokens]
 
 
 def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) -> None:
@@ -164,11 +166,11 @@ def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) ->
     engine.append(ids)
     engine.evict(range(5, 37))
     assert (engine.first_evicted, len(engine.ids)) == (5, 64)
-    slid = engine.append([7])
+    shifted = engine.append([7])
     engine.rewind(0)
     assert engine.first_evicted is None
     engine.append([*ids[:5], *ids[37:]])
-    np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(shifted, engine.append([7]), rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.default_cases(1)
@@ -176,12 +178,12 @@ def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) ->
 @pytest.mark.parametrize("draft", ["lookup", "self"])
 def test_drafts_do_not_change_a_shifted_completion(zoo_file: ZooFile, draft: str, policy: str) -> None:
     settings: Any = {"max_tokens": 220, "temperature": 0.0, "context_overflow": policy}
-    found = []
+    result = []
     for drafter in (None, draft):
         with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
-            found.append(loaded.generate(PROMPT, **settings))
-    assert found[0].ids == found[1].ids
-    assert found[0].context_shifts == found[1].context_shifts > 3
+            result.append(loaded.generate(PROMPT, **settings))
+    assert result[0].ids == result[1].ids
+    assert result[0].context_shifts == result[1].context_shifts > 3
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_unsupported_requests_are_refused(model: Model, settings: dict[str, Any]
         model.generate(PROMPT, **settings)
 
 
-def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, engine: SlidingFake) -> None:
+def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, engine: ShiftingEngine) -> None:
     engine.looked_at = {7, 11, 13}
     completion = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     (indices,) = engine.indices
@@ -213,7 +215,7 @@ def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, en
     assert (completion.context_shifts, completion.evicted_tokens) == (1, 16)
 
 
-def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
+def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: ShiftingEngine) -> None:
     engine.looked_at = {7, 11, 13}
     first = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
@@ -228,7 +230,7 @@ def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: Sliding
     assert third.evicted_tokens == 0
 
 
-def test_a_prompt_too_long_for_the_context_loses_its_middle(model: Model, engine: SlidingFake) -> None:
+def test_a_prompt_too_long_for_the_context_loses_its_middle(model: Model, engine: ShiftingEngine) -> None:
     model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
@@ -287,20 +289,20 @@ def test_attention_scores_are_those_of_the_last_tokens(
     assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
 
 
-def test_h2o_needs_an_engine_with_attention_scores(engine: SlidingFake) -> None:
+def test_h2o_needs_an_engine_with_attention_scores(engine: ShiftingEngine) -> None:
     engine.capabilities = Capabilities(can_evict=True)
     with pytest.raises(SettingError, match="h2o needs attention scores of the CPU for all layers"):
         model_on(engine).generate(PROMPT, context_overflow="h2o")
 
 
 def test_an_engine_without_context_shift_refuses_before_prefill() -> None:
-    other = FakeEngine(drawn)
+    other = FakeEngine(seeded_logits)
     with pytest.raises(SettingError, match=r"saw 'shift', but tokens can't be evicted"):
         model_on(other).generate(PROMPT, context_overflow="shift")
     assert other.read == []
 
 
-def test_a_context_too_small_for_the_kept_tokens_is_refused(engine: SlidingFake) -> None:
+def test_a_context_too_small_for_the_kept_tokens_is_refused(engine: ShiftingEngine) -> None:
     engine.context = 40
     with pytest.raises(
         SettingError, match=r"4 first tokens stay .* holds 40; wanted a context of at least 64"

@@ -62,11 +62,11 @@ def test_every_split_into_pieces_emits_the_same_text(seed: int) -> None:
             size = rng.randrange(1, 4)
             pieces.append(rest[:size])
             rest = rest[size:]
-        out, found = shown(stops, pieces)
-        if found is None:
+        out, result = shown(stops, pieces)
+        if result is None:
             assert not indices
             assert "".join(out) == text
         else:
             # A longer stop may complete later than one that lies behind its beginning.
-            assert "".join(out) == text[: text.index(found)]
+            assert "".join(out) == text[: text.index(result)]
             assert not any(stop in "".join(out) for stop in stops)

@@ -44,15 +44,15 @@ def test_messages_keep_their_order_after_reopening_the_store(store: ChatStore) -
     assert writer.finish() is None
     store.add_message(chat.id, writer.message, "user", "Why?")
     with ChatStore(store.path) as again:
-        found = again.chat("foxes")
-        assert (found.title, found.model, found.system, found.messages) == (
+        result = again.chat("foxes")
+        assert (result.title, result.model, result.system, result.messages) == (
             "Who are you?",
             "tiny",
             "Be kind.",
             3,
         )
-        assert texts(again, found) == ["Who are you?", "A fox.", "Why?"]
-        assert [message.state for message in again.branch(found)] == ["whole"] * 3
+        assert texts(again, result) == ["Who are you?", "A fox.", "Why?"]
+        assert [message.state for message in again.branch(result)] == ["whole"] * 3
         assert [one.label for one in again.chats()] == ["foxes"]
 
 
@@ -269,9 +269,9 @@ def test_search_ignores_case_and_includes_interrupted_responses(store: ChatStore
     store.begin_message(chat.id, user_message.id).add(
         "In der STRASSE am Ende des langen, langen Waldes, wo der Bach fliesst"
     )
-    found = store.search("straße")
-    assert [(one.chat.label, one.message.role) for one in found] == [("foxes", "assistant")]
-    assert found[0].excerpt.startswith("In der STRASSE")
+    result = store.search("straße")
+    assert [(one.chat.label, one.message.role) for one in result] == [("foxes", "assistant")]
+    assert result[0].excerpt.startswith("In der STRASSE")
     assert [one.message.role for one in store.search("w")] == ["assistant", "user"]
     assert store.search("bach")[0].excerpt.startswith("...")
     assert store.search("%") == []

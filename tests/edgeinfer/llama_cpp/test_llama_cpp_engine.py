@@ -91,17 +91,17 @@ def test_it_streams_the_tokens_of_the_native_engine(theirs: Model, ours: Model) 
 
 
 def test_a_seed_samples_the_same_tokens_on_both_engines(theirs: Model, ours: Model) -> None:
-    drawn = [model.generate(PROMPT, max_tokens=16, seed=5).ids for model in (theirs, theirs, ours)]
-    assert drawn[0] == drawn[1] == drawn[2]
-    assert theirs.generate(PROMPT, max_tokens=16, seed=6).ids != drawn[0]
+    seeded_logits = [model.generate(PROMPT, max_tokens=16, seed=5).ids for model in (theirs, theirs, ours)]
+    assert seeded_logits[0] == seeded_logits[1] == seeded_logits[2]
+    assert theirs.generate(PROMPT, max_tokens=16, seed=6).ids != seeded_logits[0]
 
 
 def test_logits_are_those_of_the_native_engine(theirs: Model, ours: Model) -> None:
     ids = np.random.default_rng(1).integers(3, 250, 40).tolist()
-    got, want = theirs.logits(ids), ours.logits(ids)
-    assert got.shape == want.shape
-    assert np.linalg.norm(got - want) < 1e-5 * np.linalg.norm(want)
-    assert np.array_equal(theirs.logits(ids), got)
+    actual, expected = theirs.logits(ids), ours.logits(ids)
+    assert actual.shape == expected.shape
+    assert np.linalg.norm(actual - expected) < 1e-5 * np.linalg.norm(expected)
+    assert np.array_equal(theirs.logits(ids), actual)
 
 
 def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
@@ -116,11 +116,11 @@ def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
 def test_rewinding_drops_later_tokens(theirs: Model) -> None:
     engine = theirs.engine
     engine.rewind(0)
-    want = engine.append([1, 50, 60])
+    expected = engine.append([1, 50, 60])
     engine.append([70, 80])
     engine.rewind(2)
     assert engine.ids == [1, 50]
-    assert np.allclose(engine.append([60]), want, atol=1e-4)
+    assert np.allclose(engine.append([60]), expected, atol=1e-4)
 
 
 def test_its_tokenizer_equals_the_native_one(theirs: Model, ours: Model) -> None:

@@ -26,9 +26,9 @@ class CountingSpeculator:
         self.measured += 1
         return self._costs
 
-    def begin(self, costs: MeasuredCosts, learnt: Mapping[str, DraftStats]) -> None:
+    def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:
         self.begun = costs
-        for kind, known in learnt.items():
+        for kind, known in stats.items():
             self.controllers[kind].begin(known)
 
 
@@ -53,8 +53,8 @@ def test_noisy_costs_are_used_but_not_stored(tmp_path: Path) -> None:
 
 def test_invalid_stored_costs_are_measured_again(tmp_path: Path) -> None:
     begun(tmp_path, COSTS)
-    figures = MeasuredFigures(tmp_path, "m")
-    figures.keep({"a pair: pass of 4": 0.05})
+    measurements = MeasuredFigures(tmp_path, "m")
+    measurements.keep({"a pair: pass of 4": 0.05})
     assert begun(tmp_path, COSTS).measured == 1
     assert begun(tmp_path, COSTS).measured == 0
 
@@ -74,22 +74,22 @@ def test_another_pair_or_machine_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_stored_draft_statistics_continue_per_request_kind(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, -0.25), begun(tmp_path, COSTS)
-    first.controllers["greedy"].begin(learnt)
+    stats, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, -0.25), begun(tmp_path, COSTS)
+    first.controllers["greedy"].begin(stats)
     first.on_close()
     again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
-    assert again.controllers["greedy"].stats == learnt
+    assert again.controllers["greedy"].stats == stats
     assert again.controllers["sampled"].stats == other.controllers["greedy"].stats == DraftController().stats
 
 
 def test_requests_of_another_kind_leave_draft_statistics_unchanged(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5), begun(tmp_path, COSTS)
-    first.controllers["greedy"].begin(learnt)
+    stats, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5), begun(tmp_path, COSTS)
+    first.controllers["greedy"].begin(stats)
     first.on_close()
     second = begun(tmp_path, COSTS)
     second.controllers["sampled"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, MIN_STEPS, -2.0))
     second.on_close()
-    assert begun(tmp_path, COSTS).controllers["greedy"].stats == learnt
+    assert begun(tmp_path, COSTS).controllers["greedy"].stats == stats
 
 
 def test_a_model_closes_even_if_statistics_cannot_be_written(tmp_path: Path) -> None:

@@ -46,4 +46,4 @@ def test_a_missing_extra_is_named_and_auto_uses_the_cpu(
     with pytest.raises(GpuUnavailableError, match=r"needs torch and triton: pip install"):
         usable_gpu("cuda")
     with edgeinfer.load("tiny", threads=1) as model:
-        assert any("running on the CPU: RTX 4060 Laptop needs torch" in note for note in model.warnings)
+        assert any("running on the CPU: RTX 4060 Laptop needs torch" in warning for warning in model.warnings)

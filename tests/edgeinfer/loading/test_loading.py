@@ -154,14 +154,14 @@ def test_a_context_beyond_training_gives_a_warning(zoo_file: ZooFile) -> None:
 
 
 def test_tokenizer_warnings_are_forwarded(zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Tokenizer.from_metadata
+    original = Tokenizer.from_metadata
 
-    def remarking(*arguments: Any) -> Any:
-        tokenizer = usual(*arguments)
+    def warn(*arguments: Any) -> Any:
+        tokenizer = original(*arguments)
         tokenizer.warnings = ("a remark",)
         return tokenizer
 
-    monkeypatch.setattr(Tokenizer, "from_metadata", remarking)
+    monkeypatch.setattr(Tokenizer, "from_metadata", warn)
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         assert model.warnings == ("a remark",)
 
@@ -273,24 +273,24 @@ def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(
     path, settings = zoo_file("llama"), {"threads": 1, "context": 32, "device": "cpu"}
     with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
         whole = model.plan
-        want = model.generate("the rain", max_tokens=10, temperature=0.0).ids
+        expected = model.generate("the rain", max_tokens=10, temperature=0.0).ids
         logits = model.logits([5, 9, 30])
     with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
         mapped = model.plan
     assert whole is not None
     assert mapped is not None
     cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
-    limit, found = whole.nbytes - cached, set()  # with more a shorter context would fit
+    limit, result = whole.nbytes - cached, set()  # with more a shorter context would fit
     for ram in range(mapped.nbytes, limit, (limit - mapped.nbytes) // 4):
         with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
             assert model.plan is not None
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
-            found.add(model.plan.repacking.bytes)
-            assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
-            assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
+            result.add(model.plan.repacking.bytes)
+            assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
+            assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == expected
             assert np.array_equal(model.logits([5, 9, 30]), logits)
-    assert len(found) > 2  # more of them with less memory
+    assert len(result) > 2  # more of them with less memory
     with pytest.raises(OutOfMemoryError):
         edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[arg-type]
 
@@ -298,14 +298,14 @@ def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(
 def test_experts_and_the_head_can_be_memory_mapped(zoo_file: ZooFile) -> None:
     path, settings = zoo_file("mixtral"), {"threads": 1, "context": 32, "device": "cpu"}
     with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
-        want = model.logits([5, 9, 30])
+        expected = model.logits([5, 9, 30])
     with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
         assert model.plan is not None
         minimum = model.plan.nbytes
     with edgeinfer.load(path, ram=minimum + (64 << 10), **settings) as model:  # type: ignore[arg-type]
         assert model.plan is not None
         assert {layer.rest for layer in model.plan.layers} == {"disk"}
-        assert np.array_equal(model.logits([5, 9, 30]), want)
+        assert np.array_equal(model.logits([5, 9, 30]), expected)
 
 
 def test_a_context_over_the_budget_is_refused_with_one_that_fits(zoo_file: ZooFile) -> None:

@@ -44,14 +44,14 @@ def sparse_layers(model: edgeinfer.Model) -> list[int]:
 
 def test_exact_mode_gives_the_logits_of_the_dense_model(path: Path) -> None:
     ids = list(range(20, 60))
-    found = {}
+    result = {}
     for sparse in ("off", "exact"):
         with edgeinfer.load(path, device="cpu", threads=2, sparse=sparse) as model:
             assert sparse_layers(model) == ([0, 1, 2] if sparse == "exact" else [])
             model.engine.append(ids)
-            found[sparse] = np.stack([model.engine.append([token]) for token in ids])
-    scale = np.abs(found["off"]).max()
-    np.testing.assert_allclose(found["exact"], found["off"], rtol=0, atol=1e-5 * scale)
+            result[sparse] = np.stack([model.engine.append([token]) for token in ids])
+    scale = np.abs(result["off"]).max()
+    np.testing.assert_allclose(result["exact"], result["off"], rtol=0, atol=1e-5 * scale)
 
 
 def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
@@ -61,9 +61,11 @@ def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
     profiled(path, [0.1, 0.9, 0.2])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == [0, 2]
-        (note,) = model.warnings
-        assert note.startswith("sparse feed-forward in 2 of 3 layers: short steps read active neurons only ")
-        assert note.endswith("(15%, by its profile)")
+        (warning,) = model.warnings
+        assert warning.startswith(
+            "sparse feed-forward in 2 of 3 layers: short steps read active neurons only "
+        )
+        assert warning.endswith("(15%, by its profile)")
     profiled(path, [0.9, 0.9, 0.8])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []

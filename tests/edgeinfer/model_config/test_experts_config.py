@@ -29,7 +29,7 @@ def config_of(name: str, without: str = "", **changed: Any) -> ModelConfig:
     return ModelConfig.from_metadata(metadata_of(name, without, **changed), VOCABULARY)
 
 
-def facts_of(config: ModelConfig) -> MoeSpec:
+def moe_spec(config: ModelConfig) -> MoeSpec:
     return config.specification().layers[-1].block_of(MoeSpec)
 
 
@@ -70,8 +70,8 @@ def test_an_architecture_without_experts_refuses_them() -> None:
 
 
 def test_each_architecture_has_its_expert_gating() -> None:
-    found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in found.items()}
+    result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
+    ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in result.items()}
     assert ways == {
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitemoe": ("softmax", True, False),
@@ -84,7 +84,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "smallthinker-softmax": ("softmax", True, True),
     }
     assert config_of("granitemoe").residual_scale == 0.22
-    assert facts_of(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
+    assert moe_spec(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
 
 
 def test_omitted_expert_sizes_follow_from_the_feed_forward_size() -> None:

@@ -56,9 +56,9 @@ def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
     # times: 32 turns lie at pair 1.49 (floor 1), 1 turn at pair 3.
     scaling = RopeScaling("yarn", 4.0, original_context=round(2 * math.pi * 1000))
     assert yarn_ramp(8, 10000.0, scaling) == pytest.approx([1, 1, 0.5, 0], abs=1e-3)
-    got = rope_specification(8, 10000.0, True, scaling, None)
-    assert got.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01 * (0.5 + 0.5 / 4), 0.00025), rel=1e-3)
-    assert got.magnitude == pytest.approx(1 + 0.1 * math.log(4))
+    actual = rope_specification(8, 10000.0, True, scaling, None)
+    assert actual.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01 * (0.5 + 0.5 / 4), 0.00025), rel=1e-3)
+    assert actual.magnitude == pytest.approx(1 + 0.1 * math.log(4))
 
 
 def test_yarn_without_extrapolation_is_linear() -> None:

@@ -35,11 +35,11 @@ def put_in_ollama(folder: Path, name: str, blob: bytes = b"GGUF", digest: str = 
 
 def test_each_program_has_its_model_folder() -> None:
     home = Path("/home/eva")
-    usual = OtherFolders.usual(platform="linux", environment={}, home=home)
-    assert usual.hugging_face == home / ".cache/huggingface/hub"
-    assert usual.llama_cpp == home / ".cache/llama.cpp"
-    assert usual.lm_studio[0] == home / ".lmstudio/models"
-    assert usual.ollama[0] == home / ".ollama/models"
+    original = OtherFolders.usual(platform="linux", environment={}, home=home)
+    assert original.hugging_face == home / ".cache/huggingface/hub"
+    assert original.llama_cpp == home / ".cache/llama.cpp"
+    assert original.lm_studio[0] == home / ".lmstudio/models"
+    assert original.ollama[0] == home / ".ollama/models"
     mac = OtherFolders.usual(platform="darwin", environment={}, home=home)
     assert mac.llama_cpp == home / "Library/Caches/llama.cpp"
     given = {"HF_HOME": "/a", "LLAMA_CACHE": "/b", "OLLAMA_MODELS": "/c"}
@@ -64,8 +64,8 @@ def test_models_of_all_programs_are_found_and_a_shared_file_once(
     second = others.hugging_face / "models--x--y/snapshots/1/again.gguf"
     second.parent.mkdir(parents=True)
     second.symlink_to(in_hub)
-    found = [(model.name, model.source) for model in found_models(others)]
-    assert found == [
+    result = [(model.name, model.source) for model in found_models(others)]
+    assert result == [
         ("Llama-3.2-1B-Instruct-Q4_K_M", "Hugging Face cache"),
         ("mine", "LM Studio"),
         ("owner_repo_big-00001-of-00002", "llama.cpp"),
@@ -82,14 +82,14 @@ def test_a_model_of_ollama_has_its_ollama_name(others: OtherFolders, tmp_path: P
         "ollama/llama3.2:3b",
         "ollama/hf.co/me/mine:latest",
     }
-    found = find_model("ollama/llama3.2:3b", models_folder=tmp_path / "models", others=others)
-    assert (found.source, found.path.name) == ("Ollama", "sha256-ab")
+    result = find_model("ollama/llama3.2:3b", models_folder=tmp_path / "models", others=others)
+    assert (result.source, result.path.name) == ("Ollama", "sha256-ab")
 
 
 def test_a_registry_model_in_the_hub_cache_needs_no_pull(others: OtherFolders, tmp_path: Path) -> None:
     path = put(others.hugging_face / HUB / FILE)
-    found = find_model("llama-3.2-1b", models_folder=tmp_path / "models", others=others)
-    assert (found.path, found.source, found.parameters) == (path, "Hugging Face cache", "1.2B")
+    result = find_model("llama-3.2-1b", models_folder=tmp_path / "models", others=others)
+    assert (result.path, result.source, result.parameters) == (path, "Hugging Face cache", "1.2B")
     listed = list_models(models_folder=tmp_path / "models", others=others)
     assert [model.name for model in listed] == ["tiny", "llama-3.2-1b:Q4_K_M"]
 

@@ -163,9 +163,9 @@ def test_the_most_recently_downloaded_quantization_is_selected(tmp_path: Path) -
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", 100)
     last = pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 200)
     assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).path == last
-    found = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NOWHERE)
-    assert (found.name, found.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
-    assert found.licence == "Apache-2.0"
+    result = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NOWHERE)
+    assert (result.name, result.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
+    assert result.licence == "Apache-2.0"
     with pytest.raises(NotPulledError):
         find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
     listed = list_models(models_folder=tmp_path, others=NOWHERE)
@@ -182,8 +182,8 @@ def test_a_registry_draft_is_used_once_it_is_downloaded(tmp_path: Path) -> None:
 def test_a_split_registry_model_is_found_by_its_first_part(tmp_path: Path) -> None:
     folder = "ggml-org/gpt-oss-120b-GGUF/gpt-oss-120b-MXFP4"
     make_models(tmp_path, f"{folder}-00001-of-00002.gguf", f"{folder}-00002-of-00002.gguf")
-    found = find_model("gpt-oss-120b", models_folder=tmp_path, others=NOWHERE)
-    assert (found.path.name, found.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
+    result = find_model("gpt-oss-120b", models_folder=tmp_path, others=NOWHERE)
+    assert (result.path.name, result.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
 
 
 def test_every_draft_is_an_entry_or_a_file_of_the_package() -> None:

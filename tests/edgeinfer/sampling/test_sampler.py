@@ -180,10 +180,12 @@ def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
     sampler = Sampler(SamplingParams(seed=11, **fields), logits.size)
     ids, probabilities = sampler.distribution(logits, [1, 2, 3])
     draws = 3000
-    drawn = np.bincount([sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size)
-    assert drawn.sum() == drawn[ids].sum()
+    seeded_logits = np.bincount(
+        [sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size
+    )
+    assert seeded_logits.sum() == seeded_logits[ids].sum()
     # Cells that expect fewer than five draws are pooled, as the chi-square approximation asks.
-    expected, seen = probabilities * draws, drawn[ids].astype(float)
+    expected, seen = probabilities * draws, seeded_logits[ids].astype(float)
     rare = expected < 5
     if rare.any():
         expected = np.append(expected[~rare], expected[rare].sum())
@@ -198,12 +200,12 @@ def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
 def test_a_seed_determines_the_sequence() -> None:
     logits = np.zeros(1000, dtype=np.float32)
 
-    def drawn(seed: int) -> list[int]:
+    def seeded_logits(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(**OFF, seed=seed), logits.size)
         return [sampler.sample(logits, []) for _ in range(20)]
 
-    assert drawn(7) == drawn(7)
-    assert drawn(7) != drawn(8)
+    assert seeded_logits(7) == seeded_logits(7)
+    assert seeded_logits(7) != seeded_logits(8)
 
 
 def test_the_reported_random_seed_repeats_the_samples() -> None:

@@ -47,26 +47,26 @@ def test_shortlist_equals_truncation_of_all_allowed(
     top_k: int, top_p: float, min_p: float, spread: float
 ) -> None:
     random = np.random.default_rng(7)
-    found = few = 0
+    result = few = 0
     for share in (1.0, 0.9, 0.5, 0.2) * 5:
         logits = (spread * random.standard_normal(SIZE)).astype(np.float32)
         mask = CountedMask(random.random(SIZE) < share)
-        want = truncation(top_k, top_p, min_p)(np.where(mask.mask, logits, np.float32(-np.inf)))
+        expected = truncation(top_k, top_p, min_p)(np.where(mask.mask, logits, np.float32(-np.inf)))
         kept = shortlist(logits, top_k, mask, top_p, min_p)
         assert mask.calls <= MAX_CHECKED
         if kept is not None:
-            np.testing.assert_array_equal(kept, want)
-            found += 1
+            np.testing.assert_array_equal(kept, expected)
+            result += 1
             few += mask.calls < top_k
     if top_k <= 40 and (top_p < 1 or min_p > 0):
-        assert found >= 5
+        assert result >= 5
     if top_k == 40 and spread > 1 and (top_p < 1 or min_p > 0):
         assert few >= 5
 
 
 def test_equal_logits_are_kept_in_the_order_of_their_ids() -> None:
     random = np.random.default_rng(3)
-    found = 0
+    result = 0
     for _ in range(200):
         logits = random.integers(0, 4, 64).astype(np.float32)
         mask = CountedMask(random.random(64) < 0.8)
@@ -74,8 +74,8 @@ def test_equal_logits_are_kept_in_the_order_of_their_ids() -> None:
         if kept is not None:
             masked = np.where(mask.mask, logits, np.float32(-np.inf))
             np.testing.assert_array_equal(kept, truncation(20, 0.7, 0.1)(masked))
-            found += 1
-    assert found > 20
+            result += 1
+    assert result > 20
 
 
 def test_few_checks_if_none_of_the_best_is_allowed() -> None:

@@ -110,11 +110,11 @@ async def test_a_field_without_effect_is_an_error(body: Any, output: str) -> Non
 
 async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
     body = {"user": "me", "store": False, "metadata": None, "best_of": 1, "suffix": None}
-    found = (await chat(body)).json()
-    assert found["warnings"] == ["user: has no effect here", "store: has no effect here"]
+    result = (await chat(body)).json()
+    assert result["warnings"] == ["user: has no effect here", "store: has no effect here"]
     assert "warnings" not in (await chat({})).json()
     streamed = events((await chat({**body, "stream": True})).text)
-    assert [each.get("warnings") for each in streamed[:2]] == [found["warnings"], None]
+    assert [each.get("warnings") for each in streamed[:2]] == [result["warnings"], None]
     vectors = (await post(fake(), "/v1/embeddings", {"input": "x", "user": "me"})).json()
     assert vectors["warnings"] == ["user: has no effect here"]
     sent_back = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
@@ -210,7 +210,7 @@ async def test_a_long_path_is_shortened_in_the_error() -> None:
 
 async def test_malformed_tool_calls_are_ignored() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
-    found = await post(
+    result = await post(
         fake(text, 8192, TOOL_TEMPLATE), CHAT, {"messages": HELLO, "temperature": 0, "tools": [TOOL]}
     )
-    assert found.json()["choices"][0]["message"]["content"] == text
+    assert result.json()["choices"][0]["message"]["content"] == text

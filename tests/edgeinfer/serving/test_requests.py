@@ -14,7 +14,16 @@ pytest.importorskip("starlette")
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
-from tests.edgeinfer.serving.http_client import CHAT, HELLO, JSON, chat, client, fake, post, saying_after_any
+from tests.edgeinfer.serving.http_client import (
+    CHAT,
+    HELLO,
+    JSON,
+    chat,
+    client,
+    fake,
+    post,
+    scripted_after_any,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -117,11 +126,11 @@ async def test_an_invalid_json_body_is_refused() -> None:
 async def test_a_configured_api_key_is_required() -> None:
     async def ask() -> list[int]:
         async with client(fake(), key="secret") as http:
-            found = []
+            result = []
             for given in (None, "Bearer wrong", "Bearer secret"):
                 headers = {"Authorization": given} if given else {}
-                found.append((await http.get("/v1/models", headers=headers)).status_code)
-            return found
+                result.append((await http.get("/v1/models", headers=headers)).status_code)
+            return result
 
     assert (await ask()) == [401, 401, 200]
 
@@ -142,7 +151,7 @@ class Gate:
         self.reached, self.open = threading.Event(), threading.Event()
 
     def model(self) -> Model:
-        completion = saying_after_any("The fox.")
+        completion = scripted_after_any("The fox.")
 
         def waiting(ids: list[int]) -> np.ndarray:
             if ids[-1] in byte_ids("T"):

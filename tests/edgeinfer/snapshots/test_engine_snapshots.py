@@ -13,7 +13,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 
 LONG = list(range(3, 103))
 GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
@@ -127,7 +127,7 @@ def test_a_damaged_snapshot_causes_prefill_only(zoo_file: ZooFile, folder: Path)
 def test_any_engine_with_state_can_be_saved(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "f" * 32)
     for cached in (0, 99):
-        model = model_on(FakeEngine(drawn, 256))
+        model = model_on(FakeEngine(seeded_logits, 256))
         kept = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
         assert kept.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
         assert kept.keep_snapshot()

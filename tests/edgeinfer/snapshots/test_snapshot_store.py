@@ -30,10 +30,10 @@ def snapshot(count: int, first: int = 0, nbytes: int = 1000) -> Snapshot:
     return Snapshot(list(range(first, first + count)), arrays)
 
 
-def same(found: tuple[Snapshot, int] | None, other: Snapshot) -> bool:
+def same(result: tuple[Snapshot, int] | None, other: Snapshot) -> bool:
     """All of another snapshot is what was found."""
-    assert found is not None
-    one, length = found
+    assert result is not None
+    one, length = result
     return (
         length == len(other.ids)
         and one.ids == other.ids
@@ -58,9 +58,9 @@ def test_a_snapshot_is_found_for_a_longer_prompt(tmp_path: Path) -> None:
 def test_a_diverging_prompt_reuses_the_shared_prefix(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(8))
-    found = store.longest([0, 1, 2, 3, 9, 5])
-    assert found is not None
-    assert found[1] == 4
+    result = store.longest([0, 1, 2, 3, 9, 5])
+    assert result is not None
+    assert result[1] == 4
     assert store.longest([0, 1, 2, 3, 9, 5], more_than=4) is None
 
 
@@ -163,9 +163,9 @@ def test_the_next_best_snapshot_is_used_if_the_best_is_damaged(tmp_path: Path) -
     content = bytearray(damaged.read_bytes())
     content[-40] ^= 1
     damaged.write_bytes(content)
-    found = store.longest([0, 1, 2, 3, 4, 5, 7])
-    assert found is not None
-    assert (len(found[0].ids), found[1]) == (8, 4)
+    result = store.longest([0, 1, 2, 3, 4, 5, 7])
+    assert result is not None
+    assert (len(result[0].ids), result[1]) == (8, 4)
     assert store.trouble == f"{damaged}: its digest is not that of its bytes"
     assert not damaged.exists()
 

@@ -18,7 +18,7 @@ from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
-PlainAnswer = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
+BaselineCompletion = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
 REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 
@@ -39,7 +39,7 @@ def plain() -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def plain_answer(plain: Model) -> PlainAnswer:
+def baseline_completion(plain: Model) -> BaselineCompletion:
     """60 tokens behind a prompt under some settings, which all drafts are held against."""
     return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
@@ -64,13 +64,17 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     ],
 )
 def test_greedy_and_seeded_completions_equal_baseline_decoding(
-    plain_answer: PlainAnswer, drafting: Model, settings: dict[str, Any], length: int
+    baseline_completion: BaselineCompletion, drafting: Model, settings: dict[str, Any], length: int
 ) -> None:
     always_draft(drafting, length)
     for prompt in (PROMPT, REPEATED):
-        want = plain_answer(prompt, tuple(settings.items()))
-        got = drafting.generate(prompt, max_tokens=60, **settings)
-        assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+        expected = baseline_completion(prompt, tuple(settings.items()))
+        actual = drafting.generate(prompt, max_tokens=60, **settings)
+        assert (actual.ids, actual.text, actual.finish_reason) == (
+            expected.ids,
+            expected.text,
+            expected.finish_reason,
+        )
 
 
 def test_draft_tokens_are_marked_and_counted(drafting: Model) -> None:
@@ -88,9 +92,9 @@ def test_draft_tokens_are_marked_and_counted(drafting: Model) -> None:
 def test_drafting_stops_at_the_end_of_the_context(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 7)
     ids = plain.tokenizer.encode(PROMPT * 20)[:235]
-    want, got = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
-    assert got.ids == want.ids
-    assert got.finish_reason == want.finish_reason
+    expected, actual = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
+    assert actual.ids == expected.ids
+    assert actual.finish_reason == expected.finish_reason
     assert len(drafting.engine.ids) <= 256
 
 
@@ -109,19 +113,21 @@ def test_the_cache_holds_the_completion_for_the_next_message(plain: Model, draft
 def test_two_streams_of_one_model_may_alternate(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     prompts = (PROMPT, "Tom and his dog went to the park.")
-    want = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
+    expected = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
     streams = [drafting.stream(prompt, max_tokens=25, temperature=0.0) for prompt in prompts]
     for _ in range(40):
         for stream in streams:
             next(stream, None)
-    assert [stream.result.ids for stream in streams] == want
+    assert [stream.result.ids for stream in streams] == expected
 
 
 def test_logprobs_equal_baseline_decoding(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
-    want, got = (m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting))
-    assert [(t.id, t.logprob, t.top_logprobs) for t in got.tokens] == [
-        (t.id, t.logprob, t.top_logprobs) for t in want.tokens
+    expected, actual = (
+        m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting)
+    )
+    assert [(t.id, t.logprob, t.top_logprobs) for t in actual.tokens] == [
+        (t.id, t.logprob, t.top_logprobs) for t in expected.tokens
     ]
 
 
@@ -153,7 +159,7 @@ def test_auto_reports_the_cost_of_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
-        assert [note for note in model.warnings if note.startswith("drafting with")] == [
+        assert [warning for warning in model.warnings if warning.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
 
@@ -206,14 +212,14 @@ def test_a_budget_too_small_for_both_omits_the_draft_with_a_warning() -> None:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("using prompt lookup instead" in note for note in model.warnings)
+        assert any("using prompt lookup instead" in warning for warning in model.warnings)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
 def test_lookup_files_give_drafts(plain: Model, tmp_path: Path) -> None:
-    want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
+    expected = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
-    path.write_text(PROMPT + want.text, encoding="utf-8")
+    path.write_text(PROMPT + expected.text, encoding="utf-8")
     for draft, kind in (("lookup", PromptLookup), ("auto", ChainedDrafter)):
         with edgeinfer.load(
             "tiny", device="cpu", threads=1, draft=draft, lookup_files=path, context=256
@@ -221,10 +227,10 @@ def test_lookup_files_give_drafts(plain: Model, tmp_path: Path) -> None:
             assert model.speculator is not None
             assert isinstance(model.speculator.drafter, kind)
             always_draft(model, 6)
-            got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
-            assert got.ids == want.ids
-            assert got.speed.tokens_per_forward is not None
-            assert got.speed.tokens_per_forward > 3
+            actual = model.generate(PROMPT, max_tokens=60, temperature=0.0)
+            assert actual.ids == expected.ids
+            assert actual.speed.tokens_per_forward is not None
+            assert actual.speed.tokens_per_forward > 3
 
 
 def test_unreadable_lookup_files_give_a_one_line_error(tmp_path: Path) -> None:
@@ -297,13 +303,13 @@ def test_sampled_drafts_include_their_distribution() -> None:
         assert len({draft.ids for draft in drafts}) > 1
         for draft in drafts:
             assert draft.distributions is not None
-            for token, word, (candidates, chances) in zip(
+            for token, word, (candidates, probs) in zip(
                 draft.ids, draft.probs, draft.distributions, strict=True
             ):
-                assert chances.sum() == pytest.approx(1.0)
+                assert probs.sum() == pytest.approx(1.0)
                 position = candidates.tolist().index(token)
                 if len(candidates) > 1:
-                    assert word == pytest.approx(float(chances[position]), rel=1e-5)
+                    assert word == pytest.approx(float(probs[position]), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,14 @@ def test_the_first_and_last_layers_draft(count: int, kept: list[int]) -> None:
 def test_some_layers_equal_the_reference_and_keep_the_cache(tmp_path: Path, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     own, truth = engine_for(path, cpu()), engine_for(path, exact)
-    want = own.append_all(IDS)[-1]
+    expected = own.append_all(IDS)[-1]
     own.rewind(len(IDS) - 1)
     truth.append(IDS[:-1])
     layers = [0, len(own.specification.layers) - 1]
-    got, right = (engine.logits_of_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
-    assert relative(got, right) < 5e-6
+    actual, right = (engine.logits_of_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
+    assert relative(actual, right) < 5e-6
     assert own.ids == IDS[:-1]
-    assert relative(own.append(IDS[-1:]), want) < 1e-6
+    assert relative(own.append(IDS[-1:]), expected) < 1e-6
     own.close()
 
 

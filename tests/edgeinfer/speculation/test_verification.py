@@ -43,9 +43,9 @@ def test_sampled_drafts_preserve_the_distribution(name: str) -> None:
     random, probs = np.random.default_rng(11), DRAFTED_FROM[name]
     counts, logits = np.zeros(SIZE, np.int64), rows(2)
     for _ in range(20_000):
-        guess = int(random.choice(SIZE, p=probs))
-        found = verify(Draft((guess,), (distribution(probs),)), logits, [1], sampler, ())
-        counts[found[0].id] += 1
+        draft = int(random.choice(SIZE, p=probs))
+        result = verify(Draft((draft,), (distribution(probs),)), logits, [1], sampler, ())
+        counts[result[0].id] += 1
     # Five degrees of freedom: 20.5 is passed once in a thousand times.
     assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
 
@@ -53,9 +53,9 @@ def test_sampled_drafts_preserve_the_distribution(name: str) -> None:
 def test_drafts_of_the_same_distribution_are_always_accepted() -> None:
     sampler = Sampler(SamplingParams(seed=1, **PLAIN), SIZE)
     same = sampler.distribution(TARGET, [])
-    for guess in range(SIZE):
-        found = verify(Draft((guess, guess), (same, same)), rows(3), [0], sampler, ())
-        assert [token.drafted for token in found] == [True, True, False]
+    for draft in range(SIZE):
+        result = verify(Draft((draft, draft), (same, same)), rows(3), [0], sampler, ())
+        assert [token.drafted for token in result] == [True, True, False]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 5, **PLAIN}, {"seed": 5, "mirostat": 2}])
@@ -63,40 +63,40 @@ def test_greedy_drafts_do_not_change_seeded_output(settings: dict[str, Any]) -> 
     random = np.random.default_rng(3)
     logits = random.standard_normal((200, SIZE)).astype(np.float32) * 2
     plain, with_drafts = (Sampler(SamplingParams(**settings), SIZE) for _ in range(2))
-    want: list[int] = []
+    expected: list[int] = []
     for row in logits:
-        want.append(plain.sample(row, want))
-        plain.accept(want[-1])
+        expected.append(plain.sample(row, expected))
+        plain.accept(expected[-1])
     text: list[int] = []
     while len(text) < len(logits):
         k = min(int(random.integers(0, 4)), len(logits) - len(text) - 1)
         # Some guesses are right, as far as they go.
-        guess = [*want[len(text) : len(text) + k]]
-        if guess and random.random() < 0.6:
-            guess[-1] = int(random.integers(SIZE))
-        found = verify(Draft(tuple(guess)), logits[len(text) : len(text) + k + 1], text, with_drafts, ())
-        text += [token.id for token in found]
-    assert text == want
+        draft = [*expected[len(text) : len(text) + k]]
+        if draft and random.random() < 0.6:
+            draft[-1] = int(random.integers(SIZE))
+        result = verify(Draft(tuple(draft)), logits[len(text) : len(text) + k + 1], text, with_drafts, ())
+        text += [token.id for token in result]
+    assert text == expected
 
 
 def test_nothing_follows_the_first_rejected_draft_token() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(4)
     logits[:, 2] = 9
-    found = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
-    assert [(token.id, token.drafted) for token in found] == [(2, True), (2, False)]
-    np.testing.assert_array_equal(found[1].logits, logits[1])
+    result = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
+    assert [(token.id, token.drafted) for token in result] == [(2, True), (2, False)]
+    np.testing.assert_array_equal(result[1].logits, logits[1])
 
 
 def test_nothing_follows_a_draft_token_that_ends_the_completion() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(3)
     logits[:, 4] = 9
-    found = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
-    assert [token.id for token in found] == [4]
+    result = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
+    assert [token.id for token in result] == [4]
 
 
 def test_penalties_count_preceding_draft_tokens() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=5.0), SIZE)
-    found = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
-    assert [token.id for token in found] == [0, 1, 2, 3]
+    result = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
+    assert [token.id for token in result] == [0, 1, 2, 3]

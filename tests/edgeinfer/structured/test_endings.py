@@ -11,7 +11,7 @@ import edgeinfer
 from edgeinfer.structured.constraint import GrammarVocabulary
 from edgeinfer.structured.endings import MAX_ENDING
 from edgeinfer.structured.grammars import Grammar, grammar, json_schema
-from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on, seeded_logits
 
 pytest.importorskip("llguidance")
 
@@ -36,7 +36,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 def eager(ids: list[int]) -> np.ndarray:
     """Never ends a text, and opens what it can."""
-    logits = drawn(ids)
+    logits = seeded_logits(ids)
     for letter in '"]}':
         logits[byte_ids(letter)[0]] -= 8
     for letter in "{[,":
@@ -46,11 +46,11 @@ def eager(ids: list[int]) -> np.ndarray:
 
 def least(made: Grammar) -> int:
     """Tokens of the ending that is found before the first token."""
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
-    way = vocabulary.constraint(made)
-    assert way.endings is not None
-    ending = way.endings.after(way.matcher)
+    constraint = vocabulary.constraint(made)
+    assert constraint.endings is not None
+    ending = constraint.endings.after(constraint.matcher)
     assert ending is not None
     return len(ending)
 
@@ -95,9 +95,9 @@ def test_logprobs_do_not_change_the_ending() -> None:
 
 def test_a_completion_within_the_limit_is_unchanged() -> None:
     schema = {**SCHEMAS["required"], "properties": {"a": {"enum": ["x"]}, "n": {"enum": [1]}, "in": INNER}}
-    free = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=schema, seed=2)
+    free = model_on(FakeEngine(seeded_logits, 4096)).generate(PROMPT, schema=schema, seed=2)
     assert free.finish_reason == "stop"
-    limited = model_on(FakeEngine(drawn, 4096)).generate(
+    limited = model_on(FakeEngine(seeded_logits, 4096)).generate(
         PROMPT, schema=schema, seed=2, max_tokens=len(free.ids) + MAX_ENDING
     )
     assert limited.ids == free.ids
@@ -115,7 +115,7 @@ def test_a_completion_within_the_limit_is_unchanged() -> None:
 )
 def test_grammars_are_completed_too(text: str, pattern: str) -> None:
     def opening(ids: list[int]) -> np.ndarray:
-        logits = drawn(ids)
+        logits = seeded_logits(ids)
         logits[[END, *(byte_ids(letter)[0] for letter in ".ex!")]] = -20
         return logits
 

@@ -14,7 +14,7 @@ from edgeinfer.errors import LogitsError, SettingError
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import grammar, json_schema
-from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on, seeded_logits
 
 pytest.importorskip("llguidance")
 
@@ -31,13 +31,13 @@ PERSON = {
 PROMPT = [1, 5, 6]
 
 
-def is_person(found: Any) -> bool:
+def matches_person(result: Any) -> bool:
     return (
-        set(found) == {"name", "age", "pets"}
-        and len(found["name"]) <= 8
-        and 0 <= found["age"] <= 99
-        and set(found["pets"]) <= {"cat", "dog"}
-        and len(found["pets"]) <= 2
+        set(result) == {"name", "age", "pets"}
+        and len(result["name"]) <= 8
+        and 0 <= result["age"] <= 99
+        and set(result["pets"]) <= {"cat", "dog"}
+        and len(result["pets"]) <= 2
     )
 
 
@@ -52,15 +52,15 @@ def is_person(found: Any) -> bool:
     ],
 )
 def test_random_logits_give_json_of_the_schema(sampling: dict[str, Any]) -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+    model = model_on(FakeEngine(seeded_logits, 4096))
     for seed in range(4):
         completion = model.generate(PROMPT, schema=PERSON, seed=seed, max_tokens=2000, **sampling)
         assert completion.finish_reason == "stop"
-        assert is_person(json.loads(completion.text)), completion.text
+        assert matches_person(json.loads(completion.text)), completion.text
 
 
 def test_a_completion_ends_with_its_grammar_without_eos() -> None:
-    engine = FakeEngine(drawn, 256)
+    engine = FakeEngine(seeded_logits, 256)
     completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
     assert completion.text in ("yes", "no")
     assert completion.finish_reason == "stop"
@@ -69,7 +69,7 @@ def test_a_completion_ends_with_its_grammar_without_eos() -> None:
 
 def test_eos_is_allowed_where_the_grammar_may_end_or_continue() -> None:
     def eager(ids: list[int]) -> np.ndarray:
-        logits = drawn(ids)
+        logits = seeded_logits(ids)
         logits[END] = 20.0
         return logits
 
@@ -80,31 +80,33 @@ def test_eos_is_allowed_where_the_grammar_may_end_or_continue() -> None:
 
 @pytest.mark.parametrize("text", ['root ::= [a-z]{3} "!"', 'start: /[a-z]{3}/ "!"'])
 def test_a_grammar_is_parsed_in_either_syntax(text: str) -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, grammar=text, seed=3)
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(PROMPT, grammar=text, seed=3)
     assert re.fullmatch("[a-z]{3}!", completion.text)
 
 
 def test_a_schema_may_be_a_string() -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema='{"enum": ["left", "right"]}')
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(
+        PROMPT, schema='{"enum": ["left", "right"]}'
+    )
     assert json.loads(completion.text) in ("left", "right")
 
 
 def test_a_truncated_completion_follows_the_schema() -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
     assert completion.finish_reason == "length"
     assert re.match(r'\{\s*"n', completion.text)
 
 
 def test_a_stop_string_ends_it_earlier() -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+    model = model_on(FakeEngine(seeded_logits, 4096))
     completion = model.generate(PROMPT, schema=PERSON, stop='"age"', max_tokens=500)
     assert "age" not in completion.text
     assert '"name"' in completion.text
 
 
 def test_chat_responses_follow_the_schema() -> None:
-    chat = model_on(FakeEngine(drawn, 4096)).chat()
-    assert is_person(json.loads(chat.say("Who?", schema=PERSON, max_tokens=1500).text))
+    chat = model_on(FakeEngine(seeded_logits, 4096)).chat()
+    assert matches_person(json.loads(chat.say("Who?", schema=PERSON, max_tokens=1500).text))
     assert chat.say("And?", grammar='root ::= "nobody"').text == "nobody"
 
 
@@ -124,7 +126,7 @@ def test_chat_responses_follow_the_schema() -> None:
     ],
 )
 def test_an_unsatisfiable_schema_is_refused_before_prefill(schema: Any, message: str) -> None:
-    engine = FakeEngine(drawn)
+    engine = FakeEngine(seeded_logits)
     with pytest.raises(SettingError) as caught:
         model_on(engine).stream(PROMPT, schema=schema)
     assert str(caught.value).startswith("schema: ")
@@ -136,28 +138,28 @@ def test_an_unsatisfiable_schema_is_refused_before_prefill(schema: Any, message:
 @pytest.mark.parametrize("text", ["root ::= (", "root ::= nothing", "start: /(/", ""])
 def test_an_invalid_grammar_gives_a_one_line_error(text: str) -> None:
     with pytest.raises(SettingError, match=r"^grammar: .+$"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, grammar=text)
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, grammar=text)
 
 
 def test_a_schema_and_a_grammar_exclude_each_other() -> None:
     with pytest.raises(SettingError, match="saw both, wanted one of them"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, schema={}, grammar='root ::= "a"')
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, schema={}, grammar='root ::= "a"')
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(SettingError, match=r"need llguidance, .*pip install 'edgeinfer\[structured\]'"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, schema={})
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, schema={})
 
 
 def test_forced_tokens_are_found() -> None:
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
-    way = vocabulary.constraint(grammar('root ::= "abc" [0-9]'))
-    way.accept(byte_ids("a")[0])
-    assert way.forced() == byte_ids("bc")
-    assert np.flatnonzero(way.allowed()).tolist() == byte_ids("b")
-    assert not way.finished
+    constraint = vocabulary.constraint(grammar('root ::= "abc" [0-9]'))
+    constraint.accept(byte_ids("a")[0])
+    assert constraint.forced() == byte_ids("bc")
+    assert np.flatnonzero(constraint.allowed()).tolist() == byte_ids("b")
+    assert not constraint.finished
 
 
 def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
@@ -174,7 +176,7 @@ def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constrai
 
 
 def test_checking_one_token_equals_the_full_mask() -> None:
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     size = model.engine.vocabulary_size
     ends = 0
     for alone, among in walked(GrammarVocabulary(model.tokenizer, size), 60):
@@ -186,7 +188,7 @@ def test_checking_one_token_equals_the_full_mask() -> None:
 
 
 def test_an_overlapped_mask_equals_a_synchronous_one() -> None:
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size, spare_core=True)
     for meanwhile, at_once in walked(vocabulary, 60):
         meanwhile.begin()
@@ -247,9 +249,9 @@ def test_samples_follow_the_masked_distribution(share: float, settings: dict[str
     chain = SamplingParams.from_keywords({"temperature": 0.8, "seed": 1, **settings})
     ids, probs = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
     masked = np.where(mask, logits, np.float32(-np.inf))
-    want_ids, want = Sampler(chain, size).distribution(masked, history)
+    want_ids, expected = Sampler(chain, size).distribution(masked, history)
     np.testing.assert_array_equal(ids, want_ids)
-    np.testing.assert_allclose(probs, want, rtol=1e-6)
+    np.testing.assert_allclose(probs, expected, rtol=1e-6)
     assert mask[ids].all()
 
 
@@ -271,10 +273,12 @@ def test_a_non_finite_logit_is_reported_under_any_mask() -> None:
 
 
 def test_json_true_is_a_schema() -> None:
-    model = model_on(FakeEngine(drawn))
-    way = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(json_schema(True))
-    assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(way.allowed()).tolist())
-    assert byte_ids("x")[0] not in np.flatnonzero(way.allowed())
+    model = model_on(FakeEngine(seeded_logits))
+    constraint = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(
+        json_schema(True)
+    )
+    assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(constraint.allowed()).tolist())
+    assert byte_ids("x")[0] not in np.flatnonzero(constraint.allowed())
 
 
 def test_forced_tokens_share_a_forward_and_change_nothing(
@@ -310,7 +314,7 @@ def test_a_draft_does_not_change_the_built_in_model() -> None:
             expected: list[Any] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}]
             for settings in expected:
                 completion = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
-                assert is_person(json.loads(completion.text))
+                assert matches_person(json.loads(completion.text))
                 completions.append(completion.ids)
     assert completions[:2] == completions[2:]
 

@@ -13,9 +13,9 @@ from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
 
 def differing(goldens: Any, variant: str, tokenizer: Tokenizer) -> list[tuple[str, list[int], list[int]]]:
     return [
-        (text, found, expected)
+        (text, result, expected)
         for text, special, expected in goldens.answers(variant)
-        if (found := tokenizer.encode(text, bos=special, special=special)) != expected
+        if (result := tokenizer.encode(text, bos=special, special=special)) != expected
     ]
 
 

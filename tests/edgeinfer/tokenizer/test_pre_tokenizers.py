@@ -82,6 +82,6 @@ def test_words_are_split_as_in_training(name: str, text: str, expected: list[str
 def test_classes_beyond_ascii_are_single_bytes() -> None:
     table = class_table()
     assert table.shape == (0x110000,)
-    found = class_text("aé1٣ \u3000\u0301\u0378", table).encode("latin-1")
-    assert found == bytes([ord("a"), LETTER, ord("1"), NUMBER, ord(" "), 0x0B, MARK, OTHER])
+    result = class_text("aé1٣ \u3000\u0301\u0378", table).encode("latin-1")
+    assert result == bytes([ord("a"), LETTER, ord("1"), NUMBER, ord(" "), 0x0B, MARK, OTHER])
     assert np.array_equal(table[:128], np.arange(128))

@@ -77,8 +77,8 @@ def test_fill_in_the_middle_is_recognized_by_key_by_old_key_and_by_text() -> Non
     ).special_ids
     assert (by_key.fim_prefix, by_key.fim_suffix, by_key.fim_separator) == (0, 1, 2)
     by_text = tokenizer_with("<|fim_prefix|>", "<fim_suffix>", "<MID>", "<|fim_pad|>", "<|repo_name|>")
-    found = by_text.special_ids
-    assert (found.fim_prefix, found.fim_suffix, found.fim_middle) == (0, 1, 2)
+    result = by_text.special_ids
+    assert (result.fim_prefix, result.fim_suffix, result.fim_middle) == (0, 1, 2)
     assert by_text.end_ids == {3, 4}
 
 

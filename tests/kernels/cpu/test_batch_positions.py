@@ -32,22 +32,22 @@ def page_tables(prompt: int) -> npt.NDArray[np.int64]:
 
 
 def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
-    begun = prompt // PAGE * PAGE
+    started = prompt // PAGE * PAGE
     for table in tables:
-        engine.backend.copy_positions(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
+        engine.backend.copy_positions(started, int(table[prompt // PAGE]) * PAGE, prompt - started)
 
 
 def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
     """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
     backend = engine.backend
-    found: list[list[Logits]] = [[] for _ in TAILS]
+    result: list[list[Logits]] = [[] for _ in TAILS]
     for index in range(max(map(len, TAILS))):
         texts = [text for text, tail in enumerate(TAILS) if index < len(tail)]
         x = backend.embed([TAILS[text][index] for text in texts])
         backend.forward_batch(x, BatchPositions(np.full(len(texts), prompt + index), tables[texts]))
         for text, row in zip(texts, backend.logits(x), strict=True):
-            found[text].append(row)
-    return found
+            result[text].append(row)
+    return result
 
 
 def alone(engine: NativeEngine, prompt: Sequence[int], tail: Sequence[int]) -> Logits:
@@ -72,12 +72,12 @@ def test_sequences_with_a_shared_prefix_equal_single_sequences_bit_for_bit(
 ) -> None:
     path = ZOO[model].write(tmp_path / "model.gguf")
     engine = engine_for(path, cpu(threads=threads), kind, context=CONTEXT)
-    want = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
+    expected = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
     engine.rewind(0)
     engine.append(PROMPT[:prompt])
     tables = page_tables(prompt)
     copy_begun_page(engine, prompt, tables)
-    for own, rows in zip(want, together(engine, prompt, tables), strict=True):
+    for own, rows in zip(expected, together(engine, prompt, tables), strict=True):
         np.testing.assert_array_equal(np.stack(rows), own)
     engine.close()
 
@@ -91,9 +91,9 @@ def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa:
     engine.append(PROMPT[:prompt])
     tables = page_tables(prompt)
     copy_begun_page(engine, prompt, tables)
-    got = together(engine, prompt, tables)
+    actual = together(engine, prompt, tables)
     truth = engine_for(path, exact, context=CONTEXT)
-    for rows, tail in zip(got, TAILS, strict=True):
+    for rows, tail in zip(actual, TAILS, strict=True):
         assert relative(np.stack(rows), alone(truth, PROMPT[:prompt], tail)) < 5e-6
     engine.close()
 
@@ -103,21 +103,21 @@ def test_a_sequence_reads_prefix_copies_of_the_same_step(tmp_path: Path, build: 
     """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
     path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21
     engine = engine_for(path, build_for(build, 2), context=CONTEXT)
-    stem, guesses = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]
-    want = [alone(engine, PROMPT[:prompt], [stem, guess])[-1] for guess in guesses]
+    prefix, drafts = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]
+    expected = [alone(engine, PROMPT[:prompt], [prefix, draft])[-1] for draft in drafts]
     engine.rewind(prompt)
     tables = np.zeros((2, 4), np.int64)
     tables[0, :2], tables[1, :2] = (0, 1), (0, 9)
     engine.backend.copy_positions(PAGE, 9 * PAGE, prompt - PAGE)
     backend = engine.backend
-    x = backend.embed([stem, *guesses])
+    x = backend.embed([prefix, *drafts])
     copies = ((9 * PAGE + prompt - PAGE,), (), ())
     backend.forward_batch(
         x, BatchPositions(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies)
     )
-    got = backend.logits(x)[1:]
-    assert relative(got, np.stack(want)) < 1e-12
-    assert build == "reference" or np.array_equal(got, np.stack(want))
+    actual = backend.logits(x)[1:]
+    assert relative(actual, np.stack(expected)) < 1e-12
+    assert build == "reference" or np.array_equal(actual, np.stack(expected))
     engine.close()
 
 

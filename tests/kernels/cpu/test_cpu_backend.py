@@ -87,8 +87,8 @@ def logits_of(
         engine.close()
 
 
-def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def relative(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.default_cases
@@ -136,7 +136,7 @@ def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
-    found = []
+    result = []
     for together in (True, False):
         engine = engine_for(path, cpu(threads=threads))
         backend, position = engine.backend, 0
@@ -149,9 +149,9 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, 
                 for index in engine.specification.indices():
                     backend.run_block(index, x, position)
             position += len(ids)
-        found.append(backend.logits(x))
+        result.append(backend.logits(x))
         engine.close()
-    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(result[0], result[1])
 
 
 def test_positions_may_be_evaluated_again_in_any_order(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_positions_may_be_evaluated_again_in_any_order(tmp_path: Path) -> None:
 
 def test_an_f16_cache_differs_by_its_rounding_only(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
-    want = logits_of(path, exact)
-    assert relative(logits_of(path, cpu(), "f16"), want) < 2e-3
-    assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, want.shape)
+    expected = logits_of(path, exact)
+    assert relative(logits_of(path, cpu(), "f16"), expected) < 2e-3
+    assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, expected.shape)
 
 
 @pytest.mark.default_cases
@@ -191,8 +191,8 @@ def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
 ) -> None:
     model = RandomModel("llama", head_dim=128, heads=10, kv_heads=2)
     path = model.write(tmp_path / "model.gguf")
-    found = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact, _exact_kind(kind)))
-    assert found < NEAR[kind]
+    result = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact, _exact_kind(kind)))
+    assert result < NEAR[kind]
 
 
 @pytest.mark.default_cases
@@ -201,13 +201,13 @@ def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
 def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()
-    found = []
+    result = []
     for build in (cpu(threads=5), exact):
         engine = engine_for(path, build, kind, context=LONG)
         engine.append(ids[:-3])
-        found.append(np.stack([engine.append([token]) for token in ids[-3:]]))
+        result.append(np.stack([engine.append([token]) for token in ids[-3:]]))
         engine.close()
-    assert relative(found[0], found[1]) < NEAR[kind]
+    assert relative(result[0], result[1]) < NEAR[kind]
 
 
 @pytest.mark.default_cases
@@ -233,9 +233,9 @@ def test_a_quantized_cache_is_rounded_as_in_the_formula(
     for engine in (ours, formula):
         engine.append(IDS[:-1])
         engine.append(IDS[-1:])
-    for mine, wanted in zip(caches_of(ours), caches_of(formula), strict=True):
+    for mine, expected in zip(caches_of(ours), caches_of(formula), strict=True):
         keys, values = mine.read(len(IDS), head_dim)
-        want_keys, want_values = wanted.read(len(IDS), head_dim)
+        want_keys, want_values = expected.read(len(IDS), head_dim)
         # A code on the edge may be the next one: an element is off by one step of its group at most.
         assert np.abs(keys - want_keys).max() <= code * np.abs(want_keys).max()
         assert np.abs(values - want_values).max() <= code * np.abs(want_values).max()
@@ -276,9 +276,9 @@ def test_amx_is_closer_to_the_reference_than_int8_activations(
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
     path = model.write(tmp_path / "model.gguf")
-    want = logits_of(path, exact)
-    by_tiles = relative(logits_of(path, cpu(isa)), want)
-    assert 0 < by_tiles < relative(logits_of(path, cpu(PORTABLE)), want)
+    expected = logits_of(path, exact)
+    by_tiles = relative(logits_of(path, cpu(isa)), expected)
+    assert 0 < by_tiles < relative(logits_of(path, cpu(PORTABLE)), expected)
 
 
 IN_FILE = (
@@ -294,16 +294,16 @@ def test_memory_mapped_weights_give_the_same_logits(
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
     path = model.write(tmp_path / "model.gguf")
     ids = IDS[:20]
-    found = [logits_of(path, cpu(isa, repack=repack), ids=ids) for repack in (True, False)]
-    assert np.array_equal(found[0], found[1])
+    result = [logits_of(path, cpu(isa, repack=repack), ids=ids) for repack in (True, False)]
+    assert np.array_equal(result[0], result[1])
 
 
 def test_odd_memory_mapped_rows_and_columns_are_padded(tmp_path: Path) -> None:
     model = RandomModel("llama", width=60, feed_forward=101, head_dim=12, heads=5, kv_heads=1)
     for formats in (("F32",), ("F16", "BF16")):
         path = replace(model, formats=formats).write(tmp_path / "model.gguf")
-        found = [logits_of(path, cpu(repack=repack)) for repack in (True, False)]
-        assert np.array_equal(found[0], found[1])
+        result = [logits_of(path, cpu(repack=repack)) for repack in (True, False)]
+        assert np.array_equal(result[0], result[1])
 
 
 def test_repacking_is_counted_and_memory_mapping_copies_nothing(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_a_whole_decode_step_equals_its_blocks_bit_for_bit(tmp_path: Path, name:
     x = backend.embed(IDS[40:41])
     for index in engine.specification.indices():
         backend.run_block(index, x, 40)
-    want = backend.logits(x)[0]
+    expected = backend.logits(x)[0]
     first, second = backend.step_logits(IDS[40:41], 40)[0], backend.step_logits(IDS[41:42], 41)[0]
-    np.testing.assert_array_equal(first, want)
+    np.testing.assert_array_equal(first, expected)
     assert not np.array_equal(first, second)
     engine.close()

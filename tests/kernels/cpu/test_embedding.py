@@ -44,9 +44,9 @@ def test_a_row_is_decoded_to_the_bits_of_the_codec(
     for columns in (256, 1280):
         matrix = random_matrix(name, 5, columns, scale=0.02)
         for row in range(5):
-            want = matrix.decoded()[row : row + 1]
+            expected = matrix.decoded()[row : row + 1]
             np.testing.assert_array_equal(
-                written(matrix, kernels, [row]).view(np.uint32), want.view(np.uint32)
+                written(matrix, kernels, [row]).view(np.uint32), expected.view(np.uint32)
             )
 
 
@@ -59,9 +59,9 @@ def test_random_bits_of_a_row_decode_as_in_the_codec(
     raw = np.random.default_rng(3).integers(0, 256, whole.raw.shape, dtype=np.uint8)
     matrix = Matrix(whole.name, name, 64, 512, raw)
     with np.errstate(all="ignore"):
-        want = matrix.decoded()
+        expected = matrix.decoded()
     for row in range(64):
-        np.testing.assert_array_equal(written(matrix, kernels, [row])[0], want[row])
+        np.testing.assert_array_equal(written(matrix, kernels, [row])[0], expected[row])
 
 
 @pytest.mark.parametrize("name", [*FLOATS, "TQ1_0"])
@@ -88,8 +88,8 @@ def test_rows_are_written_to_a_strided_array(kernels: Kernels, name: str) -> Non
 @pytest.mark.parametrize("count", [1, STEP_TOKENS, STEP_TOKENS + 1, 70])
 def test_scaled_rows_do_not_depend_on_the_thread_count(kernels: Kernels, name: str, count: int) -> None:
     matrix, ids = random_matrix(name, 9, 512), [index * index % 9 for index in range(count)]
-    want = matrix.decoded()[ids] * np.float32(7.5)
-    np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), want)
+    expected = matrix.decoded()[ids] * np.float32(7.5)
+    np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), expected)
 
 
 @pytest.mark.parametrize("row", [-1, 9])

@@ -28,21 +28,21 @@ def engine(tmp_path: Path, build: Build) -> NativeEngine:
 def test_a_prompt_and_steps_equal_the_reference(tmp_path: Path, hidden: int, taps: int) -> None:
     model = replace(MODEL, width=hidden, taps=taps)
     path = model.write(tmp_path / "model.gguf")
-    want = engine_for(path, exact).append_all(IDS[:100])
+    expected = engine_for(path, exact).append_all(IDS[:100])
     tested = engine_for(path, cpu())
     parts = [tested.append_all(IDS[first:last]) for first, last in ((0, 70), (70, 71), (71, 73), (73, 100))]
     tested.close()
-    assert relative(np.concatenate(parts), want) < 5e-6
+    assert relative(np.concatenate(parts), expected) < 5e-6
 
 
 def test_a_prompt_equals_single_steps_to_the_bit(tmp_path: Path) -> None:
     tested = engine(tmp_path, cpu())
-    want = tested.append_all(IDS[:300])
+    expected = tested.append_all(IDS[:300])
     tested.rewind(0)
-    got = np.stack([tested.append([token]) for token in IDS[:300]])
+    actual = np.stack([tested.append([token]) for token in IDS[:300]])
     tested.close()
-    np.testing.assert_array_equal(got[:250], want[:250])
-    assert relative(got, want) < 1e-6
+    np.testing.assert_array_equal(actual[:250], expected[:250])
+    assert relative(actual, expected) < 1e-6
 
 
 @pytest.mark.parametrize("kept", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
@@ -51,34 +51,34 @@ def test_a_rewound_state_continues_as_if_later_tokens_were_never_evaluated(
     tmp_path: Path, build: Build, kept: int
 ) -> None:
     tested = engine(tmp_path, build)
-    want = tested.append_all(IDS)[kept:]
+    expected = tested.append_all(IDS)[kept:]
     tested.rewind(kept)
     assert tested.ids == IDS[:kept]
-    found = tested.append_all(IDS[kept:])
+    result = tested.append_all(IDS[kept:])
     # The second time, the ring may hold the rows of later positions.
     tested.rewind(max(1, kept - 3))
-    again = tested.append_all(IDS[max(1, kept - 3) :])[-len(want) :]
+    again = tested.append_all(IDS[max(1, kept - 3) :])[-len(expected) :]
     tested.close()
-    assert relative(found, want) < 1e-6
-    assert relative(again, want) < 1e-6
+    assert relative(result, expected) < 1e-6
+    assert relative(again, expected) < 1e-6
 
 
 @pytest.mark.parametrize("length", [600, 599, 550, 512, 400, 100])
 def test_a_snapshot_is_restored_to_any_length(tmp_path: Path, length: int) -> None:
     tested = engine(tmp_path, cpu())
-    want = tested.append_all(IDS)
+    expected = tested.append_all(IDS)
     snapshot = tested.snapshot()
     snapshot = replace(snapshot, arrays=[array.copy() for array in snapshot.arrays])
     tested.rewind(0)
     tested.append_all(IDS[::-1])
     tested.restore(snapshot, length)
     assert tested.ids == IDS[:length]
-    found = tested.append_all([7, 8])
+    result = tested.append_all([7, 8])
     tested.rewind(0)
     again = tested.append_all([*IDS[:length], 7, 8])[-2:]
     tested.close()
-    assert relative(found, again) < 5e-6
-    assert want.shape == (600, VOCABULARY)
+    assert relative(result, again) < 5e-6
+    assert expected.shape == (600, VOCABULARY)
 
 
 def test_no_token_can_be_evicted(tmp_path: Path) -> None:

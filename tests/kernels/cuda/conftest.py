@@ -19,15 +19,15 @@ def device() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _mended_interpreter() -> Iterator[None]:
+def _fixed_interpreter() -> Iterator[None]:
     """Triton's interpreter, mended for this numpy and sped up."""
     if HAS_GPU:
         yield
         return
-    from tests.kernels.cuda.interpreter import mended
+    from tests.kernels.cuda.interpreter import fixed_interpreter
 
     often = gc.get_threshold()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    with mended():
+    with fixed_interpreter():
         yield
     gc.set_threshold(*often)

@@ -53,13 +53,13 @@ class Decoder:
         backend.forward(x, 0)
         return np.asarray(backend.logits(x), np.float64)
 
-    def slid_logits(
+    def shifted_logits(
         self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
     ) -> Logits:
         """Of `more` behind what is left of `ids` without the tokens at `gone`."""
-        facts = self.specification
-        state = DecoderState.allocate(facts, CONTEXT, kind)
-        backend = ReferenceBackend(facts, self.weights, state, np.float64)
+        spec = self.specification
+        state = DecoderState.allocate(spec, CONTEXT, kind)
+        backend = ReferenceBackend(spec, self.weights, state, np.float64)
         backend.forward(backend.embed(ids), 0)
         backend.evict(gone, len(ids))
         x = backend.embed(more)
@@ -89,7 +89,7 @@ class Decoder:
         return sum(part.nbytes for part in parts)
 
 
-def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
+def sample_greedy(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
     """The id of the highest logit behind a token, chosen on the device."""
     return backend.sample_next(token_id, start, may_run_ahead=room)
 
@@ -114,28 +114,30 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
 
 
 def read(
-    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], wanted: int = 2, start: int = 0
+    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], expected: int = 2, start: int = 0
 ) -> dict[int, Logits]:
     """Take `counts` tokens at a time, to positions start…; place among `ids` -> logits of the last `wanted`
     of each time.
     """
-    found: dict[int, Logits] = {}
+    result: dict[int, Logits] = {}
     at = 0
     for count in counts:
         x = backend.embed(ids[at : at + count])
         backend.forward(x, start + at)
-        first = max(count - wanted, 0)
+        first = max(count - expected, 0)
         logits = backend.logits(x[first:]).astype(np.float64)
-        found |= {at + first + row: logits[row] for row in range(count - first)}
+        result |= {at + first + row: logits[row] for row in range(count - first)}
         at += count
-    return found
+    return result
 
 
-def distances(found: dict[int, Logits], want: Logits) -> list[float]:
+def distances(result: dict[int, Logits], expected: Logits) -> list[float]:
     """How far every row that was found is from the wanted one, over that one's length."""
-    return [float(np.linalg.norm(row - want[at]) / np.linalg.norm(want[at])) for at, row in found.items()]
+    return [
+        float(np.linalg.norm(row - expected[at]) / np.linalg.norm(expected[at])) for at, row in result.items()
+    ]
 
 
-def worst(found: dict[int, Logits], want: Logits) -> float:
+def worst(result: dict[int, Logits], expected: Logits) -> float:
     """The largest of the distances."""
-    return max(distances(found, want))
+    return max(distances(result, expected))

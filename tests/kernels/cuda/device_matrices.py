@@ -117,6 +117,6 @@ def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
     return values.reshape(len(x), -1)[:, : x.shape[1]]
 
 
-def relative(got: Any, want: Any) -> float:
+def relative(actual: Any, expected: Any) -> float:
     """The distance over the length of what is wanted."""
-    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
+    return float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-30)

@@ -44,17 +44,17 @@ def block_types() -> Callable[[Any, Any, Iterable[Any]], None]:
         sizes = tuple([getattr(size, "value", size) for size in shape])
         if not sizes:
             raise TypeError("0d block_type is forbidden")
-        found = known.get(sizes)
-        if found is None:
-            found = known[sizes] = _shape(sizes)
-        _set_facts(self, element_ty, found)
+        result = known.get(sizes)
+        if result is None:
+            result = known[sizes] = _shape(sizes)
+        _set_facts(self, element_ty, result)
 
     return make
 
 
-def _set_facts(block_type: Any, element_ty: Any, facts: Shape) -> None:
-    block_type.element_ty, block_type.facts = element_ty, facts
-    block_type.shape, block_type.numel = facts.sizes, facts.numel
+def _set_facts(block_type: Any, element_ty: Any, spec: Shape) -> None:
+    block_type.element_ty, block_type.facts = element_ty, spec
+    block_type.shape, block_type.numel = spec.sizes, spec.numel
 
 
 def of_element(self: Any, element_ty: Any) -> Any:
@@ -75,9 +75,9 @@ def same_block(self: Any, other: Any) -> bool:
 
 def make_tensor(self: Any, handle: Any, type: Any) -> None:
     """In place of `tensor.__init__`."""
-    facts = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
+    spec = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = facts.constants, facts.constant_numel
+    self.shape, self.numel = spec.constants, spec.constant_numel
 
 
 def make_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
@@ -122,10 +122,10 @@ def numpy_types(original: Callable[[Any], "np.dtype[Any]"]) -> Callable[[Any], "
 
     def numpy_type(dtype: Any) -> "np.dtype[Any]":
         element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-        found = known.get(element.name)
-        if found is None:
-            found = known[element.name] = original(element)
-        return found
+        result = known.get(element.name)
+        if result is None:
+            result = known[element.name] = original(element)
+        return result
 
     return numpy_type
 
@@ -212,14 +212,14 @@ def operands_of_one_shape(original: Callable[..., Operands]) -> Callable[..., Op
         if not (isinstance(lhs.type, tl.block_type) and isinstance(rhs.type, tl.block_type)):
             return original(self, lhs, rhs)
         key = id(lhs.type.facts), id(rhs.type.facts)
-        found = known.get(key)
-        if found is None:
+        result = known.get(key)
+        if result is None:
             left, right = original(self, lhs, rhs)
             known[key] = left.type.shape
             return left, right
         if len(lhs.shape) != len(rhs.shape):
             return original(self, lhs, rhs)
-        return widened(self, lhs, found), widened(self, rhs, found)
+        return widened(self, lhs, result), widened(self, rhs, result)
 
     return of_one_shape
 

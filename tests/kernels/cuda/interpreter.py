@@ -37,11 +37,11 @@ class _OncePatched:
         restore = scope.restore
         self._patched = True
 
-        def restore_and_forget() -> None:
+        def restore_and_clear() -> None:
             self._patched = False
             restore()
 
-        scope.restore = restore_and_forget
+        scope.restore = restore_and_clear
         return scope
 
 
@@ -65,7 +65,7 @@ def _type_of_tuple(self: Any) -> Any:
 
 
 @contextmanager
-def mended() -> Iterator[None]:
+def fixed_interpreter() -> Iterator[None]:
     """While this is open, kernels are interpreted by the mended interpreter."""
     patch = interpreter._patch_lang_tensor
 

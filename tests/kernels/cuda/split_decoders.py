@@ -19,7 +19,7 @@ from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
 CHUNK = 16
-HERE = LayerSplit(on_gpu=False)
+CPU_ONLY = LayerSplit(on_gpu=False)
 """All of a layer on the host."""
 
 
@@ -35,29 +35,27 @@ def device_layer(decoder: Decoder, index: int) -> LayerSplit:
 def divided(
     decoder: Decoder,
     device: str,
-    divisions: Sequence[LayerSplit],
+    splits: Sequence[LayerSplit],
     kernels: Kernels,
     stream_min_tokens: int | None = None,
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
     """The decoder's layers as `divisions` say."""
-    facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, max_experts_per_token(facts))
+    spec, weights, where = decoder.specification, decoder.weights, torch.device(device)
+    exchange_buffer = ExchangeBuffer(where, CHUNK, spec.hidden_size, max_experts_per_token(spec))
     upper = CudaBackend(
-        facts,
+        spec,
         weights,
         CONTEXT,
         where,
-        DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
+        DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(splits), stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,
     )
-    here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
-    state = DecoderState.allocate(facts, CONTEXT, "f32" if kv == "f16" else kv, here)
-    host = CpuShard(
-        facts, weights, divisions, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2)
-    )
+    here = [index for index in spec.indices() if not splits[index.layer].on_gpu]
+    state = DecoderState.allocate(spec, CONTEXT, "f32" if kv == "f16" else kv, here)
+    host = CpuShard(spec, weights, splits, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2))
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, opened, read, worst
+from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
 from tests.random_models import ZOO, RandomModel
 
 QUANTS_AGREE = 0.04
@@ -59,10 +59,10 @@ def test_a_prompt_and_steps_equal_the_reference(device: str, tmp_path: Path, fac
     with opened(model, tmp_path, layers) as decoder:
         ids = decoder.ids(14)
         backend = decoder.backend(device)
-        found = read(backend, ids, (11, 1, 2))
+        result = read(backend, ids, (11, 1, 2))
         backend.close()
-        assert sorted(found) == [9, 10, 11, 12, 13]
-        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
+        assert sorted(result) == [9, 10, 11, 12, 13]
+        assert worst(result, decoder.reference_logits(ids)) < tolerance(model)
 
 
 @pytest.mark.default_cases(1)
@@ -71,18 +71,18 @@ def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: st
     with opened(ZOO[name], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
         backend = decoder.backend(device, chunk=40)
-        found = read(backend, ids, (40, 1, 3), wanted=1)
+        result = read(backend, ids, (40, 1, 3), expected=1)
         backend.close()
-        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
 def test_an_eight_bit_cache_differs_by_its_rounding_only(device: str, tmp_path: Path) -> None:
     with opened(ZOO["qwen3"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(14)
         backend = decoder.backend(device, kv="q8_0")
-        found = read(backend, ids, (11, 1, 2))
+        result = read(backend, ids, (11, 1, 2))
         backend.close()
-        error = worst(found, decoder.reference_logits(ids))
+        error = worst(result, decoder.reference_logits(ids))
         assert 1e-4 < error < 0.02
 
 
@@ -90,10 +90,10 @@ def test_all_logits_of_a_prompt_are_available(device: str, tmp_path: Path) -> No
     with opened(ZOO["arcee"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(10)
         backend = decoder.backend(device)
-        found = read(backend, ids, (10,), wanted=10)
+        result = read(backend, ids, (10,), expected=10)
         backend.close()
-        assert sorted(found) == list(range(10))
-        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+        assert sorted(result) == list(range(10))
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
 def test_a_prompt_can_be_evaluated_again_from_the_middle(device: str, tmp_path: Path) -> None:
@@ -101,15 +101,15 @@ def test_a_prompt_can_be_evaluated_again_from_the_middle(device: str, tmp_path: 
         ids = decoder.ids(12)
         other = [*ids[:9], *reversed(ids[9:])]
         backend = decoder.backend(device)
-        read(backend, other, (10, 1, 1), wanted=1)
+        read(backend, other, (10, 1, 1), expected=1)
         x = backend.embed(ids[9:])
         backend.forward(x, 9)
         logits, rows = backend.logits(x), backend.final_norm(x)
         backend.close()
-        want = decoder.reference_logits(ids)
+        expected = decoder.reference_logits(ids)
         head = decoder.weights.output.decoded().astype(np.float64)
-        assert worst({9 + row: head @ rows[row] for row in range(3)}, want) < FLOATS_AGREE
-        assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
+        assert worst({9 + row: head @ rows[row] for row in range(3)}, expected) < FLOATS_AGREE
+        assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, expected) < FLOATS_AGREE
 
 
 def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Path) -> None:
@@ -138,15 +138,15 @@ def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path:
             plain.append(int(backend.logits(x)[0].argmax()))
         ahead = plain[:1]
         for position in range(steps):
-            ahead.append(choose_best(backend, ahead[-1], position, position + 1 < steps))
+            ahead.append(sample_greedy(backend, ahead[-1], position, position + 1 < steps))
         assert ahead == plain
         # another token than the one that the device went on with, and from an earlier position
-        choose_best(backend, plain[0], 0, True)
+        sample_greedy(backend, plain[0], 0, True)
         changed = (plain[1] + 1) % decoder.specification.vocabulary_size
-        chosen = choose_best(backend, changed, 1, False)
+        chosen = sample_greedy(backend, changed, 1, False)
         backend.close()
-        want = decoder.reference_logits([plain[0], changed])[1]
-        assert want.max() - want[chosen] < FLOATS_AGREE * np.linalg.norm(want)
+        expected = decoder.reference_logits([plain[0], changed])[1]
+        assert expected.max() - expected[chosen] < FLOATS_AGREE * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
@@ -175,11 +175,11 @@ def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_p
 
 
 def test_experts_with_rows_smaller_than_a_program_are_named(device: str, tmp_path: Path) -> None:
-    model, wanted = (
+    model, expected = (
         replace(ZOO["qwen3moe"], expert_length=40),
         r"blk\.0\.ffn_up_exps\.weight: 40 rows per expert",
     )
-    with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=wanted):
+    with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=expected):
         decoder.backend(device)
 
 
@@ -217,13 +217,13 @@ def test_every_architecture_equals_the_reference(
     with opened(model, tmp_path) as decoder:
         ids = decoder.ids(24)
         backend = decoder.backend(device)
-        logits = read(backend, ids, (12, 1, 3, 1, 3, 1, 3), wanted=12)
+        logits = read(backend, ids, (12, 1, 3, 1, 3, 1, 3), expected=12)
         backend.close()
-        found = distances(logits, decoder.reference_logits(ids))
-    record_property("median", f"{np.median(found):.2g}")
-    record_property("worst", f"{max(found):.2g}")
+        result = distances(logits, decoder.reference_logits(ids))
+    record_property("median", f"{np.median(result):.2g}")
+    record_property("worst", f"{max(result):.2g}")
     # a token whose router is all but undecided may go to another expert
-    judged = float(np.median(found)) if model.experts else max(found)
+    judged = float(np.median(result)) if model.experts else max(result)
     assert judged < DEEP * tolerance(model)
 
 
@@ -235,9 +235,9 @@ def test_steps_of_any_token_count_equal_the_reference(device: str, tmp_path: Pat
     with opened(model, tmp_path, (0,)) as decoder:
         ids = decoder.ids(48)
         backend = decoder.backend(device)
-        found = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), wanted=12)
+        result = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), expected=12)
         backend.close()
-        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
+        assert worst(result, decoder.reference_logits(ids)) < tolerance(model)
 
 
 def test_a_step_is_tuned_once_and_the_result_is_stored(

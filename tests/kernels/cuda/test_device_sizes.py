@@ -73,7 +73,7 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
     assert cuda_buffers.workspace_bytes(sizes) == counted(parts, "workspace")
 
 
-SENDING = {
+STREAMING = {
     "llama": LayerSplit(True),
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
@@ -83,12 +83,12 @@ SENDING = {
 }
 
 
-@pytest.mark.parametrize("name", SENDING)
+@pytest.mark.parametrize("name", STREAMING)
 def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: str) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
-        divisions = [SENDING[name]] * len(sizes.layers)
-        divisions[-1] = LayerSplit(True)
+        splits = [STREAMING[name]] * len(sizes.layers)
+        splits[-1] = LayerSplit(True)
         taken = [
             sum(
                 part.nbytes
@@ -97,12 +97,12 @@ def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: st
                     decoder.weights,
                     CONTEXT,
                     torch.device("cpu"),
-                    DeviceOptions(splits=tuple(divisions), stream_min_tokens=stream_min_tokens),
+                    DeviceOptions(splits=tuple(splits), stream_min_tokens=stream_min_tokens),
                 )
             )
             for stream_min_tokens in (None, 1)
         ]
-    attends = not all(division.on_gpu for division in divisions)
+    attends = not all(split.on_gpu for split in splits)
     counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
     pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)

@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
 from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, choose_best, opened, read, worst
+from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
 from tests.random_models import ZOO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
@@ -37,14 +37,14 @@ def free_bytes() -> int:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Iterator[Decoder]:
-    with opened(replace(ZOO["qwen3"], formats=("Q8_0", "Q4_0")), tmp_path) as found:
-        yield found
+    with opened(replace(ZOO["qwen3"], formats=("Q8_0", "Q4_0")), tmp_path) as result:
+        yield result
 
 
 def use(backend: CudaBackend, ids: list[int]) -> None:
     """A prompt, steps of two widths and choices: whatever takes memory."""
     read(backend, ids, (12, 1, 2))
-    choose_best(backend, ids[0], 15, True)
+    sample_greedy(backend, ids[0], 15, True)
 
 
 def test_closing_frees_the_memory(decoder: Decoder) -> None:
@@ -76,13 +76,13 @@ def test_a_failed_allocation_reports_requested_and_free_bytes(decoder: Decoder) 
     baseline, chunk = free_bytes(), WIDE
     while decoder.counted_bytes("cuda", chunk=chunk) < torch.cuda.mem_get_info()[1]:
         chunk *= 2
-    asked = decoder.counted_bytes("cuda", chunk=chunk) / MIB
+    requested = decoder.counted_bytes("cuda", chunk=chunk) / MIB
     with pytest.raises(MemoryError) as caught:
         decoder.backend("cuda", chunk=chunk)
-    told = re.search(r"needs (\d+) MiB and the GPU has (\d+) MiB free", str(caught.value))
-    assert told is not None
-    assert abs(int(told[1]) - asked) <= 1
-    assert 0 < int(told[2]) < asked
+    reported = re.search(r"needs (\d+) MiB and the GPU has (\d+) MiB free", str(caught.value))
+    assert reported is not None
+    assert abs(int(reported[1]) - requested) <= 1
+    assert 0 < int(reported[2]) < requested
     del caught
     small = decoder.backend("cuda")
     small.close()
@@ -128,14 +128,16 @@ def test_no_step_waits_for_a_compiler_or_a_graph(
 
     monkeypatch.setattr(JITFunction, "_do_compile", refuse)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
-    want = decoder.reference_logits(ids)
+    expected = decoder.reference_logits(ids)
     for count in EVERY_WIDTH:
-        found = step_logits(backend, ids, count, "graph")
+        result = step_logits(backend, ids, count, "graph")
         for position in range(count):
-            distance = np.linalg.norm(found[position] - want[position]) / np.linalg.norm(want[position])
+            distance = np.linalg.norm(result[position] - expected[position]) / np.linalg.norm(
+                expected[position]
+            )
             assert distance < ROUNDING
-    choose_best(backend, ids[0], 8, True)
-    del found
+    sample_greedy(backend, ids[0], 8, True)
+    del result
     assert torch.cuda.memory_allocated() == memory
     backend.close()
 
@@ -179,10 +181,10 @@ def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_pat
     tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
-        want = decoder.reference_logits(ids)
+        expected = decoder.reference_logits(ids)
         backend = decoder.backend("cuda", tuning=tuning, chunk=40)
         for _ in range(10):
-            assert worst(read(backend, ids, (38, 2, 1, 3), wanted=3), want) < FLOATS_AGREE
+            assert worst(read(backend, ids, (38, 2, 1, 3), expected=3), expected) < FLOATS_AGREE
         backend.close()
 
 
@@ -197,16 +199,16 @@ def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
     settings: dict[str, Any] = {"context": 512, "draft": None}
     with edgeinfer.load(device="cpu", **settings) as cpu, edgeinfer.load(device="cuda", **settings) as gpu:
         prompt = cpu.tokenizer.encode(PROMPT, bos=True)
-        stories = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
-        same = next((at for at, (a, b) in enumerate(zip(*stories, strict=False)) if a != b), None)
-        ids = [*prompt, *stories[0][:same]]
+        texts = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
+        same = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+        ids = [*prompt, *texts[0][:same]]
         mine, theirs = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
     distance = np.linalg.norm(mine - theirs) / np.linalg.norm(mine)
     assert distance < ROUNDING
     if same is None:
-        assert len(stories[0]) == len(stories[1])
+        assert len(texts[0]) == len(texts[1])
         return
-    margin = mine[stories[0][same]] - mine[stories[1][same]]
+    margin = mine[texts[0][same]] - mine[texts[1][same]]
     record_property("stories part", f"at token {same}, by {margin:.4f}; logits differ by {distance:.2%}")
     # what one device prefers, the other doubts by no more than they differ
     assert 0 <= margin <= 2 * np.abs(mine - theirs).max()

@@ -34,9 +34,9 @@ def test_the_selected_thread_count_has_a_reason(tmp_path: Path, monkeypatch: pyt
     limit = "; the machine has 32, affinity or a quota allows no more"
     assert measure.thread_choice(tmp_path) == measure.ThreadChoice(2, f"all usable processors{limit}")
     monkeypatch.setattr(measure, "usable_cpus", lambda: 16)
-    found = measure.thread_choice(tmp_path)
-    assert found.count == 12
-    assert found.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
+    result = measure.thread_choice(tmp_path)
+    assert result.count == 12
+    assert result.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     assert not measure.thread_choice(tmp_path).why.endswith(limit)
 
@@ -60,16 +60,16 @@ def test_a_damaged_measurement_file_is_measured_again(
 def test_each_thread_count_has_a_separate_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def reading(folder: Path, threads: int) -> float:
-        asked.append(threads)
+        requested.append(threads)
         return 1e9 * threads
 
     monkeypatch.setattr(measure, "read_bandwidth", reading)
     folder = tmp_path / "new" / "cache"
     assert [measure.remembered_bandwidth(folder, threads) for threads in (2, 1, 2, 1)] == [2e9, 1e9, 2e9, 1e9]
-    assert asked == [2, 1]
+    assert requested == [2, 1]
     assert [path.name for path in folder.iterdir()] == ["measured.json"]
 
 

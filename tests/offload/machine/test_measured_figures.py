@@ -11,20 +11,20 @@ from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 
 def test_measurements_are_stored_and_extended(tmp_path: Path) -> None:
-    figures = MeasuredFigures(tmp_path / "new", "one machine")
-    assert figures.known() == {}
-    figures.keep({"reading": 1e9})
-    figures.keep({"copying": 2e9, "reading": 3e9})
+    measurements = MeasuredFigures(tmp_path / "new", "one machine")
+    assert measurements.known() == {}
+    measurements.keep({"reading": 1e9})
+    measurements.keep({"copying": 2e9, "reading": 3e9})
     assert MeasuredFigures(tmp_path / "new", "one machine").known() == {"reading": 3e9, "copying": 2e9}
 
 
 def test_all_measurements_can_be_deleted(tmp_path: Path) -> None:
-    figures = MeasuredFigures(tmp_path, "one machine")
-    figures.forget()
-    figures.keep({"reading": 1e9})
-    figures.forget()
-    assert figures.known() == {}
-    assert figures.figure("reading", lambda: 2e9) == 2e9
+    measurements = MeasuredFigures(tmp_path, "one machine")
+    measurements.forget()
+    measurements.keep({"reading": 1e9})
+    measurements.forget()
+    assert measurements.known() == {}
+    assert measurements.figure("reading", lambda: 2e9) == 2e9
 
 
 def test_another_machine_or_measurement_version_discards_them(
@@ -42,13 +42,13 @@ def test_another_machine_or_measurement_version_discards_them(
     "figures_there", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5]
 )
 def test_a_changed_file_is_measured_again(tmp_path: Path, figures_there: object) -> None:
-    figures = MeasuredFigures(tmp_path, "m")
-    figures.keep({"reading": 1e9})
+    measurements = MeasuredFigures(tmp_path, "m")
+    measurements.keep({"reading": 1e9})
     content = json.loads((tmp_path / "measured.json").read_text())
     (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": figures_there}))
-    assert figures.known() == {}
-    assert figures.figure("fast", lambda: 5.0) == 5.0
-    assert figures.known() == {"fast": 5.0}
+    assert measurements.known() == {}
+    assert measurements.figure("fast", lambda: 5.0) == 5.0
+    assert measurements.known() == {"fast": 5.0}
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b'{"machine": 1}', b"null", b"1e999"])
@@ -74,9 +74,9 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_a_writable_folder_measurements_last_for_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    figures = MeasuredFigures(tmp_path / "file" / "cache", "one machine")
-    figures.keep({"reading": 1e9})
-    assert figures.figure("copying", lambda: 2e9) == 2e9
-    assert figures.known() == {"reading": 1e9, "copying": 2e9}
-    figures.forget()
-    assert figures.known() == {}
+    measurements = MeasuredFigures(tmp_path / "file" / "cache", "one machine")
+    measurements.keep({"reading": 1e9})
+    assert measurements.figure("copying", lambda: 2e9) == 2e9
+    assert measurements.known() == {"reading": 1e9, "copying": 2e9}
+    measurements.forget()
+    assert measurements.known() == {}

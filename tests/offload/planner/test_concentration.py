@@ -11,10 +11,10 @@ def counts(first: list[int], last: list[int]) -> "np.ndarray[tuple[int, ...], np
 
 
 def test_equal_granules_cover_their_share() -> None:
-    found = coverage([counts([5] * 20, [5] * 20)], (10, 10))
-    assert found.covered == pytest.approx(SHARES)
-    assert found.active == 0.5
-    assert not found.beats_uniform
+    result = coverage([counts([5] * 20, [5] * 20)], (10, 10))
+    assert result.covered == pytest.approx(SHARES)
+    assert result.active == 0.5
+    assert not result.beats_uniform
 
 
 def test_the_first_half_selects_and_the_second_half_evaluates() -> None:

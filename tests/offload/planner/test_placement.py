@@ -14,13 +14,13 @@ from edgeinfer_offload.planner.planner import NO_EXPERT_CACHE, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,
-    WISHES,
+    PLAN_OPTIONS,
     cpu_only,
     dense_model,
     feed_forward,
     laptop,
     layer,
-    mixture_model,
+    moe_model,
     planned,
     server,
     with_link,
@@ -38,7 +38,7 @@ def test_a_model_that_fits_the_gpu_is_there_entirely() -> None:
 
 
 def test_without_a_gpu_all_is_on_the_cpu_and_the_embedding_is_memory_mapped() -> None:
-    plan = plan_memory(dense_model(), cpu_only(), WISHES)
+    plan = plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS)
     assert (plan.device, plan.head, plan.embedding) == ("cpu", "cpu", "disk")
     assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
     assert plan.bytes_on("gpu") == 0
@@ -72,7 +72,7 @@ def test_feed_forwards_are_split_so_that_both_devices_work() -> None:
 def test_whole_layers_are_placed_if_synchronization_costs_too_much() -> None:
     machine = server()
     slow = with_link(machine, sync_seconds=2e-3)
-    plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
+    plan = plan_memory(dense_model(), slow, replace(PLAN_OPTIONS, vram=3 * GIB))
     assert any(layer.whole_on == "gpu" for layer in plan.layers)
     # At most two changes of side: none of the layers is divided but for one at the limit.
     assert sum(layer.whole_on is None for layer in plan.layers) <= 1
@@ -81,7 +81,7 @@ def test_whole_layers_are_placed_if_synchronization_costs_too_much() -> None:
 
 
 def test_moe_attention_is_placed_first_and_experts_as_they_fit() -> None:
-    small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
+    small, large = planned(moe_model(), 2.5), planned(moe_model(), 8)
     assert [layer.attention for layer in small.layers] == ["gpu"] * 48
     assert 0 < sum(len(layer.gpu_experts) for layer in small.layers) < 48 * 64
     assert sum(len(layer.gpu_experts) for layer in large.layers) > 2 * sum(
@@ -92,9 +92,9 @@ def test_moe_attention_is_placed_first_and_experts_as_they_fit() -> None:
 
 
 def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
-    chances = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
-    routing = (chances,) * 48
-    uniform, known = planned(mixture_model(), 3), planned(mixture_model(), 3, routing=routing)
+    probs = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
+    routing = (probs,) * 48
+    uniform, known = planned(moe_model(), 3), planned(moe_model(), 3, routing=routing)
     holding = [layer for layer in known.layers if layer.gpu_experts]
     assert holding
     assert all(77 in layer.gpu_experts for layer in holding)
@@ -102,7 +102,7 @@ def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
 
 
 def test_a_shared_expert_is_placed_with_its_attention() -> None:
-    plan = planned(mixture_model(shared=True), 3)
+    plan = planned(moe_model(shared=True), 3)
     items = {(item.layer, item.device) for item in plan.items if "router and shared expert" in item.item}
     assert items == {(index, layer.attention) for index, layer in enumerate(plan.layers)}
 
@@ -111,10 +111,10 @@ def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     plan = planned(dense_model(), 1.8, draft=draft)
     assert plan.draft == "gpu"
-    without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
+    without = plan_memory(dense_model(), cpu_only(), replace(PLAN_OPTIONS, draft=draft))
     assert without.draft == "cpu"
     assert without.prediction.seconds == pytest.approx(
-        plan_memory(dense_model(), cpu_only(), WISHES).prediction.seconds
+        plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS).prediction.seconds
     )
 
 
@@ -129,7 +129,7 @@ def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
         PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
     ):
         planned(dense_model(), 0, ram=2 * GIB)
-    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(WISHES, vram=0, disk=True))
+    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(PLAN_OPTIONS, vram=0, disk=True))
     assert plan.bytes_on("cpu") <= 2 * GIB
     spilled = [item for item in plan.items if item.device == "disk" and item.layer is not None]
     assert spilled
@@ -143,15 +143,15 @@ def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
 
 def test_weights_that_fit_memory_are_not_memory_mapped() -> None:
     for ram in (16, 5):
-        wishes = replace(WISHES, vram=3 * GIB, ram=ram * GIB)
-        plan = plan_memory(dense_model(), laptop(), wishes)
-        assert plan_memory(dense_model(), laptop(), replace(wishes, disk=True)) == plan
+        options = replace(PLAN_OPTIONS, vram=3 * GIB, ram=ram * GIB)
+        plan = plan_memory(dense_model(), laptop(), options)
+        assert plan_memory(dense_model(), laptop(), replace(options, disk=True)) == plan
 
 
 def test_a_split_model_over_main_memory_is_memory_mapped_and_streams_nothing() -> None:
-    for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
-        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
-        plan = plan_memory(model, laptop(), wishes)
+    for model, vram in ((dense_model(), 3), (moe_model(), 4)):
+        options = replace(PLAN_OPTIONS, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
+        plan = plan_memory(model, laptop(), options)
         assert (plan.head, plan.options.disk) == ("gpu", True)
         assert plan.prediction.stream_min_tokens is None
         assert plan.bytes_on("cpu") <= GIB
@@ -161,23 +161,23 @@ def test_a_split_model_over_main_memory_is_memory_mapped_and_streams_nothing() -
 
 
 def test_page_cached_weights_are_read_from_the_disk_once() -> None:
-    wishes = replace(WISHES, device="cpu", ram=2 * GIB, disk=True)
-    small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
+    options = replace(PLAN_OPTIONS, device="cpu", ram=2 * GIB, disk=True)
+    small, large = (plan_memory(dense_model(), cpu_only(ram), options) for ram in (4 * GIB, 24 * GIB))
     assert small.layers == large.layers
     assert small.bytes_on("disk") == large.bytes_on("disk")
     assert "from the disk again" in small.explain()
     assert "from the disk again" not in large.explain()
-    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(wishes, ram=None))
+    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(options, ram=None))
     assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
 
 
 def test_memory_mapped_weights_use_no_memory() -> None:
-    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
+    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(PLAN_OPTIONS, repack=False))
     assert plan.bytes_on("cpu") < 2 * GIB
     assert plan.file_bytes == dense_model().nbytes
     assert {layer.rest for layer in plan.layers} == {"disk"}
     assert plan.head == "disk"
-    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(WISHES, repack=False))
+    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(PLAN_OPTIONS, repack=False))
     read = sum(item.weights_read for item in plan.items)
     assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
 
@@ -203,14 +203,14 @@ def test_a_layer_smaller_than_a_neuron_group_is_not_split() -> None:
     tiny = layer(256, 4, 2, "Q8_0", feed_forward(256, 448, "Q8_0"))
     model = ModelSizes(256, 1024, (tiny,) * 4, MatrixSize("output", "Q8_0", 1024, 256))
     for vram in range(720, 800, 8):
-        plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, context=64, vram=vram * MIB))
         assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
 
 
 def test_the_expert_cache_has_equal_slots_per_layer_and_all_experts_in_main_memory() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
-    cached = plan_memory(mixture_model(), laptop(), wishes)
+    options = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
+    fixed = plan_memory(moe_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    cached = plan_memory(moe_model(), laptop(), options)
     slots = [len(layer.gpu_experts) for layer in cached.layers]
     assert len(set(slots)) == 1
     assert all(layer.expert_cache and layer.has_some_experts for layer in cached.layers)
@@ -232,14 +232,14 @@ def test_the_expert_cache_has_equal_slots_per_layer_and_all_experts_in_main_memo
 
 
 def test_no_expert_cache_without_main_memory_or_gain() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
-    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
+    options = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
+    fixed = plan_memory(moe_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    short = plan_memory(moe_model(), laptop(), replace(options, ram=fixed.bytes_on("cpu") + GIB // 8))
     assert not any(layer.expert_cache for layer in short.layers)
     assert short.prediction == fixed.prediction
     assert short.relaxations == (NO_EXPERT_CACHE,)
     slow = with_link(laptop(), sync_seconds=1e-3)
-    plan = plan_memory(mixture_model(), slow, wishes)
+    plan = plan_memory(moe_model(), slow, options)
     assert not any(layer.expert_cache for layer in plan.layers)
     assert plan.relaxations == ()
 
@@ -252,13 +252,13 @@ def test_without_a_split_moe_model_the_plan_omits_experts() -> None:
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [dense_model(), moe_model()], ids=["dense", "mixture"])
 def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
-    least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))
+    least = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=2 * GIB))
     beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
-    places = set()
+    indices = set()
     for more in range(-30, 60, 3):
-        plan = plan_memory(model, laptop(), replace(WISHES, vram=beside + more * MIB))
-        places.add(plan.head)
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=beside + more * MIB))
+        indices.add(plan.head)
         assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
-    assert places == {"cpu", "gpu"}
+    assert indices == {"cpu", "gpu"}

@@ -10,13 +10,13 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, dense_model, laptop, mixture_model, server, with_link
+from tests.offload.model_shapes import GIB, dense_model, laptop, moe_model, server, with_link
 
-WISHES = PlanOptions(1024)
+PLAN_OPTIONS = PlanOptions(1024)
 
 
 def planned(model: ModelSizes, machine: Machine, vram: float, prompt: int = 512) -> MemoryPlan:
-    return plan_memory(model, machine, replace(WISHES, vram=int(vram * GIB), prompt=prompt))
+    return plan_memory(model, machine, replace(PLAN_OPTIONS, vram=int(vram * GIB), prompt=prompt))
 
 
 def with_link_speed(machine: Machine, factor: float) -> Machine:
@@ -39,7 +39,7 @@ def test_a_long_prompt_takes_as_long_as_streaming_the_cpu_weights() -> None:
     assert slower - plan.prediction.prompt_seconds == pytest.approx(sending, rel=0.1)
 
 
-@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [dense_model(), moe_model()], ids=["dense", "mixture"])
 def test_weights_are_streamed_from_the_prompt_length_where_it_is_faster(model: ModelSizes) -> None:
     least = planned(model, laptop(), 3).prediction.stream_min_tokens
     assert least is not None
@@ -54,7 +54,7 @@ def test_weights_are_streamed_from_the_prompt_length_where_it_is_faster(model: M
 
 
 def test_an_moe_model_streams_used_experts_only() -> None:
-    model, machine = mixture_model(), with_link_speed(laptop(), 0.1)
+    model, machine = moe_model(), with_link_speed(laptop(), 0.1)
     fast = replace(machine, processor=replace(machine.processor, operations_per_second=1e9))
     few, many = (planned(model, fast, 3, prompt).prediction.prompt_seconds for prompt in (8, 512))
     assert many < 4 * few

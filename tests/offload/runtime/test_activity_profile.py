@@ -43,15 +43,15 @@ def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> No
     assert find_profile(model, data) is None
     kept = a_profile(model)
     assert save_profile(kept, model, data) == beside_model(model)
-    found = find_profile(model, data)
-    assert found is not None
-    assert (found.model_hash, found.tokens, found.rule) == (kept.model_hash, (4, 2), "not exactly zero")
-    assert list(found.layers("neurons")) == [2, 10]
-    assert list(found.layers("experts")) == [2]
+    result = find_profile(model, data)
+    assert result is not None
+    assert (result.model_hash, result.tokens, result.rule) == (kept.model_hash, (4, 2), "not exactly zero")
+    assert list(result.layers("neurons")) == [2, 10]
+    assert list(result.layers("experts")) == [2]
     for name, counts in kept.counts.items():
-        assert np.array_equal(found.counts[name], counts)
-    assert np.array_equal(found.arrays["predictor.2.bias"], [0, 1, 2])
-    assert found.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
+        assert np.array_equal(result.counts[name], counts)
+    assert np.array_equal(result.arrays["predictor.2.bias"], [0, 1, 2])
+    assert result.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
 
 
 def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, tmp_path: Path) -> None:
@@ -68,9 +68,10 @@ def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, t
 
 def test_a_profile_of_another_model_gives_a_one_line_error(model: Path, tmp_path: Path) -> None:
     save_profile(replace(a_profile(model), model_hash="0" * 64), model, tmp_path)
-    wanted = model_hash(model)[:12]
+    expected = model_hash(model)[:12]
     line = (
-        f"profile of another model (hash 000000000000, wanted {wanted}); write it anew with edgeinfer profile"
+        f"profile of another model (hash 000000000000, wanted {expected}); "
+        "write it anew with edgeinfer profile"
     )
     with pytest.raises(ProfileError, match=re.escape(line)):
         find_profile(model, tmp_path)
@@ -86,8 +87,8 @@ def test_damaged_profiles_give_a_one_line_error(model: Path, tmp_path: Path) -> 
             ActivityProfile.load(path)
     for _ in range(200):
         mutated = bytearray(whole)
-        for place in random.integers(0, len(whole), 4):
-            mutated[place] = random.integers(0, 256)
+        for index in random.integers(0, len(whole), 4):
+            mutated[index] = random.integers(0, 256)
         path.write_bytes(mutated)
         with contextlib.suppress(ProfileError):
             ActivityProfile.load(path)

@@ -57,10 +57,10 @@ def test_alternating_tokens_load_experts_after_uniform_routing() -> None:
     )
     slots = ExpertCachePolicy(128, 8, [range(72)])
     assert replay(even, slots).copies == 0
-    turns = np.tile(few, (1, 100, 1))
-    before = replay(turns[:, :60], slots).hit_rate
-    replay(turns[:, 60:], slots)
-    settled = replay(turns[:, :60], slots)
+    messages = np.tile(few, (1, 100, 1))
+    before = replay(messages[:, :60], slots).hit_rate
+    replay(messages[:, 60:], slots)
+    settled = replay(messages[:, :60], slots)
     assert before < 0.8
     assert settled.hit_rate == 1.0
 
@@ -89,18 +89,20 @@ def test_the_largest_gain_is_loaded_first_and_a_pending_expert_is_not_requested_
 
 
 def test_an_update_loads_a_limited_number_of_experts_of_a_layer() -> None:
-    habits = ExpertUsage(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
-    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]] * 2, habits)
+    usage = ExpertUsage(certainty=0.0, cost=0.0, a_layer=2, at_once=3)
+    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]] * 2, usage)
     slots.record(np.array([[0, 0, 0, 0, 9, 9, 9, 9]] * 2))
-    found = slots.proposals()
-    assert len(found) == 3
-    assert {swap.layer for swap in found} == {0, 1}
-    assert len({(swap.layer, swap.expert) for swap in found}) == len({(s.layer, s.slot) for s in found}) == 3
+    result = slots.proposals()
+    assert len(result) == 3
+    assert {swap.layer for swap in result} == {0, 1}
+    assert (
+        len({(swap.layer, swap.expert) for swap in result}) == len({(s.layer, s.slot) for s in result}) == 3
+    )
 
 
 def test_the_update_interval_grows_without_changes_and_shrinks_with_them() -> None:
-    habits = ExpertUsage(look_after=16, look_seldom=128)
-    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]], habits)
+    usage = ExpertUsage(look_after=16, look_seldom=128)
+    slots = ExpertCachePolicy(8, 4, [[0, 1, 2, 3]], usage)
     waits = []
     for _ in range(5):
         slots.record(np.array([[20, 20, 20, 20, 0, 0, 0, 0]]))
@@ -113,9 +115,9 @@ def test_the_update_interval_grows_without_changes_and_shrinks_with_them() -> No
 
 
 def test_a_slot_is_unassigned_while_it_is_written() -> None:
-    asked = np.full((1, 40, 1), 7)
+    requested = np.full((1, 40, 1), 7)
     slots = ExpertCachePolicy(EXPERTS, 1, [[0]], ExpertUsage(certainty=0.0, cost=4.0, look_after=8))
-    slow = replay(asked, slots, tokens_a_copy=10)
+    slow = replay(requested, slots, tokens_a_copy=10)
     assert slow.copies == 1
     assert slow.hits == 40 - 8 - 10
     assert slow.requested == 40

@@ -75,10 +75,10 @@ class Chat:
     async def click(self, message: int, word: str) -> None:
         """Click a word of a turn's head, once that lies where it stays."""
         head, seen = self.views()[message].query_one(".head"), None
-        while seen != (found := (head.region, str(head.render()))):
-            seen = found
+        while seen != (result := (head.region, str(head.render()))):
+            seen = result
             await self.pilot.pause(0.1)
-        await self.pilot.click(head, offset=(found[1].index(word) + 1, 0))
+        await self.pilot.click(head, offset=(result[1].index(word) + 1, 0))
 
     async def until(self, holds: Callable[[], object]) -> None:
         end = time.monotonic() + TIMEOUT_SECONDS
@@ -128,14 +128,14 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         warnings: Sequence[str] = (),
         **options: Any,
     ) -> AsyncIterator[Chat]:
-        coming = iter(models or [FakeModel()])
+        started = iter(models or [FakeModel()])
 
         def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
             progress[0](1, 2)
             if load_when is not None:
                 load_when.wait(TIMEOUT_SECONDS)
                 progress[0](2, 2)
-            model = next(coming)
+            model = next(started)
             if isinstance(model, Exception):
                 raise model
             model.loaded_with = {"model": name, **settings}

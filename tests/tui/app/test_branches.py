@@ -19,7 +19,7 @@ async def test_a_regenerated_response_is_an_alternative(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
-        model.answer = "A bear."
+        model.response = "A bear."
         await chat.press("f5")
         await chat.settle()
         assert chat.shown() == ["Hi", "A bear."]
@@ -50,7 +50,7 @@ async def test_the_model_continues_from_the_branch_that_is_shown(opened: Opened)
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
-        model.answer = "A bear."
+        model.response = "A bear."
         await chat.press("f5")
         await chat.settle()
         await chat.press("tab", "left", "escape")

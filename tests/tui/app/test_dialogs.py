@@ -31,9 +31,11 @@ def test_help_that_is_too_long_for_its_line_continues_indented(width: int, lines
     page = str(help_text(width)).split("\n")[:-1]
     assert max(map(len, page)) <= width
     at = next(index for index, line in enumerate(page) if line.split()[:1] == ["Esc"])
-    told = page[at : at + lines]
-    assert " ".join(" ".join(told).split()) == "Esc stop the response; leave a message that is being edited"
-    assert all(line.startswith("    ") for line in told[1:])
+    reported = page[at : at + lines]
+    assert (
+        " ".join(" ".join(reported).split()) == "Esc stop the response; leave a message that is being edited"
+    )
+    assert all(line.startswith("    ") for line in reported[1:])
 
 
 async def test_settings_apply_from_the_next_response_on(opened: Opened) -> None:
@@ -53,7 +55,7 @@ async def test_settings_apply_from_the_next_response_on(opened: Opened) -> None:
 
 async def test_a_wrong_setting_is_named_and_the_page_stays(opened: Opened) -> None:
     async with opened() as chat:
-        for field, value, told in (
+        for field, value, reported in (
             ("top_k", "many", "top_k: saw 'many', wanted a whole number"),
             ("temperature", "-1", "temperature"),
             ("max_tokens", "-3", "max_tokens: saw -3"),
@@ -61,7 +63,7 @@ async def test_a_wrong_setting_is_named_and_the_page_stays(opened: Opened) -> No
             await chat.press("f2")
             chat.app.screen.query_one(f"#{field}", Input).value = value
             await chat.press("ctrl+s")
-            assert told in str(chat.app.screen.query_one("#wrong").render())
+            assert reported in str(chat.app.screen.query_one("#wrong").render())
             await chat.press("escape")
         assert chat.app.chat.settings == {}
 
@@ -106,10 +108,10 @@ async def test_an_unknown_model_name_starts_no_loading(opened: Opened) -> None:
 
 async def test_a_past_chat_is_found_by_its_text(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
-        for output, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
+        for output, completion in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
             made = store.new_chat("tiny").id
             user_message = store.add_message(made, None, "user", output)
-            store.add_message(made, user_message.id, "assistant", answer)
+            store.add_message(made, user_message.id, "assistant", completion)
     async with opened() as chat:
         await chat.press("ctrl+f")
         options = chat.app.screen.query_one(OptionList)
@@ -187,7 +189,7 @@ async def test_f7_toggles_dark_and_light(opened: Opened) -> None:
 
 async def test_load_warnings_are_shown_until_a_message_is_sent(opened: Opened) -> None:
     async with opened() as chat:
-        note = chat.screen.query_one("#note")
-        assert str(note.render()) == "a remark on the loading"
+        warning = chat.screen.query_one("#note")
+        assert str(warning.render()) == "a remark on the loading"
         await chat.say("Hi")
-        assert not note.display
+        assert not warning.display

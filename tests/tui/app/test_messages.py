@@ -45,7 +45,7 @@ async def test_shown_text_of_a_running_response_is_already_saved(opened: Opened)
 
 
 async def test_a_context_shift_is_reported_during_the_response(opened: Opened) -> None:
-    async with opened(FakeModel(slid_after=1), generation={"context_overflow": "shift"}) as chat:
+    async with opened(FakeModel(shift_after=1), generation={"context_overflow": "shift"}) as chat:
         await chat.say("Hi")
         output = "the context of 1024 tokens was shifted: 256 after the first were evicted"
         assert chat.notices() == [output]
@@ -133,12 +133,12 @@ async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, t
         user_message = store.add_message(chat_id, None, "user", "Where?")
         store.add_message(chat_id, user_message.id, "assistant", "In a den.")
         stored = store.chat("foxes")
-    coming = threading.Event()
-    async with opened(stored=stored, load_when=coming) as chat:
+    started = threading.Event()
+    async with opened(stored=stored, load_when=started) as chat:
         assert chat.shown() == ["Where?", "In a den."]
-        speakers = [str(view.query_one(".head").render()).split()[0] for view in chat.views()]
-        assert speakers == ["You", "Model"]
-        coming.set()
+        roles = [str(view.query_one(".head").render()).split()[0] for view in chat.views()]
+        assert roles == ["You", "Model"]
+        started.set()
         await chat.settle()
         assert str(chat.views()[1].query_one(".head").render()).split()[0] == "fake"
 
@@ -152,10 +152,10 @@ async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> 
 
 async def test_a_chat_that_cannot_be_stored_is_reported_until_a_message_is_sent(opened: Opened) -> None:
     async with opened(kept=False, warnings=["this chat won't be kept: no room"]) as chat:
-        note = chat.screen.query_one("#note")
-        assert str(note.render()) == "this chat won't be kept: no room; a remark on the loading"
+        warning = chat.screen.query_one("#note")
+        assert str(warning.render()) == "this chat won't be kept: no room; a remark on the loading"
         await chat.say("Hi")
-        assert not note.display
+        assert not warning.display
 
 
 async def test_a_failed_load_ends_the_program_with_its_reason(opened: Opened) -> None:
@@ -181,21 +181,21 @@ async def test_the_status_line_reports_context_speed_and_help(opened: Opened) ->
 
 
 async def test_a_message_sent_during_loading_is_processed_after_it(opened: Opened) -> None:
-    coming = threading.Event()
-    async with opened(load_when=coming) as chat:
+    started = threading.Event()
+    async with opened(load_when=started) as chat:
         await chat.say("Hi", wait=False)
         assert chat.shown() == []
         assert "loading the model 1 B/2 B (50%)" in str(chat.screen.query_one("#note").render())
-        coming.set()
+        started.set()
         await chat.until(lambda: chat.shown() == ["Hi", ANSWER])
         assert chat.screen.input.text == ""
 
 
 async def test_quitting_during_loading_cancels_it(opened: Opened) -> None:
-    coming = threading.Event()
-    async with opened(load_when=coming) as chat:
+    started = threading.Event()
+    async with opened(load_when=started) as chat:
         await chat.press("ctrl+q")
-        coming.set()
+        started.set()
         await chat.until(lambda: chat.app.at_rest)
         assert chat.app.failure is None
         assert chat.app.chat.thread.model is None

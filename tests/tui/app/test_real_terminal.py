@@ -20,7 +20,7 @@ from tests.tui.terminal import Terminal
 pytestmark = pytest.mark.slow
 
 LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
-COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
+COLOR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
         terminal.close()
 
 
-def in_mid_answer(begin: Callable[..., Terminal]) -> Terminal:
+def during_response(begin: Callable[..., Terminal]) -> Terminal:
     terminal = begin()
     terminal.type("Hello\r")
     terminal.wait_for("word word word")
@@ -56,7 +56,7 @@ def said(home: Path) -> tuple[str, str]:
 def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = in_mid_answer(begin)
+    terminal = during_response(begin)
     terminal.type("\x11")
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
@@ -70,7 +70,7 @@ def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_it_like_quitting(home: Path, begin: Callable[..., Terminal], name: str) -> None:
-    terminal = in_mid_answer(begin)
+    terminal = during_response(begin)
     terminal.process.send_signal(getattr(signal, name))
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
@@ -81,7 +81,7 @@ def test_a_signal_ends_it_like_quitting(home: Path, begin: Callable[..., Termina
 def test_closing_the_terminal_during_a_response_keeps_its_text(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = in_mid_answer(begin)
+    terminal = during_response(begin)
     assert terminal.hang_up() == 0
     assert said(home)[1] == "stopped"
 
@@ -103,11 +103,11 @@ def test_no_color_is_supported(home: Path, begin: Callable[..., Terminal]) -> No
     terminal = begin(variables={"NO_COLOR": "1", "COLORTERM": "truecolor"})
     terminal.type("\x11")
     assert terminal.exit_code() == 0
-    assert COLOUR.search(terminal.seen) is None
-    coloured = begin(variables={"COLORTERM": "truecolor"})
-    coloured.type("\x11")
-    assert coloured.exit_code() == 0
-    assert COLOUR.search(coloured.seen) is not None
+    assert COLOR.search(terminal.seen) is None
+    colored = begin(variables={"COLORTERM": "truecolor"})
+    colored.type("\x11")
+    assert colored.exit_code() == 0
+    assert COLOR.search(colored.seen) is not None
 
 
 def test_an_invalid_model_gives_a_one_line_error_before_drawing(home: Path) -> None:

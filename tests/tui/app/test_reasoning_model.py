@@ -18,11 +18,11 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-TOLD = (
+TEMPLATE_START = (
     "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}A"
 )
-OPENING, PLAIN = TOLD + "<think>\n{% endif %}", TOLD + "{% endif %}"
+OPENING, PLAIN = TEMPLATE_START + "<think>\n{% endif %}", TEMPLATE_START + "{% endif %}"
 OPEN, CLOSE = VOCABULARY - 2, VOCABULARY - 1
 """Of the marks, which this file calls control tokens as some do."""
 SCHEMA = {
@@ -33,7 +33,7 @@ SCHEMA = {
 }
 
 
-class Thinker:
+class ReasoningModel:
     """Thinks, and answers with the number of letters that it was asked with."""
 
     def __init__(self, template: str, context: int = 512) -> None:
@@ -62,11 +62,11 @@ class Thinker:
         script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + response), END]
         if output.startswith("<think>"):
             output = output.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
-            script, begun = script[1:], len(output)
+            script, started = script[1:], len(output)
         else:
-            begun = 0
+            started = 0
         logits = np.zeros(VOCABULARY, np.float32)
-        logits[script[min(begun, len(script) - 1)]] = 30
+        logits[script[min(started, len(script) - 1)]] = 30
         return logits
 
 
@@ -84,8 +84,8 @@ def status(chat: Chat) -> str:
 
 @pytest.mark.parametrize("template", [OPENING, PLAIN])
 async def test_reasoning_is_folded_and_not_in_the_next_prompt(opened: Opened, template: str) -> None:
-    thinker = Thinker(template)
-    async with opened(thinker.model, generation={"temperature": 0.0}) as chat:
+    reasoning_model = ReasoningModel(template)
+    async with opened(reasoning_model.model, generation={"temperature": 0.0}) as chat:
         await chat.say("fox")
         assert chat.shown() == ["fox", "It has 3."]
         reasoning = chat.views()[1].query_one("ReasoningView")
@@ -96,7 +96,7 @@ async def test_reasoning_is_folded_and_not_in_the_next_prompt(opened: Opened, te
         await chat.say("bear")
         assert chat.shown()[2:] == ["bear", "It has 4."]
         ending = "<think>\n" if template == OPENING else ""
-        assert thinker.prompts[-1] == f"Ufox</s>AIt has 3.</s>Ubear</s>A{ending}"
+        assert reasoning_model.prompts[-1] == f"Ufox</s>AIt has 3.</s>Ubear</s>A{ending}"
         assert "</think>\n\nIt has 4." in chat.messages()[3].text
         await chat.press("ctrl+y")
         assert chat.app.clipboard == "It has 4."
@@ -116,15 +116,15 @@ async def test_interrupted_reasoning_is_shown_separately_after_reopening(
 
 
 async def test_a_schema_applies_after_the_reasoning(opened: Opened, schema: Path) -> None:
-    thinker = Thinker(OPENING)
+    reasoning_model = ReasoningModel(OPENING)
     # Of all that it wouldn't say anyway, spaces come last.
     settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(byte_ids(" \t\n"), -20.0)}
-    async with opened(thinker.model, generation=settings) as chat:
+    async with opened(reasoning_model.model, generation=settings) as chat:
         await chat.say(f"/schema {schema}")
         await chat.say("fox")
         assert json.loads(chat.shown()[1]) == {"age": 7}
         assert not chat.views()[1].query_one("ReasoningView").display
-        assert thinker.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
+        assert reasoning_model.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
         await chat.say("/schema off")
         await chat.say("bear")
         assert chat.shown()[3] == "It has 4."

@@ -10,7 +10,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
@@ -20,11 +20,15 @@ def records(out: str) -> list[dict[str, object]]:
 
 def test_a_json_response_includes_its_timing(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "--output", "json", "--speed")
-    (found,) = records(outcome.out)
-    assert (found["model"], found["prompt"], found["text"]) == ("fake", "Hi", ANSWER)
-    assert found["finish_reason"] == "stop"
-    assert found["usage"] == {"prompt_tokens": 9, "cached_tokens": 0, "generated_tokens": len(ANSWER.split())}
-    assert set(found["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
+    (result,) = records(outcome.out)
+    assert (result["model"], result["prompt"], result["text"]) == ("fake", "Hi", ANSWER)
+    assert result["finish_reason"] == "stop"
+    assert result["usage"] == {
+        "prompt_tokens": 9,
+        "cached_tokens": 0,
+        "generated_tokens": len(ANSWER.split()),
+    }
+    assert set(result["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
     assert (outcome.code, outcome.err) == (0, "")
 
 
@@ -36,7 +40,7 @@ def test_each_line_of_the_input_is_a_prompt(
     assert fake.asked == ["raw Ein Mädchen", "raw And a fox"]
     pipe_in(monkeypatch, b"A fox\nA bear\n")
     outcome = edgeinfer("run", "tiny", "Describe it.", "--batch", "--output", "json")
-    assert [found["prompt"] for found in records(outcome.out)] == [
+    assert [result["prompt"] for result in records(outcome.out)] == [
         "A fox\n\nDescribe it.",
         "A bear\n\nDescribe it.",
     ]
@@ -47,7 +51,7 @@ def test_a_failed_line_is_reported_and_the_next_one_runs(
 ) -> None:
     pipe_in(monkeypatch, b"A fox\noverflow\nA bear\n")
     outcome = edgeinfer("run", "tiny", "--batch", "--output", "json")
-    assert [found["prompt"] for found in records(outcome.out)] == ["A fox", "overflow", "A bear"]
+    assert [result["prompt"] for result in records(outcome.out)] == ["A fox", "overflow", "A bear"]
     assert records(outcome.out)[1]["error"] == "prompt: 2000 tokens, wanted at most 1024"
     assert (outcome.code, outcome.err) == (1, "edgeinfer: prompt: 2000 tokens, wanted at most 1024\n")
     pipe_in(monkeypatch, b"overflow\nA bear\n")

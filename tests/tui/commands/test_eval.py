@@ -9,8 +9,8 @@ import pytest
 from edgeinfer_tui.output.progress_line import ProgressLine, shown_time
 from tests.tui.conftest import CommandLine
 
-LICENCE = str(Path(__file__).parents[3] / "LICENSE")
-QUICK = ("--text", LICENCE, "--context", "32", "--chunks", "2")
+LICENSE = str(Path(__file__).parents[3] / "LICENSE")
+QUICK = ("--text", LICENSE, "--context", "32", "--chunks", "2")
 
 
 def test_perplexity_as_text(edgeinfer: CommandLine) -> None:

@@ -18,8 +18,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     models = tmp_path / "edgeinfer" / "models"
     models.mkdir(parents=True)
-    sound = ZOO["llama"].write(models / "sound.gguf")
-    content = sound.read_bytes()
+    valid = ZOO["llama"].write(models / "sound.gguf")
+    content = valid.read_bytes()
     (models / "words.gguf").write_bytes(
         content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
     )

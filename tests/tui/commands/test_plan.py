@@ -13,7 +13,7 @@ from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.planner.plan_text import PlanLine
-from tests.edgeinfer.model_config.test_file_sizes import write_mixture
+from tests.edgeinfer.model_config.test_file_sizes import write_moe
 from tests.random_models import ZOO
 from tests.tui.conftest import CommandLine
 
@@ -107,13 +107,13 @@ def test_a_machine_without_a_gpu_is_reported(edgeinfer: CommandLine, monkeypatch
 def test_a_machine_can_be_measured_again(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    figures = MeasuredFigures(tmp_path, "one machine")
-    figures.keep({"2 threads": 1.0})
-    monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
+    measurements = MeasuredFigures(tmp_path, "one machine")
+    measurements.keep({"2 threads": 1.0})
+    monkeypatch.setattr(measure, "remembered_figures", lambda folder: measurements)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
-    assert figures.known() == {"2 threads": 1.0}
+    assert measurements.known() == {"2 threads": 1.0}
     assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0
-    assert figures.known() == {}
+    assert measurements.known() == {}
 
 
 def test_the_gpu_of_this_machine_is_measured_and_planned_for(
@@ -134,7 +134,7 @@ def test_the_gpu_of_this_machine_is_measured_and_planned_for(
 
 
 def test_an_unsupported_moe_architecture_is_planned(edgeinfer: CommandLine, tmp_path: Path) -> None:
-    path = write_mixture(tmp_path / "mixture.gguf")
+    path = write_moe(tmp_path / "mixture.gguf")
     outcome = edgeinfer("plan", str(path), "--device", LAPTOP)
     assert outcome.code == 0
     assert outcome.err.startswith("edgeinfer: needs --engine llama.cpp: architecture mixture isn't")

@@ -8,7 +8,7 @@ import pytest
 from tests.random_models import ZOO
 from tests.tui.conftest import CommandLine
 
-LICENCE = str(Path(__file__).parents[3] / "LICENSE")
+LICENSE = str(Path(__file__).parents[3] / "LICENSE")
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str) -> None:
-    outcome = edgeinfer("profile", model, "--text", LICENCE, "--tokens", "128")
+    outcome = edgeinfer("profile", model, "--text", LICENSE, "--tokens", "128")
     assert outcome.code == 0
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert lines[0] == "layer units active hottest 10% hottest 20% hottest 30% hottest 50% hot set"
@@ -31,7 +31,7 @@ def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str)
 
 def test_json_includes_predictors(edgeinfer: CommandLine, model: str) -> None:
     outcome = edgeinfer(
-        "profile", model, "--text", LICENCE, "--tokens", "256", "--predictor", "--rank", "32", "--json"
+        "profile", model, "--text", LICENSE, "--tokens", "256", "--predictor", "--rank", "32", "--json"
     )
     report = json.loads(outcome.out)
     assert report["tokens"] == [128, 128]

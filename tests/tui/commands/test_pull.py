@@ -88,7 +88,7 @@ def test_a_failed_pull_gives_a_one_line_error(
     )
 
 
-def in_a_program(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def in_subprocess(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     variables = {**environment(home), "HF_ENDPOINT": hub.url("").rstrip("/"), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
         [*COMMAND, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True, check=False
@@ -98,14 +98,14 @@ def in_a_program(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.Compl
 def test_a_registry_model_is_pulled_from_the_hub_of_the_environment(
     hub: FakeHub, models: Path, tmp_path: Path
 ) -> None:
-    done = in_a_program(hub, tmp_path, "pull", "qwen3-4b")
+    done = in_subprocess(hub, tmp_path, "pull", "qwen3-4b")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.parts[-3:] == ("Qwen", "Qwen3-4B-GGUF", "Qwen3-4B-Q8_0.gguf")
     assert "edgeinfer: Q8_0: the best of Q8_0, Q4_K_M that fits and is fast: " in done.stderr
     assert "edgeinfer: Qwen3-4B-Q8_0.gguf: sha256 as the hub says" in done.stderr
     assert done.stderr.endswith("which may make it faster: edgeinfer pull qwen3-0.6b\n")
-    assert in_a_program(hub, tmp_path, "rm", "qwen3-4b:Q8_0").returncode == 0
+    assert in_subprocess(hub, tmp_path, "rm", "qwen3-4b:Q8_0").returncode == 0
     assert not path.parent.parent.exists()
 
 

@@ -197,7 +197,7 @@ def test_weights_can_be_memory_mapped(edgeinfer: CommandLine, fake: FakeModel) -
 
 
 def test_an_interrupted_response_keeps_the_text(edgeinfer: CommandLine, fake: FakeModel) -> None:
-    fake.behaviour["interrupt_after"] = 2
+    fake.options["interrupt_after"] = 2
     outcome = edgeinfer("run", "tiny", "Hi", "--speed")
     assert (outcome.code, outcome.out) == (INTERRUPTED, "There was \n")
     assert outcome.err.endswith("context 11/1024 · stopped by you\n")

@@ -35,11 +35,11 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     assert started.stderr is not None
     try:
         output = ""
-        while not (found := re.search(r"http://[\d.:]+/v1", output)):
+        while not (result := re.search(r"http://[\d.:]+/v1", output)):
             line = started.stderr.readline()
             assert line, output
             output += line
-        yield started, found[0]
+        yield started, result[0]
     finally:
         if started.poll() is None:
             started.kill()

@@ -93,15 +93,15 @@ def head(length: int, path: str = CHAT) -> bytes:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    found = b""
+    result = b""
     while True:
         try:
             part = connection.recv(65536)
         except ConnectionError:
-            return found
+            return result
         if not part:
-            return found
-        found += part
+            return result
+        result += part
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET / HTTP/1.1\r\nHost: x\r\nX-A: "])
@@ -168,18 +168,18 @@ def test_connections_over_the_limit_are_refused_and_the_server_recovers(
 
 
 def test_health_responds_during_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, begun, go_on = fake(), threading.Event(), threading.Event()
+    model, started, go_on = fake(), threading.Event(), threading.Event()
     encode = model.tokenizer.encode
 
     def slow(*given: Any, **named: Any) -> list[int]:
-        begun.set()
+        started.set()
         assert go_on.wait(30)
         return encode(*given, **named)
 
     monkeypatch.setattr(model.tokenizer, "encode", slow)
     body = json.dumps(BODIES[0][1]).encode()
     with Served(model) as served, served.raw(head(len(body)) + body) as connection:
-        assert begun.wait(30)
+        assert started.wait(30)
         assert served.health() == 1
         go_on.set()
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -274,10 +274,10 @@ def test_thousands_of_mutated_requests_are_served_or_refused(
 def test_mutated_bytes_of_requests_never_stop_the_server(scaled: Callable[[int], int]) -> None:
     source = random.Random(46)
     body = json.dumps(BODIES[0][1]).encode()
-    sound = head(len(body)) + body
+    valid = head(len(body)) + body
     with Served(fake()) as served:
         for _ in range(scaled(600)):
-            data = bytearray(sound)
+            data = bytearray(valid)
             for _ in range(source.choice((1, 2, 8))):
                 data[source.randrange(len(data))] = source.randrange(256)
             with served.raw(
@@ -310,8 +310,8 @@ def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
         status, raw = served.post(CHAT, {"messages": HELLO, "max_tokens": 40, "response_format": form})
         json.loads(json.loads(raw)["choices"][0]["message"]["content"])
     else:
-        path, sound = BODIES[kind]
-        status, _ = served.post(path, {**sound, "seed": index} if kind < 4 else sound)
+        path, valid = BODIES[kind]
+        status, _ = served.post(path, {**valid, "seed": index} if kind < 4 else valid)
     counts[str(status)] += 1
 
 

@@ -71,9 +71,9 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *completions: str) -> None:
     """As if a person sat there, who answers so."""
-    coming = iter([*(f"{response}\n" for response in completions), ""])
+    started = iter([*(f"{response}\n" for response in completions), ""])
     monkeypatch.setattr("edgeinfer_tui.confirmation.on_terminal", lambda stream: True)
-    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(coming)})())
+    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(started)})())
 
 
 @pytest.mark.parametrize("completions", [(), ("",), ("n",), ("what?", "no")])
@@ -148,7 +148,9 @@ def test_list_and_plan_predict_the_same_speed() -> None:
     from edgeinfer.registry.registry import find_model
 
     planned = plan_model("tiny", draft=None).plan
-    found = listed(find_model("tiny"), known_machine()).fit
-    assert found is not None
+    result = listed(find_model("tiny"), known_machine()).fit
+    assert result is not None
     if planned.machine.graphics is None:
-        assert found.tokens_per_second == pytest.approx(planned.prediction.decode_tokens_per_second, rel=1e-6)
+        assert result.tokens_per_second == pytest.approx(
+            planned.prediction.decode_tokens_per_second, rel=1e-6
+        )

@@ -20,7 +20,7 @@ from tests.tui.fake_library import FakeModel
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
@@ -88,8 +88,8 @@ def test_a_flag_means_one_thing_in_every_command() -> None:
 
 
 def test_flags_of_llama_cpp_have_its_meaning() -> None:
-    found = {flag: meaning(param.name) for _, param in options() for flag in param.opts}
-    assert {flag: found.get(flag) for flag in LLAMA_CPP} == LLAMA_CPP
+    result = {flag: meaning(param.name) for _, param in options() for flag in param.opts}
+    assert {flag: result.get(flag) for flag in LLAMA_CPP} == LLAMA_CPP
 
 
 @pytest.mark.parametrize(("name", "commands"), TAKEN_BY.items(), ids=list(TAKEN_BY))

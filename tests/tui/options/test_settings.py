@@ -16,7 +16,7 @@ from tests.tui.terminal import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 

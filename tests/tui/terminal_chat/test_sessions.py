@@ -21,17 +21,17 @@ from tests.tui.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
-class Kept:
+class StoredSession:
     """A session with a fake model, and the store in which it is recorded."""
 
-    def __init__(self, path: Path, **behaviour: object) -> None:
+    def __init__(self, path: Path, **options: object) -> None:
         self.path = path
         self.store = ChatStore(path)
-        self.model = FakeModel(**behaviour)  # type: ignore[arg-type]
+        self.model = FakeModel(**options)  # type: ignore[arg-type]
         self.told: list[str] = []
         self.chat = FakeChat(self.model, None)
         self.session = ChatSession()
@@ -47,8 +47,8 @@ class Kept:
     def hear(self, stream: Iterable[Token]) -> None:
         for _ in stream:
             pass
-        if told := self.session.new_trouble():
-            self.told.append(told)
+        if reported := self.session.new_trouble():
+            self.told.append(reported)
 
     def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
         return self.session.stream(self.chat, text, {"progress": quiet}, instead_of)
@@ -62,8 +62,8 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "chats.sqlite")
+def kept(tmp_path: Path) -> StoredSession:
+    return StoredSession(tmp_path / "chats.sqlite")
 
 
 def read(session: ChatSession) -> list[str]:
@@ -75,17 +75,17 @@ def quiet(done: int, total: int) -> None:
     """A progress that nobody looks at."""
 
 
-def test_each_token_is_stored_at_once(kept: Kept) -> None:
+def test_each_token_is_stored_at_once(kept: StoredSession) -> None:
     stream = kept.stream("Hi")
-    coming = iter(stream)
-    next(coming)
+    started = iter(stream)
+    next(started)
     assert kept.texts == ["Hi", "There "]
-    kept.hear(coming)
+    kept.hear(started)
     assert kept.texts == ["Hi", ANSWER]
     assert kept.told == []
 
 
-def test_a_regenerated_response_and_an_edit_are_branches(kept: Kept) -> None:
+def test_a_regenerated_response_and_an_edit_are_branches(kept: StoredSession) -> None:
     kept.say("Hi")
     kept.say("And?")
     user_message = kept.session.last_user_message
@@ -101,18 +101,18 @@ def test_a_regenerated_response_and_an_edit_are_branches(kept: Kept) -> None:
     assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
 
 
-def test_an_interrupted_response_is_saved_partially(kept: Kept) -> None:
+def test_an_interrupted_response_is_saved_partially(kept: StoredSession) -> None:
     stream = kept.stream("Hi")
-    coming = iter(stream)
-    next(coming)
-    next(coming)
+    started = iter(stream)
+    next(started)
+    next(started)
     stream.cancel()
     (_, response) = kept.store.branch(kept.store.chat("kept"))
     assert (response.text, response.state) == ("There was ", "stopped")
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_after_clear_the_chat_continues_from_its_root(kept: Kept) -> None:
+def test_after_clear_the_chat_continues_from_its_root(kept: StoredSession) -> None:
     kept.say("Hi")
     kept.session.tip = None
     kept.say("Anew")
@@ -121,7 +121,7 @@ def test_after_clear_the_chat_continues_from_its_root(kept: Kept) -> None:
     assert kept.store.chat("kept").system == "Be kind."
 
 
-def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
+def test_a_full_disk_does_not_stop_the_conversation(kept: StoredSession) -> None:
     kept.say("Hi")
     (pages,) = kept.store.connection.execute("PRAGMA page_count").fetchone()
     kept.store.connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -134,7 +134,7 @@ def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
     assert len(kept.told) == 1
 
 
-def test_a_continued_chat_omits_messages_without_response(kept: Kept) -> None:
+def test_a_continued_chat_omits_messages_without_response(kept: StoredSession) -> None:
     kept.say("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
@@ -146,7 +146,7 @@ def test_a_continued_chat_omits_messages_without_response(kept: Kept) -> None:
     assert read(session) == ["Hi", ANSWER, "More", ANSWER]
 
 
-def test_a_message_without_response_between_others_is_omitted(kept: Kept) -> None:
+def test_a_message_without_response_between_others_is_omitted(kept: StoredSession) -> None:
     kept.say("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
@@ -223,8 +223,8 @@ def test_chats_are_listed_searched_exported_named_and_deleted(
     edgeinfer("run", "tiny", "And bears?", "--session", "bears")
     rows = [line.split() for line in edgeinfer("history").out.splitlines()]
     assert [row[:4] for row in rows[1:]] == [["bears", "now", "2", "tiny"], ["foxes", "now", "2", "tiny"]]
-    found = edgeinfer("history", "--search", "FOXES").out.splitlines()
-    assert [line.split()[0] for line in found[1:]] == ["foxes"]
+    result = edgeinfer("history", "--search", "FOXES").out.splitlines()
+    assert [line.split()[0] for line in result[1:]] == ["foxes"]
     lines = [json.loads(line) for line in edgeinfer("history", "foxes", "--export", "jsonl").out.splitlines()]
     assert [line.get("role") for line in lines] == [None, "user", "assistant"]
     assert edgeinfer("history", "foxes", "--name", "wolves").code == 0

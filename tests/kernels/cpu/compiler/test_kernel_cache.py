@@ -86,9 +86,9 @@ def test_only_intact_objects_are_found(tmp_path: Path, monkeypatch: pytest.Monke
             yield unit
 
     monkeypatch.setattr(store, "compile", compiled)
-    told: list[tuple[int, int]] = []
-    assert store.objects(["a", "b"], lambda built, total: told.append((built, total))) == [b"a", b"b"]
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    reported: list[tuple[int, int]] = []
+    assert store.objects(["a", "b"], lambda built, total: reported.append((built, total))) == [b"a", b"b"]
+    assert reported == [(0, 2), (1, 2), (2, 2)]
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [store.folder]
     (store.folder / "a.o").write_bytes(b"x" * 40)
     assert store.find("a") is None
@@ -99,9 +99,9 @@ def test_only_intact_objects_are_found(tmp_path: Path, monkeypatch: pytest.Monke
 def test_building_several_instruction_sets_at_once_equals_separate_builds(tmp_path: Path) -> None:
     best, least = choose(), detect().available[-1]
     KernelCache(tmp_path / "together", best, [least]).objects(["rows_F16"])
-    found = [KernelCache(tmp_path / "together", isa).find("rows_F16") for isa in (best, least)]
-    assert found[1] == KernelCache(tmp_path / "alone", least).objects(["rows_F16"])[0]
-    assert found[0] != found[1] or best == least
+    result = [KernelCache(tmp_path / "together", isa).find("rows_F16") for isa in (best, least)]
+    assert result[1] == KernelCache(tmp_path / "alone", least).objects(["rows_F16"])[0]
+    assert result[0] != result[1] or best == least
 
 
 def test_kernels_unused_for_a_month_are_removed(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_use_is_recorded_per_day(tmp_path: Path) -> None:
 def test_folders_are_listed_with_units_and_sizes(tmp_path: Path) -> None:
     make(tmp_path, named("avx2", "a"), 3)
     make(tmp_path, named("avx512-vnni", "b"), 1)
-    found = folders_below(tmp_path)
-    assert [folder.target for folder in found] == ["x86_64-avx512-vnni", "x86_64-avx2"]
-    assert [(folder.units, folder.nbytes) for folder in found] == [(["blocks"], 4)] * 2
+    result = folders_below(tmp_path)
+    assert [folder.target for folder in result] == ["x86_64-avx512-vnni", "x86_64-avx2"]
+    assert [(folder.units, folder.nbytes) for folder in result] == [(["blocks"], 4)] * 2
     assert folders_below(tmp_path / "nowhere") == []
 
 
@@ -206,28 +206,28 @@ def test_a_failed_compiler_is_reported_with_its_last_output(tmp_path: Path) -> N
 
 
 def test_a_build_of_another_program_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, asked = threading.Event(), []
+    started, requested = threading.Event(), []
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
-        asked.extend(units)
-        begun.set()
+        requested.extend(units)
+        started.set()
         time.sleep(0.2)  # the other asks meanwhile
         for unit in units:
             object_file(folder, 0, unit).write_bytes(unit.encode())
             yield unit
 
     def build() -> None:
-        found.append(KernelCache(tmp_path, choose()).objects(["a"]))
+        result.append(KernelCache(tmp_path, choose()).objects(["a"]))
 
     monkeypatch.setattr(KernelCache, "compile", lambda store, units, folder: compiled(units, folder))
-    found: list[list[bytes]] = []
+    result: list[list[bytes]] = []
     other = threading.Thread(target=build)
     other.start()
-    begun.wait()
+    started.wait()
     build()
     other.join()
-    assert found == [[b"a"]] * 2
-    assert asked == ["a"]
+    assert result == [[b"a"]] * 2
+    assert requested == ["a"]
 
 
 def test_kernels_are_built_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,10 +331,10 @@ def test_objects_of_another_user_are_not_loaded(tmp_path: Path, quick_builds: Pa
 
 
 def test_a_symbolic_link_as_lock_does_not_change_its_target(tmp_path: Path, quick_builds: Path) -> None:
-    root, precious = tmp_path / "cache", tmp_path / "precious"
+    root, target = tmp_path / "cache", tmp_path / "precious"
     root.mkdir(mode=0o700)
-    precious.write_text("mine")
-    (root / f"{platform.machine()}-{choose().name}.lock").symlink_to(precious)
+    target.write_text("mine")
+    (root / f"{platform.machine()}-{choose().name}.lock").symlink_to(target)
     store = KernelCache(root, choose())
     assert store.objects(["a"]) == [f"a built in {temporary_root()}".encode()]
-    assert precious.read_text() == "mine"
+    assert target.read_text() == "mine"

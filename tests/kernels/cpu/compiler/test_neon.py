@@ -35,8 +35,8 @@ def assemblies(isa_name: str) -> dict[str, str]:
     command = [sys.executable, str(CHILD), TRIPLE, target, *UNITS[isa_name]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
 
 
 def assembly(isa_name: str, unit: str) -> str:
@@ -45,15 +45,15 @@ def assembly(isa_name: str, unit: str) -> str:
 
 def loops(text: str) -> list[str]:
     """The bodies of innermost loops: from a label to a branch back to it, with no label in between."""
-    found, label, body = [], "", list[str]()
+    result, label, body = [], "", list[str]()
     for line in text.splitlines():
         head = re.match(r"(\.LBB\w+):", line)
         if head:
             label, body = head[1], []
         body.append(line)
         if label and re.search(rf"\bb\S*\s.*{re.escape(label)}\b", line):
-            found.append("\n".join(body))
-    return found
+            result.append("\n".join(body))
+    return result
 
 
 @pytest.mark.parametrize("unit", ["rows_Q8_0", "rows_Q4_K"])

@@ -47,6 +47,6 @@ def test_an_invalid_cache_size_is_ignored(two_sockets: Path) -> None:
 
 
 def test_thread_counts_alternate(kernels: Kernels) -> None:
-    found = bandwidth.usual_bandwidths(kernels, [1, 2], 64 << 20, 0.05)
-    assert list(found) == [1, 2]
-    assert all(1e8 < rate < 1e13 for rate in found.values())
+    result = bandwidth.usual_bandwidths(kernels, [1, 2], 64 << 20, 0.05)
+    assert list(result) == [1, 2]
+    assert all(1e8 < rate < 1e13 for rate in result.values())

@@ -15,9 +15,9 @@ from edgeinfer_kernels.one_layer import WIDTH, one_layer, wide_layers
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_reading_and_prompts_have_plausible_speeds(name: str, tmp_path: Path) -> None:
     kernels = load_kernels(user_folder("cache"), choose(), row_units([name]))
-    found = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
-    assert 1e8 < found.bytes_per_second < 1e13
-    assert 1e9 < found.operations_per_second < 1e15
+    result = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
+    assert 1e8 < result.bytes_per_second < 1e13
+    assert 1e9 < result.operations_per_second < 1e15
 
 
 def test_the_measured_decoder_has_the_requested_head() -> None:

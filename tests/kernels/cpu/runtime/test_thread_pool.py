@@ -70,16 +70,16 @@ def test_an_idle_pool_uses_no_cpu_time(kernels: Kernels) -> None:
 
 def test_calls_from_several_threads_are_serialized(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 2)
-    found: list[int] = []
+    result: list[int] = []
     callers = [
-        threading.Thread(target=lambda: found.extend(add_up(kernels, pool) for _ in range(50)))
+        threading.Thread(target=lambda: result.extend(add_up(kernels, pool) for _ in range(50)))
         for _ in range(4)
     ]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert found == [1 << 18] * 200
+    assert result == [1 << 18] * 200
     pool.close()
 
 

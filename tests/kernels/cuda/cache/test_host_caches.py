@@ -30,12 +30,12 @@ def rows(tokens: int, head_dim: int, seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal((tokens, 2, head_dim)).astype(np.float16)
 
 
-def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
+def opened(spec: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
     """The layer's cache is that of layer 3."""
     counting = Arena()
-    HostCaches({3: facts}, POSITIONS, counting)
-    caches = HostCaches({3: facts}, POSITIONS, Arena(torch.device(device), counting.used))
-    caches.connect({3: AttentionState(facts, cache)})
+    HostCaches({3: spec}, POSITIONS, counting)
+    caches = HostCaches({3: spec}, POSITIONS, Arena(torch.device(device), counting.used))
+    caches.connect({3: AttentionState(spec, cache)})
     return caches
 
 
@@ -44,16 +44,16 @@ def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
 def test_the_first_positions_are_copied_in_device_order(
     device: str, kind: CacheType, head_dim: int, halves: bool
 ) -> None:
-    facts = attention(head_dim, halves)
-    cache = LayerCache.allocate(facts, 64, kind)
+    spec = attention(head_dim, halves)
+    cache = LayerCache.allocate(spec, 64, kind)
     keys, values = rows(37, head_dim, 1), rows(37, head_dim, 2)
     cache.write(0, keys, values)
-    here = opened(facts, cache, device).fetch(3, 37)
-    order = head_order(facts.rope, head_dim)
-    wanted = keys.swapaxes(0, 1)[..., order], values.swapaxes(0, 1)
-    for found, want in zip((here.keys, here.values), wanted, strict=True):
-        assert found.shape == (2, POSITIONS, head_dim)
-        np.testing.assert_allclose(found[:, :37].cpu().numpy(), want, atol=WITHIN[kind])
+    here = opened(spec, cache, device).fetch(3, 37)
+    order = head_order(spec.rope, head_dim)
+    requested = keys.swapaxes(0, 1)[..., order], values.swapaxes(0, 1)
+    for result, expected in zip((here.keys, here.values), requested, strict=True):
+        assert result.shape == (2, POSITIONS, head_dim)
+        np.testing.assert_allclose(result[:, :37].cpu().numpy(), expected, atol=WITHIN[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,20 +62,20 @@ def test_the_first_positions_are_copied_in_device_order(
 def test_new_positions_are_copied_back_and_old_ones_are_unchanged(
     device: str, kind: CacheType, head_dim: int, halves: bool, start: int, tokens: int
 ) -> None:
-    facts = attention(head_dim, halves)
-    cache, wanted = (LayerCache.allocate(facts, 64, kind) for _ in range(2))
+    spec = attention(head_dim, halves)
+    cache, requested = (LayerCache.allocate(spec, 64, kind) for _ in range(2))
     before = rows(start, head_dim, 3), rows(start, head_dim, 4)
-    for each in (cache, wanted) if start else ():
+    for each in (cache, requested) if start else ():
         each.write(0, *before)
-    caches = opened(facts, cache, device)
+    caches = opened(spec, cache, device)
     here = caches.fetch(3, start)
     keys, values = rows(tokens, head_dim, 5), rows(tokens, head_dim, 6)
-    order, end = head_order(facts.rope, head_dim), start + tokens
+    order, end = head_order(spec.rope, head_dim), start + tokens
     here.keys[:, start:end] = torch.from_numpy(keys.swapaxes(0, 1)[..., order].copy()).to(device)
     here.values[:, start:end] = torch.from_numpy(values.swapaxes(0, 1).copy()).to(device)
     caches.put_back(3, here, start, tokens)
     if device == "cuda":
         torch.cuda.synchronize()
-    wanted.write(start, keys, values)
-    for found, want in zip(cache.read(end, head_dim), wanted.read(end, head_dim), strict=True):
-        np.testing.assert_array_equal(found, want)
+    requested.write(start, keys, values)
+    for result, expected in zip(cache.read(end, head_dim), requested.read(end, head_dim), strict=True):
+        np.testing.assert_array_equal(result, expected)

@@ -26,27 +26,27 @@ ROPES = {
 }
 
 
-def filled(device: str, facts: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
+def filled(device: str, spec: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
     """The cache with these of some random tokens."""
     random = np.random.default_rng(1)
-    rows = random.standard_normal((END, 4 * facts.head_dim)).astype(np.float32)[kept]
-    cache = DeviceCache.poisoned(device, facts, POSITIONS, kind)
-    qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * facts.head_dim].copy()).to(device)
+    rows = random.standard_normal((END, 4 * spec.head_dim)).astype(np.float32)[kept]
+    cache = DeviceCache.poisoned(device, spec, POSITIONS, kind)
+    qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * spec.head_dim].copy()).to(device)
     projected = ProjectedHeads(qkv, torch.ones(len(kept), device=device))
-    queries = torch.empty(len(kept), 2, facts.head_dim, dtype=torch.float16, device=device)
-    rope_append(projected, table_of(device, facts), facts, 0, queries, cache.args)
+    queries = torch.empty(len(kept), 2, spec.head_dim, dtype=torch.float16, device=device)
+    rope_append(projected, table_of(device, spec), spec, 0, queries, cache.args)
     return cache
 
 
-def table_of(device: str, facts: AttentionSpec) -> torch.Tensor:
-    return torch.from_numpy(rope_table(facts.rope, facts.head_dim, POSITIONS)).to(device)
+def table_of(device: str, spec: AttentionSpec) -> torch.Tensor:
+    return torch.from_numpy(rope_table(spec.rope, spec.head_dim, POSITIONS)).to(device)
 
 
-def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropped: int) -> None:
+def slid(device: str, cache: DeviceCache, spec: AttentionSpec, keep: int, dropped: int) -> None:
     nothing = torch.empty(0, device=device)
     scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
     tensors: Any = cache.keys, scales[0], cache.values, scales[1]
-    shift_context(LayerCache(*tensors), table_of(device, facts), facts, keep, dropped, END)
+    shift_context(LayerCache(*tensors), table_of(device, spec), spec, keep, dropped, END)
 
 
 @pytest.mark.default_cases
@@ -58,12 +58,12 @@ def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropp
 def test_keys_are_rotated_back_and_values_are_moved(
     device: str, kind: CacheType, rope: str, keep: int, dropped: int
 ) -> None:
-    facts = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
+    spec = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
     rest = [*range(keep), *range(keep + dropped, END)]
-    cache, wanted = (filled(device, facts, kind, tokens) for tokens in ([*range(END)], rest))
-    slid(device, cache, facts, keep, dropped)
-    (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, wanted))
+    cache, expected = (filled(device, spec, kind, tokens) for tokens in ([*range(END)], rest))
+    slid(device, cache, spec, keep, dropped)
+    (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, expected))
     np.testing.assert_array_equal(values, want_values)
     np.testing.assert_array_equal(keys[:, :keep], want_keys[:, :keep])
     error = np.linalg.norm(keys - want_keys) / np.linalg.norm(want_keys)
-    assert error < NEAR[kind] if facts.rope else error == 0
+    assert error < NEAR[kind] if spec.rope else error == 0

@@ -45,13 +45,13 @@ def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name
     with opened(model, tmp_path, layers) as decoder:
         ids = decoder.ids(30 if HAS_GPU else 15)
         backend = decoder.backend(device, kv="q4_0")
-        found = read(backend, ids, (12, 1, 2, 3, 4, 8) if HAS_GPU else (12, 3))
+        result = read(backend, ids, (12, 1, 2, 3, 4, 8) if HAS_GPU else (12, 3))
         backend.close()
         exact, same = decoder.reference_logits(ids), decoder.reference_logits(ids, "q4_0")
-        of_floats, lost = worst(found, exact), worst(dict(enumerate(same)), exact)
+        of_floats, lost = worst(result, exact), worst(dict(enumerate(same)), exact)
         assert lost / 2 < of_floats < 1.5 * lost
         if name != ORDERED:
-            assert worst(found, same) < min(AGREES["q4_0"], lost / 3)
+            assert worst(result, same) < min(AGREES["q4_0"], lost / 3)
 
 
 GONE = np.r_[5:9, 12:24]
@@ -78,13 +78,13 @@ def test_a_shifted_cache_equals_the_reference(
         taken = backend.nbytes
         read(backend, ids, (45,))
         backend.evict(GONE, 45)
-        found = read(backend, ids[45:], (1, 2, 3) if HAS_GPU else (2,), wanted=3, start=29)
+        result = read(backend, ids[45:], (1, 2, 3) if HAS_GPU else (2,), expected=3, start=29)
         assert backend.nbytes == taken
         backend.close()
-        want = decoder.slid_logits(ids[:45], GONE, ids[45:], kind)
-        assert worst(found, want) < AGREES[kind]
+        expected = decoder.shifted_logits(ids[:45], GONE, ids[45:], kind)
+        assert worst(result, expected) < AGREES[kind]
         if kind == "f16":
-            assert worst(found, decoder.reference_logits(ids)[45:]) > 0.02
+            assert worst(result, decoder.reference_logits(ids)[45:]) > 0.02
 
 
 def test_evicting_more_than_the_cache_holds_is_refused(device: str, tmp_path: Path) -> None:
@@ -98,11 +98,11 @@ def test_evicting_more_than_the_cache_holds_is_refused(device: str, tmp_path: Pa
 def test_a_four_bit_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids, backend = decoder.ids(12), decoder.backend(device, kv="q4_0")
-        want = read(backend, ids, (11, 1), wanted=1)[11]
+        expected = read(backend, ids, (11, 1), expected=1)[11]
         held = [array.copy() for array in backend.snapshot(11)]
         read(backend, ids[::-1], (11,))
         backend.restore(held, 11)
-        np.testing.assert_array_equal(read(backend, ids[11:], (1,), start=11)[0], want)
+        np.testing.assert_array_equal(read(backend, ids[11:], (1,), start=11)[0], expected)
         backend.close()
 
 
@@ -116,13 +116,13 @@ def test_shards_of_a_split_decoder_shift_together(
     """With layers of either side, whose prompts are read by both or by the device alone."""
     model = replace(ZOO["gemma3"], layers=3)
     with opened(model, tmp_path) as decoder:
-        divisions = [LayerSplit(False), LayerSplit(True), device_layer(decoder, 2)]
+        splits = [LayerSplit(False), LayerSplit(True), device_layer(decoder, 2)]
         ids = decoder.ids(49)
         with divided(
-            decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens, kv=kind
+            decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens, kv=kind
         ) as backend:
             half: Any = backend
-            read(half, ids, (16, 16, 13), wanted=1)
+            read(half, ids, (16, 16, 13), expected=1)
             backend.evict(GONE, 45)
-            found = read(half, ids[45:], (1, 3) if HAS_GPU else (2,), wanted=3, start=29)
-        assert worst(found, decoder.slid_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]
+            result = read(half, ids[45:], (1, 3) if HAS_GPU else (2,), expected=3, start=29)
+        assert worst(result, decoder.shifted_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]

@@ -71,25 +71,25 @@ def random_logits(random: np.random.Generator, vocabulary: int) -> Any:
     return logits.astype(np.float32)
 
 
-def is_borderline(probabilities: Any, chance: float, others: list[Any]) -> bool:
+def is_borderline(probabilities: Any, prob: float, others: list[Any]) -> bool:
     """Whether rounding may decide: the draw, or a truncation that a hair of difference would move."""
     cumulative = np.cumsum(probabilities)
-    if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - chance).min() < CLOSE:
+    if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - prob).min() < CLOSE:
         return True
     return any(ids.shape != others[0].shape or (ids != others[0]).any() for ids in others)
 
 
 def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> list[Any]:
     """The ids that survive with top_p and min_p as they are, and a hair lower and higher."""
-    found = []
+    result = []
     for factor in (1.0, 1 - CLOSE, 1 + CLOSE):
         values = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         values["min_p"] = min(values["min_p"] * factor, 1.0)
         values["top_p"] = (
             values["top_p"] if values["top_p"] == 1 else min(values["top_p"] * factor, 0.9999999)
         )
-        found.append(Sampler(SamplingParams(**values), logits.size).distribution(logits, history)[0])
-    return found
+        result.append(Sampler(SamplingParams(**values), logits.size).distribution(logits, history)[0])
+    return result
 
 
 @pytest.mark.default_cases(1)
@@ -107,7 +107,7 @@ def test_the_device_samples_the_same_token_as_the_host(
         ]
         recent = [ids[-one.repeat_last_n :] for one, ids in zip(settings, histories, strict=True)]
         samplers = [Sampler(one, vocabulary) for one in settings]
-        uniforms = [float(chance) for chance in random.random(ROWS)]
+        uniforms = [float(prob) for prob in random.random(ROWS)]
         uniforms[0] = 0.0
         results, chosen = run(
             device, logits, [device_settings(one) for one in settings], recent, uniforms, kept, size
@@ -178,14 +178,14 @@ def test_non_finite_logits_sample_nothing(device: str, value: float, temperature
 
 def test_a_large_vocabulary_without_truncation_is_sampled_on_the_host(device: str) -> None:
     logits = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
-    asked = [
+    requested = [
         DeviceSamplingParams(1.0),
         DeviceSamplingParams(1.0, top_k=17),
         DeviceSamplingParams(1.0, top_k=16),
         DeviceSamplingParams(1.0, min_p=1e-9),
         DeviceSamplingParams(1.0, top_p=0.999),
     ]
-    results, _ = run(device, logits, asked, [[]] * 5, [0.3] * 5, 16, 64)
+    results, _ = run(device, logits, requested, [[]] * 5, [0.3] * 5, 16, 64)
     assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
 
 

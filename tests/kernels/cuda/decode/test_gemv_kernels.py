@@ -95,9 +95,9 @@ def test_rows_times_activations_equal_the_decoded_weights(
     normal, bits = normal_rows(name, 2, columns), random_bits(name, 6, columns)
     x, planes = activations(device, tokens, columns)
     first, second = (device_matrix(device, name, raw, columns) for raw in (normal, bits))
-    got, wanted = multiply(first, second, planes, step), values_read(name, x)
-    assert relative(got[:, :2], wanted @ weights(name, normal).T) < EXACT
-    assert relative(got[:, 16:22], wanted @ weights(name, bits).T) < EXACT
+    actual, expected = multiply(first, second, planes, step), values_read(name, x)
+    assert relative(actual[:, :2], expected @ weights(name, normal).T) < EXACT
+    assert relative(actual[:, 16:22], expected @ weights(name, bits).T) < EXACT
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "BF16"])
@@ -117,8 +117,8 @@ def test_the_step_size_need_not_divide_the_row(device: str, name: str) -> None:
     x, planes = activations(device, 2, columns)
     matrix = device_matrix(device, name, raw, columns)
     for step in (8, 32):
-        got = multiply(matrix, matrix, planes, step)
-        assert relative(got[:, :4], values_read(name, x) @ weights(name, raw).T) < EXACT, step
+        actual = multiply(matrix, matrix, planes, step)
+        assert relative(actual[:, :4], values_read(name, x) @ weights(name, raw).T) < EXACT, step
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "MXFP4"])
@@ -128,22 +128,22 @@ def test_zeros_and_extreme_scales_are_exact(device: str, name: str) -> None:
     raw[3] = 0
     x, planes = activations(device, 1, columns)
     matrix = device_matrix(device, name, raw, columns)
-    got = multiply(matrix, matrix, planes, 32)
-    want = values_read(name, x) @ weights(name, raw).T
-    assert relative(got[:, :3], want[:, :3]) < EXACT
-    np.testing.assert_allclose(got[:, 3], want[:, 3], atol=1e-30)
+    actual = multiply(matrix, matrix, planes, 32)
+    expected = values_read(name, x) @ weights(name, raw).T
+    assert relative(actual[:, :3], expected[:, :3]) < EXACT
+    np.testing.assert_allclose(actual[:, 3], expected[:, 3], atol=1e-30)
 
 
 def test_two_formats_and_a_bias_in_one_launch(device: str) -> None:
     top, bottom = normal_rows("Q8_0", 16, 96), normal_rows("F16", 18, 96)
     x, planes = activations(device, 2, 96)
     bias = torch.arange(48, dtype=torch.float32, device=device)
-    got = multiply(
+    actual = multiply(
         device_matrix(device, "Q8_0", top, 96), device_matrix(device, "F16", bottom, 96), planes, 16, bias
     )
-    assert relative(got[:, :16], values_read("Q8_0", x) @ weights("Q8_0", top).T + np.arange(16)) < EXACT
-    want = values_read("F16", x) @ weights("F16", bottom).T + np.arange(16, 34)
-    assert relative(got[:, 16:34], want) < EXACT
+    assert relative(actual[:, :16], values_read("Q8_0", x) @ weights("Q8_0", top).T + np.arange(16)) < EXACT
+    expected = values_read("F16", x) @ weights("F16", bottom).T + np.arange(16, 34)
+    assert relative(actual[:, 16:34], expected) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_activations_are_quantized_in_blocks_of_sixteen(device: str, width: int)
         NORM=NormConfig(width, 64, False, False, False, False, False),
         OUT=WordsConfig(words.shape[2], PLANES), DEPENDENT=False,
     )  # fmt: skip
-    got = out.cpu().numpy()
+    actual = out.cpu().numpy()
     if not HAS_GPU:
-        np.testing.assert_array_equal(got, words)
+        np.testing.assert_array_equal(actual, words)
         return
     # a GPU's quotient may be a hair off, and round to the neighbour
-    assert np.abs(got[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
-    np.testing.assert_array_equal(got[:, 12:], words[:, 12:])
+    assert np.abs(actual[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
+    np.testing.assert_array_equal(actual[:, 12:], words[:, 12:])
 
 
 def test_quantized_test_activations_match_their_source() -> None:

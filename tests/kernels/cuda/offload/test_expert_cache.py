@@ -35,7 +35,7 @@ LAYERS = () if HAS_GPU else (0, 1)
 """Of a mixture, where kernels are interpreted: two change their experts in turn as three to five do."""
 
 
-class Restless(ExpertCachePolicy):
+class AlwaysChangingPolicy(ExpertCachePolicy):
     """Always wants the expert with the lowest number that has no slot, in each layer in turn."""
 
     turn = 0
@@ -63,15 +63,15 @@ class Restless(ExpertCachePolicy):
 
 def cached_splits(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
-    found = []
+    result = []
     for index, layer in enumerate(decoder.weights.layers):
         count = layer.block_of(MoeWeights).ffn_up_exps.experts
-        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), has_expert_cache=True))
-    return found
+        result.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), has_expert_cache=True))
+    return result
 
 
-def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
-    return [division.experts for division in divisions]
+def experts_of(splits: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
+    return [split.experts for split in splits]
 
 
 @pytest.mark.default_cases(1)
@@ -84,25 +84,25 @@ def test_expert_changes_do_not_change_the_logits(
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(sum(steps))
+        splits, ids = cached_splits(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
-        with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
+        with divided(decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
-            policy, gpu_shard = Restless(count, used, experts_of(divisions)), backend.gpu_shard
+            policy, gpu_shard = AlwaysChangingPolicy(count, used, experts_of(splits)), backend.gpu_shard
             assert isinstance(gpu_shard, CudaBackend)
             gpu_shard.start_expert_cache(policy)
-            found = read_split(backend, ids, steps)
+            result = read_split(backend, ids, steps)
             assert gpu_shard.changed_experts or device == "cuda"
-        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(splits)).slots).any()
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArray[np.int64]:
     """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
-    facts = decoder.specification
-    routing = Routing.allocate(facts, len(ids))
-    state = DecoderState.allocate(facts, CONTEXT, "f32")
-    backend = CpuBackend(facts, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
+    spec = decoder.specification
+    routing = Routing.allocate(spec, len(ids))
+    state = DecoderState.allocate(spec, CONTEXT, "f32")
+    backend = CpuBackend(spec, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
     try:
         backend.forward(backend.embed(ids), 0)
     finally:
@@ -116,37 +116,37 @@ def test_the_host_counts_the_experts_of_steps_and_prompts(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+        splits, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, splits, kernels) as backend:
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             policy.look_after = 1 << 20
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(sum(steps)), steps)
-            asked = np.array(list(backend.cpu_shard.requests.values()))
+            requested = np.array(list(backend.cpu_shard.requests.values()))
         ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
-        counts = [np.bincount(each.ravel(), minlength=facts.experts) for each in ids]
-        assert asked[0].tolist() == counts[0].tolist()
-        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.experts_per_token] * len(counts)
-        assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
+        counts = [np.bincount(each.ravel(), minlength=spec.experts) for each in ids]
+        assert requested[0].tolist() == counts[0].tolist()
+        assert requested.sum(axis=1).tolist() == [sum(steps) * spec.experts_per_token] * len(counts)
+        assert np.abs(requested - counts).sum() <= 8  # further up near-ties may fall either way
 
 
 def test_the_policy_receives_request_counts_since_its_last_update(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions = cached_splits(decoder)
-        with divided(decoder, device, divisions, kernels) as backend:
-            facts = decoder.specification.layers[0].block_of(MoeSpec)
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+        splits = cached_splits(decoder)
+        with divided(decoder, device, splits, kernels) as backend:
+            spec = decoder.specification.layers[0].block_of(MoeSpec)
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             policy.look_after = 4
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
             seen, _ = backend.expert_counts
         # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
-        heard = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
-        assert policy.noted.sum() in heard
+        received = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
+        assert policy.noted.sum() in received
 
 
 class Garbling(expert_loading.Packer):
@@ -170,17 +170,17 @@ def test_a_packing_failure_stops_expert_changes_but_not_generation(
 ) -> None:
     monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(6)
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits, ids = cached_splits(decoder), decoder.ids(6)
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
-            told = backend.gpu_shard.start_expert_cache(policy)
-            assert told is not None
-            assert why in told
-            found = read_split(backend, ids, (4, 1, 1))
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
+            reported = backend.gpu_shard.start_expert_cache(policy)
+            assert reported is not None
+            assert why in reported
+            result = read_split(backend, ids, (4, 1, 1))
             assert backend.gpu_shard.changed_experts == 0
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -194,16 +194,16 @@ def test_experts_are_uploaded_in_pieces(
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)
     with opened(model, tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(len(steps))
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits, ids = cached_splits(decoder), decoder.ids(len(steps))
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with divided(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(
-                Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+                AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             )
-            found = read_split(backend, ids, steps)
+            result = read_split(backend, ids, steps)
             assert backend.gpu_shard.changed_experts
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
@@ -237,15 +237,15 @@ def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None
             packers[1].bring(groups[3:], target, slot * rows + 48)
     if stream:
         stream.synchronize()
-    for got, want in zip(target.parts, loaded.parts, strict=True):
-        assert torch.equal(got, want)
+    for actual, expected in zip(target.parts, loaded.parts, strict=True):
+        assert torch.equal(actual, expected)
 
 
 def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
     """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
     group = 16 * rows.shape[1]
-    places = torch.arange(group).view(1, group)
-    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (places & 255, places >> 8))
-    found = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
-    found[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
-    return found
+    indices = torch.arange(group).view(1, group)
+    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (indices & 255, indices >> 8))
+    result = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
+    result[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
+    return result

@@ -14,7 +14,7 @@ from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
-from tests.kernels.cuda.split_decoders import HERE, device_layer, divided
+from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, divided
 from tests.random_models import ZOO, RandomModel
 
 TOLERANCE = 0.05
@@ -23,18 +23,18 @@ ATTENTION_ONLY = LayerSplit(on_gpu=True)
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
     """Position -> logits of the last token of each step."""
-    found, done = {}, 0
+    result, done = {}, 0
     for count in counts:
         x = backend.embed(ids[done : done + count])
         backend.forward(x, done)
-        found[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
+        result[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
         done += count
-    return found
+    return result
 
 
 def cut(at: int) -> Callable[[Decoder, int], LayerSplit]:
     """Whole layers, those before `at` on the host."""
-    return lambda decoder, index: HERE if index < at else device_layer(decoder, index)
+    return lambda decoder, index: CPU_ONLY if index < at else device_layer(decoder, index)
 
 
 def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
@@ -44,7 +44,7 @@ def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
 
 def mixed(decoder: Decoder, index: int) -> LayerSplit:
     """Every kind of layer in turn, those of the host between those of the device."""
-    kinds = [ATTENTION_ONLY, HERE, device_layer(decoder, index), HERE]
+    kinds = [ATTENTION_ONLY, CPU_ONLY, device_layer(decoder, index), CPU_ONLY]
     return kinds[index % 4]
 
 
@@ -87,9 +87,9 @@ CASES = [
 ]
 
 
-def model_for(name: str, divide: Divide) -> RandomModel:
+def model_for(name: str, split_rule: Divide) -> RandomModel:
     model = ZOO[name]
-    if divide is not halves or model.experts:
+    if split_rule is not halves or model.experts:
         return model
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
@@ -98,26 +98,26 @@ FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
 """Four layers for the four kinds of `mixed`, one of which sees more than a window."""
 
 
-def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
+def layers_for(name: str, split_rule: Divide) -> tuple[int, ...]:
     """The layers of a model that are read, all if none is named: interpreted, those that show something."""
     if HAS_GPU:
         return ()
-    if divide is mixed:
+    if split_rule is mixed:
         return FOUR_KINDS.get(name, ())
-    return (0, 1) if divide is attention_alone or ZOO[name].experts else ()
+    return (0, 1) if split_rule is attention_alone or ZOO[name].experts else ()
 
 
 @pytest.mark.default_cases(3)
-@pytest.mark.parametrize(("name", "divide"), CASES)
+@pytest.mark.parametrize(("name", "split_rule"), CASES)
 def test_a_prompt_and_steps_equal_the_unsplit_logits(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
+    device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
-        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
+        splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
-        with divided(decoder, device, divisions, kernels) as backend:
-            found = read_split(backend, ids, (10, 1, 3, 1))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with divided(decoder, device, splits, kernels) as backend:
+            result = read_split(backend, ids, (10, 1, 3, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 SENT = [
@@ -135,16 +135,16 @@ SENT = [
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize(("name", "divide"), SENT)
+@pytest.mark.parametrize(("name", "split_rule"), SENT)
 def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
+    device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
-        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
+        splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(22)
-        with divided(decoder, device, divisions, kernels, stream_min_tokens=6) as backend:
-            found = read_split(backend, ids, (10, 6, 5, 1))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with divided(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
+            result = read_split(backend, ids, (10, 6, 5, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -153,29 +153,29 @@ def test_steps_of_every_token_count_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(model_for(name, halves), tmp_path, layers_for(name, halves)) as decoder:
-        divisions = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
+        splits = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
         widths = tuple(range(1, 9)) if HAS_GPU else (1, 2, 5)
         ids = decoder.ids(sum(widths))
-        with divided(decoder, device, divisions, kernels) as backend:
-            found = read_split(backend, ids, widths)
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with divided(decoder, device, splits, kernels) as backend:
+            result = read_split(backend, ids, widths)
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 def test_a_device_without_in_graph_synchronization_synchronizes_between_launches(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(3)]
+        splits = [mixed(decoder, index) for index in range(3)]
         ids = decoder.ids(6)
-        with divided(decoder, device, divisions, kernels, meets_in_graph=False) as backend:
-            found = read_split(backend, ids, (1, 3, 2))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with divided(decoder, device, splits, kernels, meets_in_graph=False) as backend:
+            result = read_split(backend, ids, (1, 3, 2))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
+        with divided(decoder, device, splits, kernels) as backend:
             x = backend.embed(decoder.ids(4))
             backend.forward(x, 0)
             token = int(backend.logits(x[-1:])[0].argmax())
@@ -191,9 +191,9 @@ def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, t
 def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", halves)) as decoder:
         count = len(decoder.weights.layers)
-        for divide, expected in ((attention_alone, 1.0), (halves, None)):
-            divisions = [divide(decoder, index) for index in range(count)]
-            with divided(decoder, device, divisions, kernels) as backend:
+        for split_rule, expected in ((attention_alone, 1.0), (halves, None)):
+            splits = [split_rule(decoder, index) for index in range(count)]
+            with divided(decoder, device, splits, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
                 seen, here = backend.expert_counts
             assert seen == 12 * count * 3
@@ -202,8 +202,8 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
 
 def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [cut(1)(decoder, index) for index in range(3)]
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits = [cut(1)(decoder, index) for index in range(3)]
+        with divided(decoder, device, splits, kernels) as backend:
             with pytest.raises(ValueError, match="have not passed the layers"):
                 backend.logits(backend.embed([1, 2]))
             with pytest.raises(ValueError, match="17 tokens in one step"):

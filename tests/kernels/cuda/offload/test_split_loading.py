@@ -78,15 +78,15 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
         above: Any = engine.backend.gpu_shard
-        assert any(note.startswith("on the GPU: attention of ") for note in model.warnings)
+        assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
         assert above.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
-        got, want = model.logits(ids), reference.logits(ids)
-        assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
-        answer = model.generate(ids, max_tokens=3, temperature=0.0)
-        assert len(answer.ids) == 3
+        actual, expected = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+        completion = model.generate(ids, max_tokens=3, temperature=0.0)
+        assert len(completion.ids) == 3
 
 
 def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
@@ -95,7 +95,7 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
     path = model_file(tmp_path)
     small_gpu(MIB // 4)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
+        assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
     with pytest.raises(GpuUnavailableError):
         edgeinfer.load(path, context=64, threads=2, device="cuda")
 
@@ -148,22 +148,22 @@ def test_weights_that_fit_neither_device_are_memory_mapped(
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
-    found, answers, ram = [], [], None
+    result, completions, ram = [], [], None
     for _ in range(2):
         with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert model.plan is not None
-            found.append(model.plan)
+            result.append(model.plan)
             stays = " of the weights are memory-mapped, as "
-            assert any(stays in note for note in model.warnings) == (ram is not None), model.warnings
-            answers.append(model.logits([5 + index for index in range(10)]))
+            assert any(stays in warning for warning in model.warnings) == (ram is not None), model.warnings
+            completions.append(model.logits([5 + index for index in range(10)]))
             ram = model.plan.bytes_on("cpu") - 1
-    first, second = found
+    first, second = result
     assert second.bytes_on("cpu") < first.bytes_on("cpu")
     assert first.bytes_on("disk") < second.bytes_on("disk")
     # What is where may differ, and with it the rounding.
-    assert np.linalg.norm(answers[1] - answers[0]) < 0.05 * np.linalg.norm(answers[0])
+    assert np.linalg.norm(completions[1] - completions[0]) < 0.05 * np.linalg.norm(completions[0])
 
 
 def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
@@ -183,7 +183,7 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert any(
-                note.startswith("sparse feed-forward in 1 of 1 layers") for note in model.warnings
+                warning.startswith("sparse feed-forward in 1 of 1 layers") for warning in model.warnings
             ) == (sparse == "exact")
             assert model.plan is not None
             cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
@@ -208,8 +208,8 @@ def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(
     with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
-        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
-        assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
+        assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
+        assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
@@ -253,16 +253,16 @@ def test_steps_of_every_token_count_are_captured_for_drafts(
     widths: tuple[int, ...],
 ) -> None:
     small_gpu(1 << 40)
-    asked: list[Any] = []
+    requested: list[Any] = []
 
-    def told(done: int, total: int) -> None:
+    def reported(done: int, total: int) -> None:
         pass
 
-    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: asked.append(given))
+    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: requested.append(given))
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    settings: dict[str, Any] = {"build_progress": told, "draft": draft}
+    settings: dict[str, Any] = {"build_progress": reported, "draft": draft}
     edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
-    assert asked == [(widths, told)]
+    assert requested == [(widths, reported)]
 
 
 @pytest.mark.slow
@@ -280,9 +280,9 @@ def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None
         divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
         assert divided
         assert all(7 in experts for experts in divided)
-        answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
-        assert answer.speed.gpu_experts is not None
-        assert 0 < answer.speed.gpu_experts < 1
+        completion = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
+        assert completion.speed.gpu_experts is not None
+        assert 0 < completion.speed.gpu_experts < 1
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
-        want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
+        expected = plain.generate(ids, max_tokens=6, temperature=0.0).ids
         sampled = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
@@ -305,18 +305,18 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         controller = speculator.controllers["greedy"]
         controller.length = lambda most: max(0, min(most, 3))
         controller.min_probs = lambda length: (0.0, 0.0)
-        got = model.generate(ids, max_tokens=6, temperature=0.0)
-        assert got.ids == want
-        assert got.speed.accepted_share == 1.0  # it is the model itself
-        assert got.speed.tokens_per_forward == pytest.approx(2.5)
+        actual = model.generate(ids, max_tokens=6, temperature=0.0)
+        assert actual.ids == expected
+        assert actual.speed.accepted_share == 1.0  # it is the model itself
+        assert actual.speed.tokens_per_forward == pytest.approx(2.5)
         # The device draws what isn't drafted, with the numbers that the host would draw with.
         controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
         controller.length = lambda most: min(most, next(lengths))
         controller.min_probs = lambda length: (0.0, 0.0)
         assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
-        answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
-        assert [answer.ids for answer in answers] == [want[:3]] * 2
+        completions = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
+        assert [completion.ids for completion in completions] == [expected[:3]] * 2
 
 
 def test_a_draft_that_does_not_fit_the_gpu_is_in_main_memory(
@@ -336,15 +336,15 @@ def test_a_draft_that_does_not_fit_the_gpu_is_in_main_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["gpu", "cpu"])
+@pytest.mark.parametrize("index", ["gpu", "cpu"])
 def test_a_draft_of_a_split_model_is_on_the_planned_device(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
 ) -> None:
     path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
     small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
     small_gpu(1 << 40)
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
+    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if index == "gpu" else 0.0)
     whole = gpu_bytes(path)
     small_gpu(whole - 1)
     loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
@@ -352,13 +352,13 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
         assert model.plan is not None
-        assert model.plan.draft == place
+        assert model.plan.draft == index
         assert model.plan.bytes_on("gpu") < whole
         drafts = [item for item in model.plan.items if item.item == "draft model"]
-        assert [item.device for item in drafts] == [place]
+        assert [item.device for item in drafts] == [index]
         speculator: Any = model.speculator
         backend = speculator.drafter.engine.backend
-        if place == "cpu":
+        if index == "cpu":
             assert backend.name == "cpu"
             return
         assert isinstance(backend, CudaBackend)
@@ -389,7 +389,7 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     with edgeinfer.load(path, context=64, threads=2) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert any(note.endswith("the experts change while decoding") for note in model.warnings)
+        assert any(warning.endswith("the experts change while decoding") for warning in model.warnings)
         assert model.plan is not None
         cached = [layer for layer in model.plan.layers if layer.expert_cache]
         assert cached

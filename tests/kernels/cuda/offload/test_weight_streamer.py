@@ -21,9 +21,9 @@ def sender(
         monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory: False)
     counting = Arena()
     WeightStreamer(counting, PIECE)
-    found = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
-    yield found
-    found.close()
+    result = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
+    yield result
+    result.close()
 
 
 def memory() -> torch.Tensor:
@@ -36,16 +36,16 @@ def test_spans_arrive_in_order_and_stay_until_released(sender: WeightStreamer) -
     sender.begin()
     assert refused in (0, COUNT)
     assert refused == 0 or HAS_GPU
-    sums, wanted = [], []
+    sums, requested = [], []
     for first in range(0, COUNT - PIECE, 1777):
         spans = [(first + 900, first + 907), (first, first + 777)]
         there = sender.send(here, spans)
         assert there.shape == (784,)
         sums.append(there.clone())
         sender.done()
-        wanted.append(torch.cat([here[begin:end] for begin, end in spans]))
-    for found, want in zip(sums, wanted, strict=True):
-        assert torch.equal(found.cpu(), want)
+        requested.append(torch.cat([here[begin:end] for begin, end in spans]))
+    for result, expected in zip(sums, requested, strict=True):
+        assert torch.equal(result.cpu(), expected)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")

@@ -45,9 +45,9 @@ def test_norm_rows_equal_the_reference(
     weight, bias = random(width, seed=1) if weighted else None, random(width, seed=2) if biased else None
     out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
     norm_rows(on(device, x), norm, on(device, weight), on(device, bias), out, scales)
-    wanted = normalize(x.astype(np.float64), norm, weight, bias)
+    expected = normalize(x.astype(np.float64), norm, weight, bias)
     assert scales.tolist() == [1, 1, 1]
-    np.testing.assert_allclose(rescaled(out, scales), wanted, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(rescaled(out, scales), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_row_too_large_for_float16_is_divided_by_a_power_of_two(device: str) -> None:
@@ -129,12 +129,12 @@ def test_activation_rows_equal_the_reference(
     if biased:
         gate, up = gate + biases[0], up + biases[1]
     with np.errstate(over="ignore"):
-        wanted = activate(gate, activation) * up if gated else activate(up, activation)
-    largest = np.abs(wanted).max(axis=1)
+        expected = activate(gate, activation) * up if gated else activate(up, activation)
+    largest = np.abs(expected).max(axis=1)
     assert ((scales.cpu().numpy() > 1) == (largest > 30000)).all()
     for row in range(3):
         np.testing.assert_allclose(
-            rescaled(out, scales)[row], wanted[row], rtol=1e-3, atol=1e-3 + 1e-6 * largest[row]
+            rescaled(out, scales)[row], expected[row], rtol=1e-3, atol=1e-3 + 1e-6 * largest[row]
         )
 
 

@@ -11,13 +11,13 @@ LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_ker
 
 def steps(*lengths: int, begin: float = 0.0) -> list[KernelRun]:
     """Steps of so many layers; a run adds a second, in which it overlaps the one before by half of one."""
-    found, now = [], begin
+    result, now = [], begin
     for layers in lengths:
         for index, name in enumerate(("embed_kernel", *LAYER * layers, "head_kernel")):
-            found.append(KernelRun(name, now - 0.5 if index else now, now + 1.0))
+            result.append(KernelRun(name, now - 0.5 if index else now, now + 1.0))
             now += 1.0
         now += 10.0
-    return found
+    return result
 
 
 def test_every_run_adds_the_time_after_the_end_of_the_previous_one() -> None:

@@ -24,7 +24,7 @@ ALL = sum(len(trials.changes) for trials in CANDIDATES)
 KERNELS = ("gated", "down", "head", "qkv", "output")
 
 
-class MadeUpStep:
+class FakeStep:
     """A step that takes what `cost` says; every timing of it takes a second."""
 
     def __init__(self, cost: Callable[[Tuning], float]) -> None:
@@ -61,45 +61,45 @@ BEST = Tuning(
 
 
 def test_the_best_tile_config_of_every_kernel_is_found() -> None:
-    step = MadeUpStep(distance_from(BEST))
-    found = tune(step, Tuning(), 1e6, step.clock)
-    assert found.tuning == BEST
+    step = FakeStep(distance_from(BEST))
+    result = tune(step, Tuning(), 1e6, step.clock)
+    assert result.tuning == BEST
     # Of one token, timed before the steps of several were cut.
-    assert (found.seconds_before, found.seconds) == (step(Tuning(), 1), 1.6)
-    assert ALL - len(CANDIDATES) <= found.trials <= ALL
+    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 1.6)
+    assert ALL - len(CANDIDATES) <= result.trials <= ALL
 
 
 def test_less_than_a_third_of_a_percent_is_noise() -> None:
-    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.998)
+    step = FakeStep(lambda tuning: 1.0 if tuning == Tuning() else 0.998)
     assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
-    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.996)
+    step = FakeStep(lambda tuning: 1.0 if tuning == Tuning() else 0.996)
     assert tune(step, Tuning(), 1e6, step.clock).tuning != Tuning()
 
 
 def test_a_config_that_is_faster_only_once_is_rejected() -> None:
     seen: set[Tuning] = {Tuning()}
 
-    def lucky_at_first(tuning: Tuning) -> float:
-        luck = 0.0 if tuning in seen else 0.5
+    def fast_once(tuning: Tuning) -> float:
+        speedup = 0.0 if tuning in seen else 0.5
         seen.add(tuning)
-        return 1 - luck
+        return 1 - speedup
 
-    step = MadeUpStep(lucky_at_first)
+    step = FakeStep(fast_once)
     assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
 
 
 def test_a_decreasing_clock_does_not_penalize_later_configs() -> None:
-    step = MadeUpStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
+    step = FakeStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
     assert tune(step, Tuning(), 1e6, step.clock).tuning == BEST
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 20])
 def test_no_config_is_tried_after_the_time_limit(budget: int) -> None:
-    step = MadeUpStep(lambda _: 1.0)
-    begun = step.now
-    found = tune(step, Tuning(), budget, step.clock)
-    assert found.tuning == Tuning()
-    assert step.now - begun <= max(budget, 1)
+    step = FakeStep(lambda _: 1.0)
+    started = step.now
+    result = tune(step, Tuning(), budget, step.clock)
+    assert result.tuning == Tuning()
+    assert step.now - started <= max(budget, 1)
 
 
 def test_configs_that_do_not_compile_are_skipped() -> None:
@@ -108,11 +108,11 @@ def test_configs_that_do_not_compile_are_skipped() -> None:
             raise RejectedCandidateError("out of shared memory")
         return distance_from(BEST)(tuning)
 
-    step = MadeUpStep(cost)
-    found = tune(step, Tuning(), 1e6, step.clock).tuning
-    assert found.gated == Tuning().gated
-    assert found.attention_warps != 1
-    assert all(getattr(found, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
+    step = FakeStep(cost)
+    result = tune(step, Tuning(), 1e6, step.clock).tuning
+    assert result.gated == Tuning().gated
+    assert result.attention_warps != 1
+    assert all(getattr(result, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
 
 
 def test_an_initial_config_that_does_not_compile_is_an_error() -> None:

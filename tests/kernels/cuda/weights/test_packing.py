@@ -40,15 +40,15 @@ def decoded(name: str, raw: Any) -> Any:
 def test_packing_round_trips_every_weight(device: str, name: str, source: str) -> None:
     rows, columns = 9, columns_for(name)
     raw = rows_from(source, name, rows, columns)
-    got = dequantized(device_matrix(device, name, raw, columns), 0, rows)
-    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
+    actual = dequantized(device_matrix(device, name, raw, columns), 0, rows)
+    np.testing.assert_allclose(actual, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
 
 
 @pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
 def test_packing_round_trips_rows_from_the_middle(device: str, name: str) -> None:
     raw = normal_rows(name, 18, columns_for(name))
-    got = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
-    np.testing.assert_allclose(got, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
+    actual = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
+    np.testing.assert_allclose(actual, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
 
 
 @pytest.mark.parametrize("name", TILES)

@@ -32,5 +32,5 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
 def test_unpacking_restores_every_weight(device: str, kernels: Kernels, name: str, source: str) -> None:
     rows, columns = 21, columns_for(name)
     raw = rows_from(source, name, rows, columns)
-    got = unpacked(device, kernels, name, raw, columns)
-    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
+    actual = unpacked(device, kernels, name, raw, columns)
+    np.testing.assert_allclose(actual, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
