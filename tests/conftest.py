@@ -1,4 +1,4 @@
-"""What the whole suite shares: processors, and compiled kernels."""
+"""Shared by the whole suite: processor limits and compiled kernels."""
 
 import gc
 import os
@@ -9,18 +9,18 @@ from importlib.util import find_spec
 import pytest
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    # As many workers run as there are processors: numpy's and torch's threads would spin for one, a third of
+    # One worker runs per processor. Threads of numpy and torch would spin for a third of the processor time.
     # all processor time. Read when they are imported first.
     os.environ.setdefault(name, "1")
 if find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available():
-        # Triton reads it when a kernel is defined: before any test module imports one.
+        # Triton reads it when a kernel is defined, so it is set before a test module imports one.
         os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""Python's own 700 have a chat's tests look through everything once a second, half a second long."""
+"""With Python's default of 700, the tests of a chat start a full collection once a second."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,14 +85,14 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: nobody need look for cycles in them."""
+    """Modules and tests live until the process ends, so the collector need not examine them."""
     gc.freeze()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _build_kernels_once(request: pytest.FixtureRequest) -> None:
-    """Builds the kernels of this tier before any test loads a model: each build starts a compiler anew."""
+    """Builds the kernels of this tier before any test loads a model: each build starts a compiler."""
     items = request.session.items
     if any(BY_KERNELS.intersection(getattr(item, "fixturenames", ())) for item in items):
         from tests.kernels.conftest import build_all

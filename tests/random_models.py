@@ -23,7 +23,7 @@ SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_K": ((0, 1 / 150), (2, 1 / 20)),
     "Q6_K": ((208, 1 / 1200),),
 }
-"""Where a block's float16 scales lie, and values that make a row of weights about as long as a normal one."""
+"""Offsets of a block's float16 scales, and values for which a row of weights is about as long as a normal one."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RandomModel:
         return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": self.taps}
 
     def _expert_metadata(self) -> dict[str, int]:
-        """The keys of a mixture that aren't 0."""
+        """The keys of a MoE model that aren't 0."""
         keys = {
             "expert_count": self.experts,
             "expert_used_count": self.experts_per_token,
@@ -131,7 +131,7 @@ class RandomModel:
         return shapes
 
     def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that a mixture has in place of a feed-forward."""
+        """The MoE tensors instead of those of a feed-forward."""
         spec, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
         hidden, shared = self.expert_length or self.feed_forward, self.shared_length
         rows = {"ffn_gate": hidden, "ffn_down": width, "ffn_up": hidden}
@@ -215,7 +215,7 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
 
 
 def _raw_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Random bits with fixed scales: files whose goldens are kept mustn't change with our encoder."""
+    """Random bits with fixed scales: files with stored goldens mustn't change with the encoder."""
     form = block_format(name)
     count = int(np.prod(shape)) // form.block_elements
     blocks = random.integers(0, 256, (count, form.block_bytes), np.uint8)

@@ -1,4 +1,4 @@
-"""The programs in examples/ run on the built-in model and say something."""
+"""The programs in examples/ run on the built-in model and print text."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The house: five parts on five floors, imports go down only, outside packages stay where they belong."""
+"""Package structure: five packages in five layers, imports go down only, third-party packages per layer."""
 
 import ast
 import subprocess
@@ -25,7 +25,7 @@ PRIVATE_IN_TESTS = {
 
 MAX_KERNEL_PARAMETERS, MAX_KERNEL_LINES = 16, 80
 
-# package -> (floor, folder, third-party packages that this part may import)
+# package -> (layer, folder, third-party packages that it may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
     "edgeinfer_tui": (
         5,

@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test stay in the default tier."""
+"""Which cases of a parametrized test are in the default tier."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Write data/logits.npz: llama.cpp's logits on every file of the zoo that has none yet. `python -m
+"""Write data/logits.npz: llama.cpp's logits on every file of the zoo without goldens. `python -m
 tests.edgeinfer.make_logit_goldens`; `--all` computes all of them again.
 """
 
@@ -16,7 +16,7 @@ from tests.random_models import VOCABULARY, ZOO, RandomModel
 GOLDENS = Path(__file__).parent / "data" / "logits.npz"
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24).tolist()
 KEPT = [0, 1, 5, 6, 7, 12, 22, 23]
-"""Positions whose logits are kept: the first, around a window of six, the last."""
+"""Positions whose logits are stored: the first, around a window of six, the last."""
 QUANTIZED = ("Q4_K", "Q6_K", "Q8_0")
 CONTEXT = 128
 

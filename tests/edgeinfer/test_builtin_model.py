@@ -1,4 +1,4 @@
-"""The model that ships inside the package says what llama.cpp makes it say.
+"""The built-in model gives the tokens of llama.cpp.
 
 `data/tiny_stories.txt` holds stories that it told itself (temperature 0.7, seeds 0 to 3).
 """
@@ -63,12 +63,12 @@ def test_its_draft_loads_too() -> None:
 
 @pytest.fixture(scope="module", params=["tiny", "draft"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
-    """A model under edgeinfer and under llama.cpp."""
+    """A model with edgeinfer and with llama.cpp."""
     pytest.importorskip("llama_cpp")
     name = "tiny" if request.param == "tiny" else DRAFT
     with (
         edgeinfer.load(name, threads=2) as ours,
-        # One thread: two that wait for each other by spinning are slow on a busy machine.
+        # One thread: two that spin are slow on a busy machine.
         edgeinfer.load(name, engine="llama.cpp", threads=1) as theirs,
     ):
         yield ours, theirs
@@ -101,7 +101,7 @@ def test_distributions_on_generated_stories_equal_llama_cpp(pair: tuple[Model, M
         leads += (best - second).tolist()
     assert len(divergences) >= 500
     assert np.mean(divergences) < 1e-3
-    # Both round activations to int8, each in its own way: only near-ties may fall otherwise.
+    # Both quantize activations to int8, each with its own rounding: only near-ties may differ.
     assert all(lead < 0.1 for lead in leads)
     if pair[0].name == "tiny":
         assert len(leads) <= 0.01 * len(divergences)

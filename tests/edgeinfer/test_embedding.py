@@ -1,4 +1,4 @@
-"""Texts as vectors: what they are made of, and llama.cpp's beside them."""
+"""Embeddings of texts: pooling, and comparison with llama.cpp."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_a_text_has_the_same_vector_in_any_batch() -> None:
         assert model.text_vectors([TEXTS[0]] * 2).tokens == 2 * len(ids)
         model.engine.rewind(0)
         np.testing.assert_array_equal(last, model.engine.rows(ids)[-1])
-        # An answer behind it isn't disturbed by what the cache held.
+        # A completion after it doesn't depend on the cache contents.
         assert model.generate("Once", max_tokens=5, temperature=0.0).ids
 
 

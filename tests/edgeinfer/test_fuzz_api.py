@@ -1,4 +1,4 @@
-"""Thousands of wrong calls of the Python interface: each answers or ends in one of our own errors."""
+"""Thousands of invalid calls of the Python API: each returns or raises one of edgeinfer's errors."""
 
 import random
 from collections import Counter
@@ -58,13 +58,13 @@ def odd(source: random.Random) -> Any:
 
 
 def call(model: Model, source: random.Random) -> Any:
-    """One call with something odd in it."""
+    """One call with an invalid argument."""
     kind = source.choice(("prompt", "setting", "setting", "setting", "chat", "embed", "logits", "messages"))
     if kind == "prompt":
         return model.generate(odd(source), max_tokens=3)
     if kind == "setting":
         settings = {name: odd(source) for name in source.sample(SETTINGS, source.choice((1, 1, 2)))}
-        if callable(settings.get("progress")):  # functions of the caller's raise what they like
+        if callable(settings.get("progress")):  # the caller's functions may raise anything
             del settings["progress"]
         return model.generate("Hi", **{"max_tokens": 3, **settings})
     if kind == "chat":
@@ -83,7 +83,7 @@ def call(model: Model, source: random.Random) -> Any:
 
 
 def tried(work: Callable[[], Any], counts: Counter[str]) -> None:
-    """Count how a call ended; anything but an answer or an error of ours fails the test."""
+    """Count how a call ended; any other exception fails the test."""
     try:
         work()
         counts["answered"] += 1

@@ -1,4 +1,4 @@
-"""`quantize --hot-first`: neurons in the order of the profile, the same function, still everybody's file."""
+"""`quantize --hot-first`: neurons in the order of the profile, the same function, a standard file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hot(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path, edgeinfer.Quantization]:
-    """A profiled model, and the same hot first."""
+    """A profiled model, and the same with hot neurons first."""
     source = replace(ZOO[name], **changes).write(tmp_path / f"{name}.gguf")  # type: ignore[arg-type]
     profile(source, [TEXT], tokens=200)
     target = tmp_path / "hot.gguf"
@@ -45,7 +45,7 @@ def test_reordering_does_not_change_the_function(
 ) -> None:
     source, target, done = hot(tmp_path, name, formats=formats)
     expected, actual = logits(source), logits(target)
-    # Sums are rounded in another order; behind them int8 activations now and then round the other way.
+    # Sums are rounded in another order; int8 activations after them may round differently.
     assert np.linalg.norm(actual - expected) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(expected)
     assert (f"whole blocks of {block}," in done.warnings[0]) == (block > 1)
     with GGUFFile.open(source) as before, GGUFFile.open(target) as after:
@@ -66,7 +66,7 @@ def test_the_hottest_neurons_come_first_and_the_profile_is_reordered(tmp_path: P
     assert sorted(counts) == sorted(before.counts["neurons.0"].sum(axis=0))
     again = profile(target, [TEXT], tokens=200)
     moved = np.abs(again.profile.counts["neurons.0"].sum(axis=0).astype(np.int64) - counts)
-    assert moved.max() <= 2  # neurons at their threshold, whose sums are rounded elsewhere
+    assert moved.max() <= 2  # neurons at their threshold, whose sums round differently
 
 
 def test_float_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:

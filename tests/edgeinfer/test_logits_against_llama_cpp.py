@@ -1,4 +1,4 @@
-"""llama.cpp's logits on a random file of every architecture: the formula is the same, the kernels are close.
+"""llama.cpp's logits on a random file of every architecture: the formula is equal, the kernels are close.
 
 The goldens were made by `make_logit_goldens.py`; ggml's GELU is a float16 table and costs 1e-3.
 """
@@ -66,7 +66,7 @@ def distance(actual: Logits, expected: Logits) -> float:
 
 
 def median_distance(actual: Logits, expected: Logits) -> float:
-    """Of the positions; an expert that flips at a near-tie costs a position or two."""
+    """Of the positions; an expert that changes at a near-tie costs a position or two."""
     return float(np.median([distance(row, other) for row, other in zip(actual, expected, strict=True)]))
 
 
@@ -97,7 +97,7 @@ def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.flo
 
 
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
-    """The formula is llama.cpp's, and our kernels stay about as near to it as theirs."""
+    """The reference has llama.cpp's formula, and the kernels are about as close to it as llama.cpp's."""
     exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
     moe_model = ZOO[name].experts > 0
     measure = median_distance if moe_model else distance
@@ -105,7 +105,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
-        # int8 activations on both sides, which make experts flip at near-ties; a short convolution multiplies
+        # int8 activations in both, which change experts at near-ties; a short convolution multiplies
         # the errors of three projections.
         assert their_distance < (0.25 if moe_model else 0.1 if ZOO[name].convolutions else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK

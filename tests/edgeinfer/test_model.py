@@ -1,4 +1,4 @@
-"""A loaded model: text and ids in, tokens and logits out, from one thread or several, until it is closed."""
+"""A loaded model: text and ids in, tokens and logits out, from one thread or several, until closed."""
 
 import threading
 from typing import Any

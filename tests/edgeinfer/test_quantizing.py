@@ -1,4 +1,4 @@
-"""`edgeinfer.quantize`: what it refuses, what it remarks, what it writes."""
+"""`edgeinfer.quantize`: its errors, its warnings, its output."""
 
 import shutil
 from pathlib import Path

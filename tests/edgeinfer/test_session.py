@@ -1,4 +1,4 @@
-"""A conversation keeps its turns, its cache and its system message, and says what it had to leave out."""
+"""A chat keeps its messages, its cache and its system message, and reports dropped messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 
 class FakeChatModel:
-    """Answers by a function of the prompt's text; the template's last token is a lone `A`."""
+    """Responds by a function of the prompt's text; the template's last token is a lone `A`."""
 
     def __init__(self, response: Callable[[str], str], context: int = 64, template: str = TEMPLATE) -> None:
         self.prompts: list[str] = []
@@ -50,7 +50,7 @@ SCORES = np.zeros(VOCABULARY, np.float32)
 
 
 def echo(before: str) -> str:
-    """The last thing that the user said, in capitals."""
+    """The last user message, in capitals."""
     return before.rsplit("U", 1)[1].upper()
 
 
@@ -83,7 +83,7 @@ def test_the_cache_is_reused_between_messages(chat_model: FakeChatModel) -> None
     chat = chat_model.chat("be.")
     chat.say("hi")
     second = chat.say("yo")
-    # All but the end that was sampled and never read.
+    # All but the end, which was sampled and never evaluated.
     assert second.speed.cached_tokens == 1 + len("Sbe.") + 1 + len("Uhi") + 1 + len("AHI")
 
 

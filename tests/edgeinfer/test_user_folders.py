@@ -1,4 +1,4 @@
-"""Each platform's own places for data, state and caches."""
+"""The default folders of each platform for data, state and caches."""
 
 from pathlib import Path
 

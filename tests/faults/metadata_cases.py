@@ -1,4 +1,4 @@
-"""Model files with metadata of the wrong type and of extreme values: loaded, asked, shown and planned."""
+"""Model files with metadata of wrong types and extreme values: loaded, run, shown and planned."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from tests.random_models import VOCABULARY, ZOO
 
 Value = tuple[str, int, bytes]
 BYTE_PAIRS = "byte-pairs"
-"""Of the models: one whose tokenizer is of byte pairs."""
+"""The keys of a model with a byte-pair tokenizer."""
 TOKENIZER_KEYS = [
     "add_bos_token",
     "add_eos_token",
@@ -115,7 +115,7 @@ def values() -> Iterator[Value]:
 
 
 def source_file(folder: Path, name: str) -> Path:
-    """A sound model."""
+    """A valid model."""
     path = ZOO["llama" if name == BYTE_PAIRS else name].write(folder / "sound.gguf")
     if name != BYTE_PAIRS:
         return path
@@ -148,7 +148,7 @@ def with_value(file: GGUFFile, key: str, value: Value) -> bytes:
 
 
 def use(path: Path) -> None:
-    """All that reads a model's metadata."""
+    """Everything that reads a model's metadata."""
     model_sizes(path)
     with GGUFFile.open(path) as file, redirect_stdout(io.StringIO()):
         result = file_report(file, "model", path.stat().st_size, "edgeinfer")

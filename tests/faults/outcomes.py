@@ -1,4 +1,4 @@
-"""What became of many damaged inputs: counts by outcome, and everything that was no clear error."""
+"""The outcomes of many damaged inputs: counts, and every input without a clear error."""
 
 import json
 import os

@@ -15,7 +15,7 @@ Progress = Callable[..., None]
 
 
 def at_point(number: int, point: int) -> Progress:
-    """Progress that sends the signal when it is called for the `point`-th time; -1: never."""
+    """Progress that sends the signal at its `point`-th call; -1: never."""
     left = point
 
     def received(*_: object) -> None:

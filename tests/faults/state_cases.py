@@ -1,4 +1,4 @@
-"""Damaged state files: snapshots, chats, figures, kernels, settings. Each is noticed or does no harm."""
+"""Damaged state files: snapshots, chats, measurements, kernels, settings. Each is detected or harmless."""
 
 import hashlib
 import random
@@ -67,7 +67,7 @@ DAMAGES: tuple[Damage, ...] = (flip, overwrite, cut, splice, lengthen)
 
 
 def damaged(path: Path, valid: bytes, number: int) -> str:
-    """Write a damaged copy; its name. Modes stay as they were."""
+    """Write a damaged copy; returns its name. File modes stay the same."""
     noise, kind = random.Random(number), DAMAGES[number % len(DAMAGES)]
     content = bytearray(valid)
     kind(content, noise)
@@ -107,7 +107,7 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
     valid = path.read_bytes()
 
     def use() -> None:
-        for _ in range(2):  # what was damaged at one start must not be in the way of the next
+        for _ in range(2):  # damage found at one start must not affect the next
             with ChatStore(path) as store:
                 for chat in store.chats():
                     line_to(ChatTree(store.messages(chat)).with_number(chat.tip))

@@ -1,4 +1,4 @@
-"""Quantized models with damaged weights: loaded repacked and mapped, and asked."""
+"""Quantized models with damaged weights: loaded repacked and memory-mapped, and run."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Signals in the middle of loading, quantizing and pulling: the next start is clean, nothing is left."""
+"""Signals during loading, quantizing and pulling: the next start is clean, no file is left."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Damaged state files, each used in a child process: nothing of them is believed, nothing ends a start."""
+"""Damaged state files, each used in a child process: they are detected and don't stop a start."""
 
 from collections.abc import Callable
 from pathlib import Path

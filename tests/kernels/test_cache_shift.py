@@ -1,4 +1,4 @@
-"""A cache that slid holds what it would, had the tokens behind the gap been written where they now lie."""
+"""A shifted cache equals one with the tokens after the gap written at their new positions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a layer's cache gives back of what was written there, and how many bytes it takes for that."""
+"""Rounding and bytes of a layer's cache."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Lock files: waiting for a program that holds one is announced, and ends."""
+"""Lock files: waiting for another process is announced, and ends."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """A clock that advances by sleeping only."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Digests of everything that a change of structure must leave as it is; run it before and after.
+"""Digests of everything that a change of structure must not change; run it before and after.
 
     python tests/net/golden_net.py write net.json     # in the commit before
     python tests/net/golden_net.py check net.json     # after each step: prints what differs, exits with 1
@@ -52,11 +52,11 @@ RENAMED = {
     "expert_cache": "changing",
     "sync_seconds": "hand_over_seconds",
 }
-"""Keys of JSON that have another name since the digests were written: new, old."""
+"""Keys of JSON that were renamed since the digests were written: new, old."""
 
 
 def renamed(value: Any) -> Any:
-    """A value of JSON with the old names of keys."""
+    """A JSON value with the old names of keys."""
     if isinstance(value, dict):
         return {RENAMED.get(key, key): renamed(member) for key, member in value.items()}
     return [renamed(member) for member in value] if isinstance(value, list) else value
@@ -66,7 +66,7 @@ Entry = tuple[str, str]
 
 
 def digest(array: Any) -> str:
-    """Of the very bits."""
+    """Of the exact bits."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
 
 
@@ -150,7 +150,7 @@ def plan_entries(_: Path) -> Iterator[Entry]:
 
 
 def command_entries(_: Path) -> Iterator[Entry]:
-    """What commands print as JSON."""
+    """JSON output of commands."""
     commands = (
         ["show", "tiny", "--json", "--tensors"],
         ["plan", "tiny", "--json", "--device", MACHINES["laptop"]],

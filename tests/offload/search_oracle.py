@@ -1,4 +1,4 @@
-"""The planner's search before the greedy one, as an oracle: slower, and exact where memory has a price.
+"""The planner's search before the greedy one, as a reference: slower, and exact for a price of memory.
 
 For a *price* of GPU memory (seconds per byte), dynamic programming over the two devices finds the exact best
 placement of all layers. Falling prices give placements with rising GPU bytes, each the fastest for its size.

@@ -65,7 +65,7 @@ def test_an_moe_layer_without_experts_on_the_gpu_adds_the_sums_of_the_cpu() -> N
 
 
 def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
-    """Every part that any stage computes: layer, what, number."""
+    """Every part that any stage computes: layer, part, number."""
     shards = [shard for stage in plan.stages for shard in stage.shards]
     return [
         *((shard.layer, "undivided", 0) for shard in shards if shard.undivided),

@@ -1,4 +1,4 @@
-"""Miniature models on which the choice of formats is compared with llama.cpp's; run it to keep its choices.
+"""Miniature models whose formats are compared with llama.cpp's; run it to store llama.cpp's selections.
 
 python -m tests.quant_formats.mix_models      (needs llama-cpp-python)
 """
@@ -19,7 +19,7 @@ from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.quantizer.mixes import MIXES, find_mix
 
 CHOICES = Path(__file__).parent / "goldens" / "llama_cpp_choices.json"
-# One sign a format, so that the choices for a model are a short text.
+# One character per format, so that the selections for a model are a short text.
 SIGNS = {
     "F32": "f", "F16": "h", "BF16": "b", "Q4_0": "p", "Q4_1": "q", "Q5_0": "r", "Q5_1": "s", "Q8_0": "v",
     "Q2_K": "B", "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x",
@@ -36,7 +36,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class MixModel:
-    """A model of an architecture: its metadata, and tensors of the right names and next to no rows."""
+    """A model of an architecture: its metadata, and tensors of the right names with few rows."""
 
     architecture: str
     layers: int
@@ -147,7 +147,7 @@ MODELS: Mapping[str, MixModel] = {
 
 
 def in_signs(formats: Mapping[str, str]) -> str:
-    """Choices as a short text: a sign each, in order of the names less their layers, runs counted."""
+    """Selections as a short text: a character each, by name without layer number, runs counted."""
     by_part = sorted(formats, key=lambda name: (LAYER.sub("", name), int((LAYER.findall(name) or [0])[0])))
     runs = (
         (sign, len(list(run))) for sign, run in itertools.groupby(SIGNS[formats[name]] for name in by_part)
@@ -205,7 +205,7 @@ def columns_of(shapes: Shapes) -> dict[str, int]:
 
 
 def measure_llama_cpp(folder: Path, names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """For each model and mix its choices without an importance matrix and with one."""
+    """For each model and mix the selected formats without an importance matrix and with one."""
     result: dict[str, dict[str, list[str]]] = {}
     for name in names:
         model = MODELS[name]
@@ -216,7 +216,7 @@ def measure_llama_cpp(folder: Path, names: list[str]) -> dict[str, dict[str, lis
             try:
                 given = in_signs(by_llama_cpp(path, mix, importance))
             except RuntimeError as error:
-                # It has no fallback for rows that don't fill blocks of 128; ours is F16.
+                # It has no fallback for rows that don't fill blocks of 128; edgeinfer's is F16.
                 if "no tensor type fallback is defined" not in str(error):
                     raise
                 result[name][mix] = []

@@ -1,4 +1,4 @@
-"""What the error of a quantizer is measured on; run it to measure llama.cpp's own and keep the figures.
+"""The data for measuring quantizer errors; run it to measure llama.cpp's and store them.
 
 python -m tests.quant_formats.quantizer_errors      (needs llama-cpp-python)
 """
@@ -33,7 +33,7 @@ def weights_of(array: str) -> Floats:
 
 
 def importance_of(columns: int) -> Floats:
-    """A skewed importance, as activations give it."""
+    """A skewed importance, like that of activations."""
     return np.random.default_rng(3).gamma(0.5, size=columns).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Encoding: bit for bit as gguf-py where it encodes, no worse than llama.cpp where only that does."""
+"""Encoding: bit for bit as gguf-py where it encodes, no worse than llama.cpp otherwise."""
 
 import json
 from functools import cache

@@ -94,7 +94,7 @@ class Mutator:
 
 @contextmanager
 def no_more_memory_than(spare_bytes: int) -> Iterator[None]:
-    """Let this process reserve no more than so much beyond what it has; more is a MemoryError."""
+    """Let this process reserve at most this many more bytes; more is a MemoryError."""
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -137,7 +137,7 @@ def test_ten_thousand_mutations_are_parsed_or_refused(tmp_path: Path) -> None:
     with warnings.catch_warnings(), no_more_memory_than(len(mutator.content) + SPARE_BYTES):
         warnings.simplefilter("error")
         for kind, content in mutator:
-            # A new file each time: cutting an old one to nothing first costs more than the test.
+            # A new file each time: truncating an old one first costs more than the test.
             path.unlink()
             path.write_bytes(content)
             started = time.perf_counter()

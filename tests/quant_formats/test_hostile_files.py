@@ -1,4 +1,4 @@
-"""Damaged and hostile files: one FormatError each, with the place, the value seen and the value wanted."""
+"""Damaged and hostile files: one FormatError each, with the position, the value and the expected value."""
 
 import os
 import struct
@@ -18,7 +18,7 @@ Refusal = Callable[[bytes | RawGGUF], str]
 
 @pytest.fixture
 def refusal(tmp_path: Path) -> Refusal:
-    """Write the file, see that it is refused within little memory, and return the message."""
+    """Write the file, check that it is refused within little memory, and return the message."""
 
     def refuse(content: bytes | RawGGUF) -> str:
         path = tmp_path / "hostile.gguf"

@@ -1,4 +1,4 @@
-"""Mixes: for miniature models of many architectures the formats chosen are llama.cpp's."""
+"""Mixes: for miniature models of many architectures the selected formats are llama.cpp's."""
 
 import ctypes
 import json
@@ -85,7 +85,7 @@ def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str
         ({"tt_overrides": ctypes.cast(overrides, ctypes.c_void_p)}, {"overrides": ours}),
     ):
         if mix == "F16" and "overrides" in mine:
-            continue  # llama.cpp forgets the user's overrides there
+            continue  # llama.cpp ignores the user's overrides there
         options: dict[str, Any] = dict(theirs)
         if "tt_overrides" in options:
             kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)

@@ -1,4 +1,4 @@
-"""Models in several files: any part opens the set, and a set that does not fit together is refused."""
+"""Models in several files: any part opens the set, and an inconsistent set is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter
 
 
 def write_set(folder: Path, count: int = 3, changes: dict[int, dict[str, Any]] | None = None) -> list[Path]:
-    """Parts with one tensor each; `changes` puts other metadata into a part, None takes a key away."""
+    """Parts with one tensor each; `changes` sets other metadata in a part, None removes a key."""
     paths = []
     for index in range(count):
         path = folder / f"model-{index + 1:05d}-of-{count:05d}.gguf"

@@ -1,4 +1,4 @@
-"""The reader on sound files: what gguf-py wrote, what GGUFWriter wrote, versions, parts, views of the map."""
+"""The reader on valid files: from gguf-py, from GGUFWriter, versions, parts, views of the map."""
 
 import mmap
 import struct
@@ -222,6 +222,6 @@ def test_a_vocabulary_of_150000_strings_opens_and_decodes_quickly(tmp_path: Path
         opening.append(opened - looped)
         looping.append(looped - start)
         assert seen == tokens
-    # Measured against the least that Python can do per string, which takes about 0.02 s.
+    # Measured against the minimum that Python needs per string, which takes about 0.02 s.
     assert min(opening) < 4 * min(looping)
     assert min(decoding) < 12 * min(looping)

@@ -1,4 +1,4 @@
-"""The writer: types of values, sources of tensors, and files that appear whole or not at all."""
+"""The writer: types of values, sources of tensors, and files that are complete or absent."""
 
 import os
 from collections.abc import Callable, Iterator

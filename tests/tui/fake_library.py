@@ -1,4 +1,4 @@
-"""A model that obeys the library's contract and says what a test tells it to."""
+"""A fake model with the library's interface and a scripted response."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ ANSWER = "There was a fox."
 
 
 class FakeTokenizer:
-    """One token a character."""
+    """One token per character."""
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return "".join(map(chr, ids))
@@ -154,7 +154,7 @@ class FakeChat:
 
 
 class FakeModel:
-    """Answers every prompt with `response`; remembers what it was asked."""
+    """Responds to every prompt with `response`; records the prompts."""
 
     def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
@@ -173,7 +173,7 @@ class FakeModel:
         self.closed = False
         self.snapshots = 0
         self.snapshot_owners: list[str | None] = []
-        """How often what was read has been kept."""
+        """How often a snapshot was saved."""
 
     def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
         if "overflow" in prompt:
@@ -219,7 +219,7 @@ class FakeModel:
 
 
 def main() -> None:
-    """The command line over a slow fake, for tests that need a process of their own."""
+    """The command line over a slow fake model, for tests that need a separate process."""
     from edgeinfer_tui import command_line, library
 
     def load(

@@ -42,12 +42,12 @@ FORBIDDEN = re.compile(r"Traceback|a bug in edgeinfer|pydantic|Input should|<cla
 PROGRAM = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MEASURING = ("bench", "eval", "profile", "doctor", "quantize")
-"""Commands that take long with a model that is one: they get others here."""
+"""Commands that take long with a valid model: they get other arguments here."""
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Paths to what is no model, and one that leads nowhere."""
+    """Paths to files that are no models, and a missing one."""
     folder = tmp_path / "files"
     folder.mkdir()
     contents = {
@@ -104,7 +104,7 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
 
 
 def check(words: list[str], code: int, out: str, err: str) -> None:
-    """What holds for every command line."""
+    """Checks for every command line."""
     message = f"{words!r}: exit {code}\n{err[-2000:]}"
     assert code in CODES, message
     assert FORBIDDEN.search(err) is None, message

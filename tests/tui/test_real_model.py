@@ -25,20 +25,20 @@ from tests.tui.terminal import ROOT, TIMEOUT_SECONDS, Terminal, environment
 
 COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
 CACHE = {"XDG_CACHE_HOME": str(user_folder("cache").parent)}
-"""Kernels that were built before are used, whatever the home folder."""
+"""Kernels that were built before are used, for any home folder."""
 BUILD_SECONDS = 400.0
 GREEDY = ("--temperature", "0", "--threads", "2")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _built_kernels() -> None:
-    """The kernels are there before a program with less patience wants them."""
+    """The kernels are built before a test with a short timeout needs them."""
     load("tiny").close()
 
 
 @pytest.fixture(autouse=True)
 def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs in this process finds nothing on standard input."""
+    """Standard input is empty for tests in this process."""
     monkeypatch.setattr(sys, "stdin", None)
 
 
@@ -158,7 +158,7 @@ def test_reports_are_machine_readable(edgeinfer: CommandLine, arguments: tuple[s
 
 
 def broken(path: Path, kind: str) -> Path:
-    """A path that leads to no model."""
+    """A path without a model."""
     if kind == "cut":
         whole = ZOO["llama"].write(path).read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -253,7 +253,7 @@ def test_generation_works_if_measurements_cannot_be_stored(home: Path) -> None:
 def test_compilation_at_start_shows_progress(home: Path, opened: list[Terminal]) -> None:
     built = KernelCache(user_folder("cache"), choose())
     result = KernelCache(home / "empty" / "edgeinfer", built.isa)
-    # All but one unit are there: the others take half a minute, for the same lines on the screen.
+    # All but one unit are built: the others take half a minute, for the same lines on the screen.
     shutil.copytree(built.folder, result.folder, ignore=shutil.ignore_patterns("rows_Q6_K.o"))
     assert result.find("rows_Q6_K") is None
     terminal = Terminal(

@@ -1,4 +1,4 @@
-"""The program on a real terminal and in real pipes: a process of its own, signals and all."""
+"""The program on a real terminal and in real pipes: a separate process, with signals."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(moment)
     process.send_signal(signal.SIGINT)
-    # Its input stays open meanwhile: it waits for that if it has come so far.
+    # Its input stays open: it waits for that if it has started.
     process.wait(TIMEOUT_SECONDS)
     _, err = process.communicate()
     assert process.returncode == 130

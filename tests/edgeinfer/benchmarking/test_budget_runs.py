@@ -1,4 +1,4 @@
-"""A row of the sweep through budgets: what it shows, and whether the budget was kept."""
+"""A row of the budget benchmark: its columns, and whether the budget was exceeded."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The programs about a GPU, on the built-in model and the CPU."""
+"""The GPU benchmark programs, on the built-in model and the CPU."""
 
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload

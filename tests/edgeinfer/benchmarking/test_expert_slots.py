@@ -1,4 +1,4 @@
-"""A dense model made a mixture: neurons that are active together are one expert."""
+"""A dense model as a MoE model: neurons that are active together form an expert."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmark program as the other side, played by a script."""
+"""llama-bench as a benchmark target, replaced by a script."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What is read in which order, and what of it counts."""
+"""The order of prefills, and which tokens are counted."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ VOCABULARY = 100
 
 
 class Recorder:
-    """Writes down what it is asked for; `clock` is shared."""
+    """Records its calls; `clock` is shared."""
 
     vocabulary_size = VOCABULARY
 
@@ -37,7 +37,7 @@ class Recorder:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened; a rest between pieces is written down and takes no time."""
+    """Events in order; a pause between segments is recorded and takes no time."""
     happened: list[str] = []
     monkeypatch.setattr(measuring, "wait_until_idle", lambda: happened.append("rest"))
     return happened

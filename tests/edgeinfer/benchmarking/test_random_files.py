@@ -1,4 +1,4 @@
-"""Random files of a shape: sound, finite, written once, readable by llama.cpp too."""
+"""Random files of a shape: valid, finite, written once, readable by llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path

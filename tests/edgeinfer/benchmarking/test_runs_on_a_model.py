@@ -1,4 +1,4 @@
-"""The built-in model through every measurement; what comes out is complete, however long it took."""
+"""The built-in model through every measurement; results are complete, whatever the time."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ WORKLOADS = [Workload("prompt", 12, 4), Workload("generate", 2), Workload("verif
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory needn't be measured here."""
+    """Memory bandwidth need not be measured here."""
     monkeypatch.setattr(speed_runs, "read_bandwidth", lambda folder, threads: 1e10)
 
 

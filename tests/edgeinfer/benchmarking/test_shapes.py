@@ -1,4 +1,4 @@
-"""Shapes are those of the models whose names they bear."""
+"""Shapes have the sizes of the models they are named after."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The sparse benchmark: what is planted is active, and every way computes the same feed-forward."""
+"""The sparse benchmark: the requested neurons are active, and every mode computes the same feed-forward."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What llama.cpp may put on a GPU of a given size, and rows of models that are divided."""
+"""How many layers llama.cpp offloads to a GPU of a given size, and rows of split models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What tells a divided model that answers as the CPU does from one that doesn't."""
+"""Logits of a split model are compared with those of the CPU."""
 
 from dataclasses import replace
 from pathlib import Path

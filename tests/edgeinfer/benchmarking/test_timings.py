@@ -1,4 +1,4 @@
-"""Rates, spreads and ratios out of seconds."""
+"""Rates, deviations and ratios from seconds."""
 
 import pytest
 
@@ -49,4 +49,4 @@ def test_an_interquartile_range_above_a_tenth_is_too_noisy() -> None:
     noisy = Timings((1.0, 1.0, 1.2, 1.4, 1.5))
     assert noisy.spread == pytest.approx(0.4 / 1.2)
     assert noisy.is_noisy
-    assert not Timings((1.0, 2.0, 3.0)).is_noisy  # too few to tell
+    assert not Timings((1.0, 2.0, 3.0)).is_noisy  # too few samples

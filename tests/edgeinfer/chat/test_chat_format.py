@@ -1,4 +1,4 @@
-"""What a chat format offers templates, takes from files, and says when a template fails."""
+"""What a chat format offers templates, reads from files, and reports when a template fails."""
 
 import json
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A hostile template reaches nothing of Python, ends, and stays small."""
+"""A hostile template can't reach Python objects, run without end, or use much memory."""
 
 import pytest
 

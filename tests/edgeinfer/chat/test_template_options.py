@@ -1,4 +1,4 @@
-"""Thinking and other variables of chat templates."""
+"""Reasoning and other variables of chat templates."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Calls of tools in the forms of many templates; what isn't a call stays text."""
+"""Tool calls in the formats of many templates; other text stays text."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ CODER = (
     "<parameter=days>\n2\n</parameter>\n</function>"
 )
 
-# who writes so -> one call
+# vendor -> one call
 FORMS = {
     "Hermes, Qwen 2.5 and 3": f'<tool_call>\n{{"name": "get_weather", '
     f'"arguments": {ARGUMENTS}}}\n</tool_call>',

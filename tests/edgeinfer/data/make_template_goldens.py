@@ -1,4 +1,4 @@
-"""Writes templates/goldens.json: what Hugging Face transformers makes of chats with each template.
+"""Writes templates/goldens.json: chats as Hugging Face transformers renders them with each template.
 
 Run by hand where transformers and jinja2 >= 3.1.6 are installed: python make_template_goldens.py
 """

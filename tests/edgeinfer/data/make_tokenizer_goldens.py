@@ -1,4 +1,4 @@
-"""Writes tokenizer/*.json: three small vocabularies and what llama.cpp makes of odd texts with them.
+"""Writes tokenizer/*.json: three small vocabularies and llama.cpp's ids of odd texts.
 
 Run by hand where llama-cpp-python is installed, with the folders of the five parts on the path:
 
@@ -104,7 +104,7 @@ ODD_PIECES = [
 
 
 def learned_merges(symbols: list[list[str]], count: int) -> list[tuple[str, str]]:
-    """Return the `count` commonest merges, each after the ones before it."""
+    """Return the `count` most frequent merges, each after the ones before it."""
     merges = []
     for _ in range(count):
         pairs = Counter(pair for line in symbols for pair in pairwise(line))
@@ -209,7 +209,7 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
 
 
 def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any]]) -> None:
-    """Write a vocabulary and the answers for each variant of its metadata, equal ones once."""
+    """Write a vocabulary and the ids for each variant of its metadata, equal ones once."""
     distinct: list[list[list[int]]] = [[] for _ in range(2 * len(ODD_PIECES))]
     selected: dict[str, list[int]] = {}
     for variant, changes in variants.items():

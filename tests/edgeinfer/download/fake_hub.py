@@ -1,4 +1,4 @@
-"""A hub on the loopback: it lists repositories and sends their files, as the real one does."""
+"""A hub on the loopback: it lists repositories and sends their files, like the real one."""
 
 import hashlib
 import json
@@ -10,13 +10,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(HostileServer):
-    """`files`: what each repository has. A path that isn't listed below is answered as `refuse` says."""
+    """`files`: the files of each repository. Other paths get the response of `refuse`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.files: dict[str, dict[str, bytes]] = {}
         self.refuse: tuple[int, str] = (404, "RepoNotFound")
-        """Status and X-Error-Code for repositories that aren't there."""
+        """Status and X-Error-Code for missing repositories."""
         self.otherwise = answer
 
     def put(self, repository: str, name: str, content: bytes) -> None:
@@ -27,7 +27,7 @@ class FakeHub(HostileServer):
         return self.files[repository][rest.partition("/")[2]]
 
     def fetched(self) -> list[str]:
-        """The files that were asked for, in order."""
+        """The requested files, in order."""
         return [path.rpartition("/")[2] for path, _ in self.seen if "/resolve/" in path]
 
     def listing(self, repository: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Fetching from a hostile server without waiting, and what comes of it."""
+"""Downloads from a hostile server without waiting."""
 
 import hashlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A server on the loopback that holds one file and does to each request what a test tells it to."""
+"""A server on the loopback with one file; a test sets the response to each request."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ TAG = '"one"'
 
 
 class Request(BaseHTTPRequestHandler):
-    """One request; `range` is the first byte and the end that it asks for."""
+    """One request; `range` is the requested first byte and end."""
 
     protocol_version = "HTTP/1.1"
     server: "HostileServer"
@@ -24,7 +24,7 @@ class Request(BaseHTTPRequestHandler):
         respond(self)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     @property
     def content(self) -> bytes:
@@ -63,7 +63,7 @@ def serve_file(request: Request) -> None:
 
 
 def without_length_check(request: Request) -> None:
-    """Knows ranges, but no If-Range."""
+    """Supports ranges, but not If-Range."""
     body = request.content[request.first :]
     if not body:
         request.begin(416, 0)
@@ -73,7 +73,7 @@ def without_length_check(request: Request) -> None:
 
 
 def cut(after: int) -> Responder:
-    """Promises the rest, sends so many bytes of it and closes."""
+    """Declares the rest, sends `after` bytes of it and closes."""
 
     def respond(request: Request) -> None:
         body = request.content[request.first :]
@@ -84,7 +84,7 @@ def cut(after: int) -> Responder:
 
 
 def stall(after: int) -> Responder:
-    """Sends so many bytes, then nothing until the test ends."""
+    """Sends `after` bytes, then nothing until the test ends."""
 
     def respond(request: Request) -> None:
         body = request.content[request.first :]
@@ -101,7 +101,7 @@ def status(code: int, **headers: str) -> Responder:
 
 
 def corrupt(at: int) -> Responder:
-    """Turns one byte around."""
+    """Inverts one byte."""
 
     def respond(request: Request) -> None:
         body = bytearray(request.content[request.first :])
@@ -126,7 +126,7 @@ def without_ranges_cut(after: int) -> Responder:
 
 
 def without_length(request: Request) -> None:
-    """The body ends where the connection does."""
+    """The body ends when the connection closes."""
     request.begin(200, None)
     request.wfile.write(request.content)
 
@@ -145,7 +145,7 @@ def chunked(cut_after: int | None = None) -> Responder:
 
 
 def endless(start: bytes, limit: int) -> Responder:
-    """Chunks without an end: `start`, then zeros; hangs up after `limit` bytes at the latest."""
+    """Chunks without an end: `start`, then zeros; disconnects after at most `limit` bytes."""
 
     def respond(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
@@ -160,7 +160,7 @@ def endless(start: bytes, limit: int) -> Responder:
 
 
 def claims_total(total: int) -> Responder:
-    """Says that the whole file has another length."""
+    """Declares another length for the whole file."""
 
     def respond(request: Request) -> None:
         body = request.content[request.first :]
@@ -171,7 +171,7 @@ def claims_total(total: int) -> Responder:
 
 
 def from_elsewhere(first: int) -> Responder:
-    """Answers another range than the one that was asked for."""
+    """Sends another range than the requested one."""
 
     def respond(request: Request) -> None:
         body = request.content[first:]
@@ -194,7 +194,7 @@ def redirect(to: str, **headers: str) -> Responder:
 
 
 def hang_up(request: Request) -> None:
-    """Closes without a word."""
+    """Closes without a response."""
     request.connection.close()
 
 
@@ -208,9 +208,9 @@ class HostileServer(ThreadingHTTPServer):
         self.content = content
         self.tag = TAG
         self.headers: dict[str, str] = {}
-        """Sent with every answer."""
+        """Sent with every response."""
         self.script: list[Responder] = []
-        """What the next requests meet."""
+        """Responders for the next requests."""
         self.otherwise: Responder = serve_file
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.lock = threading.Lock()
@@ -224,12 +224,12 @@ class HostileServer(ThreadingHTTPServer):
         return self.content
 
     def ranges(self) -> list[str]:
-        """The first byte that each request asked for."""
+        """The first byte of each request."""
         requested = [headers["Range"] for _, headers in self.seen if "Range" in headers]
         return [text.split("=")[1].split("-")[0] for text in requested]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what some tests are about."""
+        """A disconnected client is the subject of some tests."""
 
     def __enter__(self) -> Self:
         self._thread.start()

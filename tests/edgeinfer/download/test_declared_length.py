@@ -1,4 +1,4 @@
-"""An answer without a length ends where the model file's own header says that the file does."""
+"""A response without a length ends where the model file's header declares its end."""
 
 from pathlib import Path
 

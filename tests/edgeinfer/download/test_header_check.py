@@ -1,4 +1,4 @@
-"""A model that edgeinfer can't run is refused before its weights come, unless llama.cpp is to run it."""
+"""An unsupported model is refused before its weights are downloaded, unless llama.cpp is to run it."""
 
 import struct
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Downloads that were interrupted, or that several programs want: what came is kept and gone on with."""
+"""Interrupted and concurrent downloads: the partial file is kept and resumed."""
 
 import json
 import multiprocessing

@@ -74,7 +74,7 @@ def machine_with(free_bytes: int, bytes_per_second: float = 20e9) -> Machine:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Files of one small model, of the sizes that their names promise."""
+    """Files of one small model, with sizes in the order of their quantizations."""
     folder = tmp_path_factory.mktemp("models")
     made = {}
     for quant, formats in (("Q8_0", ("Q8_0",)), ("Q6_K", ("Q6_K",)), ("Q4_K_M", ("Q4_K",))):
@@ -268,7 +268,7 @@ def test_a_split_model_is_downloaded_completely(hub: FakeHub, settings: Pull, tm
 
 
 def write_parts(folder: Path) -> dict[str, bytes]:
-    """A model in two files, as llama.cpp splits them."""
+    """A model split into two files, as llama.cpp does it."""
     folder.mkdir()
     whole = RandomModel("llama", formats=("Q8_0",), width=64).write(folder / "whole.gguf")
     names = ["mini-Q8_0-00001-of-00002.gguf", "mini-Q8_0-00002-of-00002.gguf"]

@@ -1,4 +1,4 @@
-"""A file from a server that cuts, stalls, lies, damages, refuses and redirects."""
+"""A file from a server that truncates, stalls, sends wrong headers or bytes, refuses and redirects."""
 
 import base64
 import errno
@@ -23,12 +23,12 @@ from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
 class Case(NamedTuple):
-    """What happens to the first requests, and where each of them begins."""
+    """The responders of the first requests, and the first byte of each."""
 
     script: list[Responder]
     ranges: list[str]
     stall_seconds: float = 10.0
-    """Where nothing stalls, a busy machine shall not look as if it did."""
+    """A timeout long enough for a busy machine, where nothing stalls."""
 
 
 RECOVERED = {

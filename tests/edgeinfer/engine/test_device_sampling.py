@@ -1,4 +1,4 @@
-"""Tokens chosen on a device are those that the host would choose, from the same chances."""
+"""Tokens sampled on a device are those that the host samples, from the same probabilities."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def logits_behind(token_id: int, position: int) -> np.ndarray:
 
 
 class FakeBackend(ReferenceBackend):
-    """Chooses as the host would; refuses at the positions in `refused`."""
+    """Samples like the host; refuses at the positions in `refused`."""
 
     capabilities = Capabilities(sampling_history=8)
 

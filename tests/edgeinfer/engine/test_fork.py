@@ -1,4 +1,4 @@
-"""A model in a forked child: its own memory, threads and locks; on a GPU one clear error."""
+"""A model in a forked child: separate memory, threads and locks; on a GPU one clear error."""
 
 import os
 import threading
@@ -27,14 +27,14 @@ CHILD_SECONDS = 60
 
 
 def begin_child(work: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Run something in a forked child; returns a function that waits for what it returned."""
+    """Run a function in a forked child; returns a function that waits for its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             import signal
 
-            signal.alarm(CHILD_SECONDS)  # a hang ends as a failure
+            signal.alarm(CHILD_SECONDS)  # a hang becomes a failure
             os.write(writing, work())
         finally:
             os._exit(0)

@@ -1,4 +1,4 @@
-"""A callback that calls its model gets an error; other threads wait as ever."""
+"""A callback that calls its model gets an error; other threads wait."""
 
 import threading
 from collections.abc import Callable

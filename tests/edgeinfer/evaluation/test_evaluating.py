@@ -1,4 +1,4 @@
-"""Models on a text: the streamed evaluation against the plain one."""
+"""Models on a text: the streamed evaluation against the direct one."""
 
 import math
 from pathlib import Path
@@ -16,7 +16,7 @@ TEXT = Path(__file__).parents[3].joinpath("LICENSE").read_text(encoding="utf-8")
 
 
 def direct_perplexity(context: int, chunks: int) -> float:
-    """As the definition says, with all logits of a window at once."""
+    """The definition, with all logits of a window at once."""
     with edgeinfer.load("tiny", context=context, draft=None) as model:
         ids = model.tokenizer.encode(TEXT, bos=True)
         losses = []

@@ -1,4 +1,4 @@
-"""Log-probabilities, divergences and their summary, against plain formulas in exact or long arithmetic."""
+"""Log-probabilities, divergences and their summary, against direct formulas in exact or long arithmetic."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Which tokens are read and scored."""
+"""Which tokens are evaluated and scored."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Answers awaited: the same tokens, other work in between, cancelled tasks."""
+"""Async completions: the same tokens, other work in between, cancelled tasks."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A text that outgrows the context goes on without tokens of its middle, if asked to, and says so."""
+"""Context shift: a text longer than the context continues without tokens of its middle, and reports it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ CONTEXT = 64
 
 
 class ShiftingEngine(FakeEngine):
-    """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
+    """An engine that evicts tokens of the middle; its logits are those of the tokens in its cache."""
 
     capabilities = Capabilities(can_evict=True, has_attention_scores=True)
 
@@ -39,7 +39,7 @@ class ShiftingEngine(FakeEngine):
         self._cache.ids = self.ids
         self.indices: list[list[int]] = []
         self.looked_at: set[int] = set()
-        """Ids that get votes."""
+        """Ids with attention scores."""
 
     @property
     def text(self) -> list[int]:
@@ -76,7 +76,7 @@ def model(engine: ShiftingEngine) -> Model:
 
 @pytest.fixture
 def one_layer(tmp_path: Path) -> Iterator[Model]:
-    """Keys and values of a single layer are those of each token alone, whatever lies before it."""
+    """Keys and values of a single layer depend on their token alone, not on earlier ones."""
     path = replace(ZOO["llama"], layers=1).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, device="cpu", draft=None, context=96, kv="f32") as loaded:
         yield loaded
@@ -113,7 +113,7 @@ def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: Shiftin
     engine.read.clear()
     following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
     second = model.generate(following, max_tokens=1, temperature=0.0, context_overflow="shift")
-    # The last token of the first answer wasn't read, and the longer text slides once more.
+    # The last token of the first completion was not evaluated, and the longer text shifts once more.
     assert engine.read == [15]
     assert engine.indices == [list(range(4, 20))] * 2
     assert second.evicted_tokens == 32
@@ -242,7 +242,7 @@ def test_an_evicted_cache_matches_the_full_text() -> None:
     cache = KVCache(100)
     cache.append(range(20))
     cache.evict([3, 4, 8])
-    cache.evict([3, 9, 10])  # 5, 12 and 13 of the text
+    cache.evict([3, 9, 10])  # positions 5, 12 and 13 of the text
     cache.append([20, 21])
     assert cache.ids == [0, 1, 2, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21]
     assert cache.text == list(range(22))
@@ -286,7 +286,7 @@ def test_attention_scores_are_those_of_the_last_tokens(
     expected = sum(weights.sum(axis=0) for weights in seen)
     assert votes.shape == (50,)
     assert np.linalg.norm(votes - expected) < near * np.linalg.norm(expected)
-    assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
+    assert (votes[-1] < votes[:-8]).sum() > 10  # only the last position attends to the last
 
 
 def test_h2o_needs_an_engine_with_attention_scores(engine: ShiftingEngine) -> None:

@@ -1,4 +1,4 @@
-"""From a prompt to a stream of tokens, on engines that say what the test wants."""
+"""From a prompt to a stream of tokens, on engines with scripted logits."""
 
 import math
 from typing import Any

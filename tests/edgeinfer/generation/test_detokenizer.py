@@ -1,4 +1,4 @@
-"""An answer ends before a stop string, and no part of one is ever shown."""
+"""A completion ends before a stop string, and no part of one is ever emitted."""
 
 import random
 
@@ -8,7 +8,7 @@ from edgeinfer.tokenizer.detokenizer import StopStrings
 
 
 def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
-    """What each piece lets through, then what the end does; and the stop that was found."""
+    """The text that each piece emits, then that of the end; and the stop that was found."""
     filter_ = StopStrings(stops)
     out = []
     for piece in pieces:
@@ -67,6 +67,6 @@ def test_every_split_into_pieces_emits_the_same_text(seed: int) -> None:
             assert not indices
             assert "".join(out) == text
         else:
-            # A longer stop may complete later than one that lies behind its beginning.
+            # A longer stop may complete later than one that starts after it.
             assert "".join(out) == text[: text.index(result)]
             assert not any(stop in "".join(out) for stop in stops)

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each is what it would be alone."""
+"""Several completions of one prompt: each equals a separate completion."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -59,7 +59,7 @@ def test_penalties_stops_and_logprobs_work_in_each_sequence(tiny: Model) -> None
 
 @pytest.mark.slow
 def test_sequences_without_memory_wait_for_others(tiny: Model) -> None:
-    """Six answers of 200 tokens don't fit a context of 512 at once."""
+    """Six completions of 200 tokens don't fit a context of 512 at once."""
     actual = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
     for index, completion in enumerate(actual):
         expected = tiny.generate(PROMPT, max_tokens=200, temperature=1.1, seed=5 + index)
@@ -71,7 +71,7 @@ def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> Non
     tiny.engine.rewind(0)
     actual = tiny.generate(ids, n=3, temperature=1.5, seed=2)
     for index, completion in enumerate(actual):
-        tiny.engine.rewind(0)  # a prompt that is read by fewer tokens at a time is rounded otherwise
+        tiny.engine.rewind(0)  # smaller prefill chunks of a prompt round differently
         expected = tiny.generate(ids, temperature=1.5, seed=2 + index)
         assert (completion.ids, completion.finish_reason) == (expected.ids, expected.finish_reason)
 
@@ -131,7 +131,7 @@ def logprob(ids: list[int], token: int) -> float:
 
 
 def all_answers(prompt: list[int], limit: int) -> dict[tuple[int, ...], float]:
-    """Every answer of at most so many tokens, with its log-probability a token, its end counted."""
+    """Every completion of at most `limit` tokens, with its log-probability per token, its end counted."""
     result = {}
     for length in range(limit + 1):
         for output in product(TEXT_TOKENS, repeat=length):
@@ -159,7 +159,7 @@ def test_an_engine_without_batches_runs_sequences_one_by_one() -> None:
     reads = sum(engine.read)
     expected = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
     assert [completion.ids for completion in actual] == expected
-    assert reads == 3 + 3 * 5  # the prompt once, and each answer's tokens but its last
+    assert reads == 3 + 3 * 5  # the prompt once, and the tokens of each completion but its last
 
 
 def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
@@ -171,7 +171,7 @@ def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
     free = branches.free_pages
     first = branches.fork()
     branches.read([(first, 5)])
-    assert branches.free_pages == free  # it goes on in the page that the prompt has begun
+    assert branches.free_pages == free  # it continues in the last page of the prompt
     second = branches.fork(first)
     branches.read([(first, 6), (second, 7)])
     assert branches.free_pages == free - 1

@@ -1,4 +1,4 @@
-"""A token passes few Python files: the path of plain decoding can be read in one sitting."""
+"""A token passes few Python files, so that the path of baseline decoding is short to read."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ PROMPT = "Once upon a time"
 
 def files_of_a_token(model: Model) -> set[str]:
     """The files of our packages whose functions run between two tokens of a greedy completion."""
-    list(model.stream(PROMPT, max_tokens=8, temperature=0.0))  # texts of tokens are read once
+    list(model.stream(PROMPT, max_tokens=8, temperature=0.0))  # texts of tokens are cached
     stream, result = model.stream(PROMPT, max_tokens=8, temperature=0.0), set[str]()
     tokens: list[Token] = [next(stream) for _ in range(4)]
 

@@ -1,4 +1,4 @@
-"""Streams that are cut short, watched, and read by turns; what a cache that holds a prefix saves."""
+"""Streams that are cancelled, observed and interleaved; what a cached prefix saves."""
 
 import threading
 from typing import Any
@@ -140,7 +140,7 @@ def test_a_shared_prefix_is_not_prefilled_again() -> None:
     engine.logits_function = scripted("Ho", len(longer))
     completion = model.generate(longer, **GREEDY)
     assert completion.text == "Ho"
-    # The last token said, and the end, were sampled but never read.
+    # The last token and the end were sampled but never evaluated.
     assert completion.speed.cached_tokens == 5
     assert engine.read[0] == 2
 

@@ -1,4 +1,4 @@
-"""A chat store that is damaged: moved aside with one line, or read as far as it goes; never in the way."""
+"""A damaged chat store: moved aside with one line, or read as far as possible; never an error at start."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ def changed(path: Path, *statements: str) -> Path:
 
 
 def used(path: Path) -> int:
-    """All that is done with a store; how many chats it has."""
+    """Every operation on a store; returns its number of chats."""
     with ChatStore(path) as store:
         chats = store.chats()
         for chat in chats:
@@ -71,7 +71,7 @@ def test_a_damaged_store_is_moved_aside(
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"{path} was damaged (")
     assert caplog.messages[0].endswith(f"): moved to {aside.name}, a new one begins")
-    assert used(path) == 1  # and from then on all is well
+    assert used(path) == 1  # afterwards the store works
     assert len(caplog.messages) == 1
 
 

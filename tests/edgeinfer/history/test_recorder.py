@@ -1,4 +1,4 @@
-"""A chat's tree in memory, and the recorder that writes it down and catches up."""
+"""A chat's tree in memory, and the recorder that writes it to the store, later after a failure."""
 
 import sqlite3
 from collections.abc import Iterator

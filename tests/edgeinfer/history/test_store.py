@@ -161,14 +161,14 @@ def test_kill_9_during_a_response_loses_nothing(after: int, tmp_path: Path) -> N
         assert [message.state for message in messages] == ["whole", "coming"]
         numbers = messages[1].text.split()
         assert numbers == [str(number) for number in range(len(numbers))]
-        assert len(numbers) >= last + 1  # every number that was shown is there
+        assert len(numbers) >= last + 1  # every number that was shown is stored
         writer = store.begin_message(messages[1].chat, messages[1].id)
         writer.add("on it goes")
         assert writer.finish() is None
 
 
 class InterruptedConnection(sqlite3.Connection):
-    """Ctrl-C comes once what was written is safe, before anybody knows."""
+    """Ctrl-C comes after the commit, before the call returns."""
 
     after = 2
 
@@ -197,7 +197,7 @@ def test_ctrl_c_after_a_write_neither_loses_nor_repeats_text(store: ChatStore) -
 
 
 def fill(store: ChatStore) -> None:
-    """From now on the disk is full, as SQLite sees it."""
+    """From now on the disk is full for SQLite."""
     connection = store.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")

@@ -1,4 +1,4 @@
-"""The way out: llama.cpp computes, edgeinfer samples, and nothing of its chatter reaches the terminal."""
+"""The llama.cpp engine: llama.cpp computes, edgeinfer samples, and no log output reaches the terminal."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_a_quantized_cache_is_accepted(kv: CacheType) -> None:
 
 
 def write_mamba(path: Path) -> Path:
-    """A random recurrent model, which edgeinfer doesn't run and which can't step back."""
+    """A random recurrent model, which edgeinfer doesn't run and which can't rewind."""
     width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2
     sizes = {"ssm.conv_kernel": kernel, "ssm.inner_size": inner, "ssm.state_size": state}
     own = {

@@ -1,4 +1,4 @@
-"""A model file that is cut while it is mapped: a clear error, or a last line before the system ends it."""
+"""A model file that is truncated while it is mapped: a clear error, or a last line before SIGBUS."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ def test_a_file_truncated_during_loading_is_an_error(tmp_path: Path) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
 
     def cut(done: int, total: int) -> None:
-        # Not to nothing: what is under way on another thread may still be read.
+        # Not to zero bytes: another thread may still read the pages that it has requested.
         os.truncate(path, path.stat().st_size - 1)
 
     with pytest.raises(FormatError, match="another program has cut it"):

@@ -1,4 +1,4 @@
-"""One decision for every device: whole on the GPU, split, or on the CPU; and what more memory would bring."""
+"""One decision for every device: all on the GPU, split, or all on the CPU; and the gain of more memory."""
 
 from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | Non
     for sizes in (dense_model(), mixed_model()):
         plan_request = request(
             sizes, vram=vram * GIB, ram=ram, context=256
-        )  # of which some is left on the disk
+        )  # some of it is memory-mapped
         planned = plan_devices(plan_request, laptop())
         more = plan_devices(replace(plan_request, vram=(vram + 1) * GIB), laptop())
         advised = with_one_gib_more(plan_request, laptop(), planned).rate_with_one_gib_more

@@ -1,4 +1,4 @@
-"""Tests of remembering what drafting costs."""
+"""Stored drafting costs."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
 
 
 class CountingSpeculator:
-    """Counts how often it is asked to measure."""
+    """Counts its measurements."""
 
     def __init__(self, costs: MeasuredCosts) -> None:
         self._costs = costs

@@ -1,4 +1,4 @@
-"""Which GPU is taken, and what is said where none will do."""
+"""Which GPU is selected, and the error or warning where none is usable."""
 
 import importlib.util
 
@@ -14,7 +14,7 @@ ADA = Gpu(0, "RTX 4060 Laptop", 89, 8 << 30)
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
-    """What the driver shows; a test fills it."""
+    """The GPUs of the driver; a test fills it."""
     shown: list[Gpu] = []
     monkeypatch.setattr(gpu_choice, "list_gpus", lambda: shown)
     return shown

@@ -1,4 +1,4 @@
-"""Which experts are hot is known from a profile beside the model, or not at all."""
+"""Hot experts are read from a profile next to the model."""
 
 from pathlib import Path
 

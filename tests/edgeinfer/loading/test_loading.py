@@ -1,4 +1,4 @@
-"""From a name to a model: settings checked, failures told in one line, remarks passed on."""
+"""From a name to a model: options checked, one-line errors, warnings forwarded."""
 
 import sys
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def test_a_file_without_a_language_model_is_refused(tmp_path: Path) -> None:
 
 
 def written(path: Path, **metadata: Any) -> Path:
-    """The llama of the zoo with other keys (dots written as two underscores), None: left out."""
+    """The llama of the zoo with other keys (dots written as two underscores); None omits a key."""
     changed = {key.replace("__", "."): value for key, value in metadata.items()}
 
     class Changed(RandomModel):
@@ -184,7 +184,7 @@ def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
     ).close()
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     assert calls[-1][0] == calls[-1][1] == {total for _, total in calls}.pop()
-    # Another test may have built the kernels before this one.
+    # Another test may have built the kernels already.
     assert all(done <= total for done, total in built)
 
 
@@ -280,7 +280,7 @@ def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(
     assert whole is not None
     assert mapped is not None
     cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
-    limit, result = whole.nbytes - cached, set()  # with more a shorter context would fit
+    limit, result = whole.nbytes - cached, set()  # with more memory a shorter context would fit
     for ram in range(mapped.nbytes, limit, (limit - mapped.nbytes) // 4):
         with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
             assert model.plan is not None
@@ -290,7 +290,7 @@ def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(
             assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
             assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == expected
             assert np.array_equal(model.logits([5, 9, 30]), logits)
-    assert len(result) > 2  # more of them with less memory
+    assert len(result) > 2  # more of them are mapped with less memory
     with pytest.raises(OutOfMemoryError):
         edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[arg-type]
 

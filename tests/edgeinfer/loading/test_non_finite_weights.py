@@ -19,7 +19,7 @@ MATRIX = "blk.0.ffn_down.weight"
 def model_file(
     folder: Path, name: str, *, damaged: str = MATRIX, value: str = "nan", number: int = 0
 ) -> Path:
-    """A model whose matrices are of a format, with a scale of the tensor's 300th block, or last, damaged."""
+    """A model with matrices of one format, with a non-finite scale in the tensor's 300th block, or last."""
     model = RandomModel(
         "llama", width=256, layers=1, head_dim=64, feed_forward=256, formats=(name,), biases=("attn_q",)
     )
@@ -38,7 +38,7 @@ def model_file(
 
 
 def damage(path: Path, name: str, offset: int, block: int, value: str, number: int) -> None:
-    """Put NaN or infinity in place of a scale of a block."""
+    """Replace a scale of a block by NaN or infinity."""
     field, at = scales_of(name), offset + block * FORMATS[name].block_bytes
     bits = field.exponent
     if name != "MXFP4":  # its scales have an exponent only

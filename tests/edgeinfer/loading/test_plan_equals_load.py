@@ -16,7 +16,7 @@ BUDGETS = [("24MiB", DRAFT), ("40MiB", DRAFT), ("40MiB", "auto"), ("24MiB", "aut
 
 
 def planned(settings: dict[str, Any]) -> Outcome:
-    """The items' bytes of a plan, or its error."""
+    """The bytes per item of a plan, or its error."""
     try:
         plan = plan_model("tiny", **settings).plan
     except EdgeInferError as error:
@@ -25,7 +25,7 @@ def planned(settings: dict[str, Any]) -> Outcome:
 
 
 def loaded(settings: dict[str, Any]) -> Outcome:
-    """The items' bytes of a model that was loaded, or the error."""
+    """The bytes per item of a loaded model, or the error."""
     try:
         with edgeinfer.load("tiny", **settings) as model:
             assert model.plan is not None

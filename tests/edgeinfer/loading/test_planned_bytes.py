@@ -1,4 +1,4 @@
-"""The bytes that a plan counts are the bytes that loading takes."""
+"""The bytes that a plan counts are the bytes that loading allocates."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import ZOO
 
 SPARE = 4096
-"""What `allocate` adds behind every array for kernels that read ahead."""
+"""What `allocate` adds after every array for kernels that read ahead."""
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "Q6_K", "F16"))
 MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1_0"))}
 
@@ -49,7 +49,7 @@ def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name
         assert isinstance(engine.backend, CpuBackend)
         planned = {"keys and values": 0, "rest": 0}
         for item in model.plan.items:
-            if item.device == "disk":  # the embedding stays in the file
+            if item.device == "disk":  # the embedding is memory-mapped
                 continue
             planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
         states = engine.backend.state.blocks.values()
@@ -85,7 +85,7 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     for layer in range(3):
         assert items[f"layer {layer} attention"].weights_read == items[f"layer {layer} attention"].bytes > 0
         assert items[f"layer {layer} feed-forward"].device == "cpu"
-        # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 to spare.
+        # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 spare ones.
         assert items[f"layer {layer} keys and values"].bytes == 2 * 2 * (112 + 64) * 16 * 2
     assert {"head", "workspace"} <= items.keys()
     assert items["embedding"].device == "disk"

@@ -1,4 +1,4 @@
-"""Which layers are loaded sparse: by wish, by what can be, by what the profile says."""
+"""Which layers are loaded sparse: by option, by support, by profile."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def profiled(path: Path, active: list[float]) -> None:
-    """Save a profile that says what share of each layer's neurons is active."""
+    """Save a profile with the active share of each layer's neurons."""
     counts = {
         f"neurons.{layer}": np.full((2, 512), round(1000 * share), np.uint32)
         for layer, share in enumerate(active)

@@ -1,4 +1,4 @@
-"""What metadata and tensors make of a mixture of experts, and the one line for each that can't be run."""
+"""The MoE specification from metadata and tensors, and a one-line error for each unsupported one."""
 
 from dataclasses import replace
 from pathlib import Path

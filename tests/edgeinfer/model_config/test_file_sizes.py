@@ -1,4 +1,4 @@
-"""A file's index alone gives the sizes that reading its weights gives; mixtures have them too."""
+"""A file's index alone gives the sizes that reading its weights gives, MoE models included."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ WIDTH, HIDDEN, EXPERTS = 256, 128, 6
 
 
 def write_moe(path: Path, shapes: Mapping[str, tuple[int, ...]] = {}, **keys: Any) -> Path:
-    """A mixture of two layers; `shapes` adds tensors to a layer or changes them, () leaves one out."""
+    """A MoE model of two layers; `shapes` adds or changes tensors of a layer, () omits one."""
     layer: dict[str, tuple[int, ...]] = {
         "attn_q": (256, WIDTH),
         "attn_k": (64, WIDTH),

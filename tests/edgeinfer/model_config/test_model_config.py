@@ -1,4 +1,4 @@
-"""What metadata makes of an architecture's facts, and the error for every key that can't be run."""
+"""The model config from an architecture's metadata, and the error for every unsupported key."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A file's tensors are all there, of the right shape, and none is left over."""
+"""A file has every tensor, of the right shape, and no others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from tests.random_models import VOCABULARY, ZOO, RandomModel
 
 @dataclass(frozen=True)
 class Altered(RandomModel):
-    """A random model whose tensors have been tampered with: name -> other shape, None: left out."""
+    """A random model with changed tensors: name -> other shape, None: omitted."""
 
     altered: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
 

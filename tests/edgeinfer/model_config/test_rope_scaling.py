@@ -1,4 +1,4 @@
-"""RoPE frequencies by hand: plain, linear, Llama 3 factors, YaRN, LongRoPE by the context in use."""
+"""RoPE frequencies by hand: unscaled, linear, Llama 3 factors, YaRN, LongRoPE by the context in use."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from edgeinfer_quant_formats import GGUFFile
 from tests.random_models import ZOO, RandomModel
 
 PLAIN = (1.0, 10000**-0.25, 0.01, 10000**-0.75)
-"""Four pairs of base 10000: 1, 1/10, 1/100, 1/1000."""
+"""Four frequencies of base 10000: 1, 1/10, 1/100, 1/1000."""
 
 
 def frequencies(scaling: RopeScaling, factors: list[float] | None = None) -> tuple[float, ...]:
@@ -52,8 +52,8 @@ def test_factors_of_the_file_divide_each_frequency() -> None:
 
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
-    # A pair turns c/(2π·base^(2i/d)) times in a context of c; with c = 2π·1000 that is 1000, 100, 10, 1
-    # times: 32 turns lie at pair 1.49 (floor 1), 1 turn at pair 3.
+    # Frequency i has c/(2π·base^(2i/d)) periods in a context of c; with c = 2π·1000 that is 1000, 100, 10, 1:
+    # 32 periods are at index 1.49 (floor 1), 1 period at index 3.
     scaling = RopeScaling("yarn", 4.0, original_context=round(2 * math.pi * 1000))
     assert yarn_ramp(8, 10000.0, scaling) == pytest.approx([1, 1, 0.5, 0], abs=1e-3)
     actual = rope_specification(8, 10000.0, True, scaling, None)

@@ -1,4 +1,4 @@
-"""Options: one field, from which keywords and their types derive."""
+"""Options: keywords and their types are derived from one field."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Settings are refused with the name, the value seen and the range wanted."""
+"""An option out of range is refused with its name, its value and the range."""
 
 import math
 from typing import Any

@@ -30,7 +30,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_counts_are_those_of_the_reference(path: Path) -> None:
-    """Counted here in float64 from the recorded x; int8 activations may flip a neuron at its threshold."""
+    """Counted here in float64 from the recorded x; int8 activations may change a neuron at its threshold."""
     result = profile(path, [TEXT], tokens=300)
     assert sum(result.profile.tokens) == 300
     with edgeinfer.load(path, device="cpu", sparse="off") as model:
@@ -90,7 +90,7 @@ def test_options_out_of_range_are_refused(path: Path) -> None:
 
 
 def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
-    """A layer of rank 20 whose neurons fire for a fifth of the tokens, and what was recorded of it."""
+    """A layer of rank 20 whose neurons are active for a fifth of the tokens, and its recorded samples."""
     random = np.random.default_rng(4)
     rows = random.standard_normal((neurons, 20)) @ random.standard_normal((20, width)) / 20
     up = random_matrix("Q8_0", neurons, width)

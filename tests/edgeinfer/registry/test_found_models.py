@@ -1,4 +1,4 @@
-"""Models of other programs, used where they lie."""
+"""Models of other programs, used in place."""
 
 import json
 from pathlib import Path

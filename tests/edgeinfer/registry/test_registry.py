@@ -14,7 +14,7 @@ from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]
 NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
-"""A machine on which no other program keeps models."""
+"""A machine without models of other programs."""
 
 
 def make_models(folder: Path, *names: str) -> Path:
@@ -144,7 +144,7 @@ def test_a_models_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
 
 
 def pulled(folder: Path, file: str, seconds: int = 0) -> Path:
-    """A file of a catalogue model as `edgeinfer pull` leaves it, `seconds` after the others."""
+    """A file of a registry model as `edgeinfer pull` stores it, `seconds` after the others."""
     path = make_models(folder, file) / file
     os.utime(path, (seconds, seconds))
     return path

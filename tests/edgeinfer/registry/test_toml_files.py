@@ -1,4 +1,4 @@
-"""Files of settings and models that a user writes: every mistake is one line, none a hang."""
+"""Settings and model files that a user writes: every mistake gives one line, none a hang."""
 
 import os
 from pathlib import Path

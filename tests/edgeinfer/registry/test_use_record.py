@@ -1,4 +1,4 @@
-"""When models were loaded last: a record of our own, which damage can't break."""
+"""When models were loaded last: a record that damage doesn't break."""
 
 import json
 import os

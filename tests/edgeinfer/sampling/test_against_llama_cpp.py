@@ -1,4 +1,4 @@
-"""The surviving candidates and their probabilities, against llama.cpp's own samplers."""
+"""The remaining candidates and their probabilities, against llama.cpp's samplers."""
 
 import ctypes
 from typing import Any
@@ -16,9 +16,9 @@ VOCABULARY = 3000
 
 
 def theirs(logits: npt.NDArray[np.float32], history: list[int], settings: SamplingParams) -> dict[int, float]:
-    """llama.cpp's default chain up to the draw, id -> probability. DRY needs a model and is left out."""
+    """llama.cpp's default chain up to sampling, id -> probability. DRY needs a model and is omitted."""
     penalties = llama_cpp.llama_sampler_init_penalties
-    # Some releases want the size of the vocabulary first.
+    # Some releases take the size of the vocabulary first.
     size = [VOCABULARY] if len(penalties.argtypes) == 5 else []
     chain = [
         penalties(

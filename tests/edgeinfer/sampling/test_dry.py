@@ -43,7 +43,7 @@ def test_the_penalty_grows_with_the_length_beyond_the_allowed_one() -> None:
 
 
 def test_the_longest_repetition_counts_for_each_follower() -> None:
-    # Behind "1 2" came 3 (three tokens repeat: 0 1 2) and 5 (two repeat).
+    # After "1 2" came 3 (three tokens repeat: 0 1 2) and 5 (two repeat).
     assert penalties([0, 1, 2, 3, 4, 1, 2, 5, 0, 1, 2]) == {3: 2.0, 5: 1.0}
 
 

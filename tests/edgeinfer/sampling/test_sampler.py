@@ -1,4 +1,4 @@
-"""The whole chain: its order, its distribution, its draws, its state."""
+"""The whole chain: its order, its distribution, its samples, its state."""
 
 import math
 from typing import Any
@@ -184,7 +184,7 @@ def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
         [sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size
     )
     assert seeded_logits.sum() == seeded_logits[ids].sum()
-    # Cells that expect fewer than five draws are pooled, as the chi-square approximation asks.
+    # Cells with an expectation below five are pooled, as the chi-square approximation requires.
     expected, seen = probabilities * draws, seeded_logits[ids].astype(float)
     rare = expected < 5
     if rare.any():
@@ -249,7 +249,7 @@ def test_mirostat_updates_from_the_surprise_of_the_sampled_token() -> None:
     sampler = Sampler(SamplingParams(**OFF, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5), 3)
     sampler.distribution(logits, [])
     sampler.accept(1)
-    # 0.375 surprises by 1.41504 bits, 0.41504 more than wanted.
+    # 0.375 has a surprise of 1.41504 bits, 0.41504 more than the target.
     assert math.isclose(sampler.snapshot().surprise_limit, 2 - 0.5 * 0.41504, rel_tol=1e-4)
 
 

@@ -49,7 +49,7 @@ def test_min_p_of_one_keeps_all_that_share_the_peak() -> None:
 
 
 def test_typical_prefers_the_expected_over_the_most_probable() -> None:
-    # Entropy 1.33 nats: 0.2 (1.61 nats) lies closer to it than 0.4 (0.92).
+    # Entropy 1.33 nats: 0.2 (1.61 nats) is closer to it than 0.4 (0.92).
     assert chain.typical(logits_of(0.4, 0.2, 0.2, 0.2), 0.5).tolist() == [1, 2, 3]
     assert chain.typical(logits_of(0.94, 0.02, 0.02, 0.02), 0.5).tolist() == [0]
 

@@ -1,4 +1,4 @@
-"""A fake model behind OpenAI's interface, and what is asked of it without a network."""
+"""The OpenAI-compatible server over a fake model, requested without a network."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ Fields = dict[str, Any]
 
 
 def scripted_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
-    """This text behind a prompt, however long."""
+    """Logits for this text after a prompt of any length."""
     started: list[int] = []
 
     def completion(ids: list[int]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Requests and keywords that are wrong in many ways, the same ones for a seed."""
+"""Requests and keywords with many kinds of mistakes, the same ones for a seed."""
 
 import copy
 import random
@@ -68,7 +68,7 @@ def mutated(body: dict[str, Any], source: random.Random) -> dict[str, Any]:
 
 
 def _holders(value: Any) -> list[Any]:
-    """All objects and lists in a value, the value first; not those of a deep nest."""
+    """All objects and lists in a value, the value first; without those of a deeply nested one."""
     result, at = [value], 0
     while at < len(result) < 100:
         holder = result[at]

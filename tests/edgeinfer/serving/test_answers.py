@@ -1,4 +1,4 @@
-"""Chats, texts and vectors over HTTP, as the openai client and plain requests are answered."""
+"""Chats, completions and embeddings over HTTP, with the openai client and plain requests."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Requests that are refused or sent away, those that wait for their turn, and clients that leave."""
+"""Requests that are refused or queued, and clients that disconnect."""
 
 import asyncio
 import json
@@ -145,7 +145,7 @@ async def test_another_host_name_is_refused() -> None:
 
 
 class Gate:
-    """An engine that waits for a sign before its second token."""
+    """An engine that waits for an event before its second token."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()

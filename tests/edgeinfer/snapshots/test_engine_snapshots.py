@@ -1,4 +1,4 @@
-"""What one model has read, another goes on from: the same answers, without reading."""
+"""A snapshot of one model is restored by another: the same completions without prefill."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where snapshots are kept."""
+    """The folder of the snapshots."""
     monkeypatch.setattr("edgeinfer.loading.loading.snapshots_folder", lambda: tmp_path / "snapshots")
     return tmp_path / "snapshots"
 
@@ -67,7 +67,7 @@ def test_a_diverging_prompt_is_prefilled_from_the_divergence(zoo_file: ZooFile, 
     with loaded(zoo_file("llama")) as model:
         again = model.generate(other, **GREEDY)
         assert (again.ids, again.speed.cached_tokens) == (plain.ids, 90)
-        # What the engine holds by itself isn't fetched.
+        # What is already in the cache isn't loaded.
         assert model.generate(other, **GREEDY).speed.cached_tokens == len(other) - 1
 
 

@@ -1,4 +1,4 @@
-"""Snapshots in a folder: the longest beginning is found, damage and full disks cost nothing but time."""
+"""Snapshots in a folder: the longest prefix is found; damage and full disks only cost time."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ def snapshot(count: int, first: int = 0, nbytes: int = 1000) -> Snapshot:
 
 
 def same(result: tuple[Snapshot, int] | None, other: Snapshot) -> bool:
-    """All of another snapshot is what was found."""
+    """The result equals another snapshot."""
     assert result is not None
     one, length = result
     return (

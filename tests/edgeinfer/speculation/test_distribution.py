@@ -1,4 +1,4 @@
-"""Chi-square: what is drawn through drafts is distributed as what is drawn without, for all samplers."""
+"""Chi-square: speculative sampling has the distribution of baseline sampling, for all samplers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ TARGET, DRAFT = table(1), table(2)
 
 
 class FixedModel:
-    """Distributions by the text before them, each computed once."""
+    """Distributions by history, each computed once."""
 
     def __init__(self, logits: npt.NDArray[np.float32], settings: SamplingParams) -> None:
         self.settings = settings
@@ -61,7 +61,7 @@ class FixedModel:
 
 
 class FixedEngine(Sampler):
-    """A sampler that looks its distributions up, so that many draws take seconds."""
+    """A sampler that looks up its distributions, so that many samples take seconds."""
 
     def __init__(self, known: FixedModel, seed: int) -> None:
         super().__init__(SamplingParams(**{**OFF, "seed": seed}), SIZE)
@@ -73,7 +73,7 @@ class FixedEngine(Sampler):
 
 
 def expected_probs(known: FixedModel) -> dict[tuple[int, ...], float]:
-    """Of the three tokens behind HISTORY, by the product of their chances."""
+    """Of the three tokens after HISTORY, by the product of their probabilities."""
     result: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(DRAFTED + 1):
         result = {
@@ -87,7 +87,7 @@ def expected_probs(known: FixedModel) -> dict[tuple[int, ...], float]:
 def sample_three(
     target: FixedModel, draft: FixedModel, sampler: FixedEngine, draft_engine: FixedEngine
 ) -> tuple[int, ...]:
-    """Three tokens: passes with drafts of two drawn tokens until there are so many."""
+    """Three tokens: forwards with drafts of two sampled tokens until there are three."""
     output = list(HISTORY)
     while len(output) < len(HISTORY) + DRAFTED + 1:
         drafted, distributions, ahead = list[int](), list[Distribution](), list(output)
@@ -103,7 +103,7 @@ def sample_three(
 
 
 def chi_square_limit(degrees: int) -> float:
-    """What chi-square passes once in 2000 runs. Source: Wilson and Hilferty 1931."""
+    """The chi-square limit that is exceeded once in 2000 runs. Source: Wilson and Hilferty 1931."""
     normal = 3.29
     share = 2 / (9 * degrees)
     return float(degrees * (1 - share + normal * share**0.5) ** 3)
@@ -112,7 +112,7 @@ def chi_square_limit(degrees: int) -> float:
 def chi_square(
     counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float]
 ) -> tuple[float, int]:
-    """Chi-square and its degrees of freedom; what is rarer than five in DRAWS counts together."""
+    """Chi-square and its degrees of freedom; outcomes with fewer than five expected samples are pooled."""
     rare = [output for output, prob in expected.items() if prob * SAMPLES < 5]
     pairs = [
         (counts.get(output, 0), prob * SAMPLES) for output, prob in expected.items() if output not in rare

@@ -1,4 +1,4 @@
-"""The draft controller, with assumed costs: it drafts where that pays, and little where it doesn't."""
+"""The draft controller with assumed costs: it drafts if that is profitable."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ROWS = {rows: 1 + 0.08 * (rows - 1) for rows in range(1, 9)}
 
 
 def begun(each: float = 0.2, rows: dict[int, float] = ROWS) -> DraftController:
-    """A controller that knows the costs and has timed the baseline of one second."""
+    """A controller that has the costs and has timed the baseline of one second."""
     controller = DraftController()
     controller.costs.begin(MeasuredCosts(rows, each, each / 2))
     for _ in range(BASELINE_RUN):
@@ -44,7 +44,7 @@ def profitable() -> DraftController:
 
 
 def speed(controller: DraftController, acceptance: Callable[[int], float], tokens: int, each: float) -> float:
-    """Tokens per second of a simulated completion, where baseline decoding gives 1."""
+    """Tokens per second of a simulated completion; baseline decoding gives 1."""
     rng, made, seconds = random.Random(5), 0, 0.0
     while made < tokens:
         length = 0

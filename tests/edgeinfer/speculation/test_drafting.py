@@ -1,4 +1,4 @@
-"""The built-in pair: drafts change the speed of an answer and nothing else."""
+"""The built-in pair: drafts change the speed of a completion and nothing else."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,7 +24,7 @@ REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 
 
 def always_draft(model: Model, length: int) -> None:
-    """Drafts of this length, whatever they cost."""
+    """Drafts of this length, whatever their cost."""
     assert model.speculator is not None
     for controller in model.speculator.controllers.values():
         setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
@@ -40,7 +40,7 @@ def plain() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def baseline_completion(plain: Model) -> BaselineCompletion:
-    """60 tokens behind a prompt under some settings, which all drafts are held against."""
+    """60 tokens after a prompt with some options, with which all drafts are compared."""
     return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
 
@@ -265,7 +265,7 @@ def test_a_draft_model_alternates_with_the_target_threads() -> None:
 
 
 def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
-    """The drafts behind some texts, made in one run or one by one."""
+    """The drafts after some texts, made by the draft loop or one by one."""
     drafter.max_prompt, kept = (16 if natively else 0), drafter.max_prompt
     try:
         return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
@@ -281,7 +281,7 @@ def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> N
         drafter: Any = model.speculator.drafter
         assert drafter.max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
-        # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
+        # A whole text, some tokens more, one less, another one: all cases of a shared prefix with the cache.
         texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
         native, single = (proposed(drafter, requested, natively, texts) for natively in (True, False))
         assert any(len(draft.ids) == 5 for draft in native)
@@ -315,7 +315,7 @@ def test_sampled_drafts_include_their_distribution() -> None:
 @pytest.mark.parametrize(
     ("settings", "simple"),
     [
-        ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is drawn
+        ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is sampled
         ({"temperature": 0.8}, True),
         ({"temperature": 0.0, "repeat_penalty": 1.1}, False),
         ({"temperature": 0.8, "top_n_sigma": 1.0}, False),

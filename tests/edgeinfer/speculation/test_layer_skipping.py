@@ -1,4 +1,4 @@
-"""Guesses by the model with layers left out."""
+"""Drafts by the model with layers skipped."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Guesses by looking back."""
+"""Drafts by prompt lookup."""
 
 import pytest
 
@@ -18,9 +18,9 @@ def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     ("text", "follows"),
     [
         ("the cat sat. the c", "at "),
-        ("abcX abcY abc", "Y a"),  # the latest place counts
-        ("xabcdQ yzcdR abcd", "Q y"),  # the longest run counts
-        ("aaaa", "a"),  # what follows may be cut off by the end
+        ("abcX abcY abc", "Y a"),  # the last occurrence counts
+        ("xabcdQ yzcdR abcd", "Q y"),  # the longest match counts
+        ("aaaa", "a"),  # the end may truncate the continuation
         ("abcdef", ""),
         ("a", ""),
         ("", ""),
@@ -59,7 +59,7 @@ def test_the_longest_match_in_lookup_files_is_used() -> None:
 
 def test_matches_do_not_cross_the_end_of_a_lookup_file() -> None:
     lookup = PromptLookup([[*map(ord, text)] for text in ("abcd", "efgh", "x", "")])
-    assert guess(lookup, "zcdef") == "gh"  # by "ef" alone
+    assert guess(lookup, "zcdef") == "gh"  # by "ef" only
     assert guess(lookup, "zefgh") == ""
     assert guess(lookup, "zcd") == ""
     assert lookup.nbytes > 0

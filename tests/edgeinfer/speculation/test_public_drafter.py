@@ -1,4 +1,4 @@
-"""`load(draft=...)` takes a drafter that the user has written."""
+"""`load(draft=...)` accepts a user-defined drafter."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Drafts with leaves: one pass reads the tree, and the answer is that of plain decoding."""
+"""Draft trees with siblings: one forward evaluates the tree; the completion equals baseline decoding."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -59,7 +59,7 @@ def test_completions_equal_baseline_decoding(plain: Model, growing: Model, setti
 
 
 class FixedTree:
-    """Guesses wrongly in the branch at one place, and rightly in a leaf there."""
+    """Drafts one wrong token in the trunk, and the right one as its sibling."""
 
     name = "knowing"
     nbytes = 0
@@ -93,7 +93,7 @@ def test_an_accepted_sibling_leaves_the_cache_of_baseline_decoding(plain: Model,
     finally:
         plain.speculator = None
     assert actual.ids == expected.ids
-    # The branch up to its wrong token, the leaf in its stead, and the token behind that.
+    # The trunk up to its wrong token, the sibling instead of it, and the token after that.
     assert actual.speed.tokens_per_forward == pytest.approx(index + 2, rel=0.15)
 
 

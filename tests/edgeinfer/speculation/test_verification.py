@@ -1,4 +1,4 @@
-"""What stands of a draft, and that the answer's distribution is the model's own."""
+"""Which draft tokens are accepted, and that the output distribution is that of the model."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 
 def distribution(probs: npt.NDArray[np.float64]) -> Distribution:
-    """As a drafter gives it: only what can be drawn."""
+    """The candidates of a drafter: only tokens with a probability above 0."""
     ids = np.flatnonzero(probs)
     return ids, probs[ids]
 
@@ -46,7 +46,7 @@ def test_sampled_drafts_preserve_the_distribution(name: str) -> None:
         draft = int(random.choice(SIZE, p=probs))
         result = verify(Draft((draft,), (distribution(probs),)), logits, [1], sampler, ())
         counts[result[0].id] += 1
-    # Five degrees of freedom: 20.5 is passed once in a thousand times.
+    # Five degrees of freedom: 20.5 is exceeded once in a thousand runs.
     assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
 
 
@@ -70,7 +70,7 @@ def test_greedy_drafts_do_not_change_seeded_output(settings: dict[str, Any]) -> 
     text: list[int] = []
     while len(text) < len(logits):
         k = min(int(random.integers(0, 4)), len(logits) - len(text) - 1)
-        # Some guesses are right, as far as they go.
+        # Some draft tokens are right, up to a point.
         draft = [*expected[len(text) : len(text) + k]]
         if draft and random.random() < 0.6:
             draft[-1] = int(random.integers(SIZE))

@@ -1,4 +1,4 @@
-"""What a form leaves no choice about is chosen before anything is read, and changes nothing else."""
+"""Forced tokens of a grammar are emitted without sampling, and change nothing else."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ PROMPT = [1, 5, 6]
 
 
 class BatchEngine(FakeEngine):
-    """`rows`: how many tokens were read in each pass."""
+    """`rows`: the token count of each forward."""
 
     def __init__(self) -> None:
         super().__init__(seeded_logits, 4096)
@@ -50,7 +50,7 @@ class BatchEngine(FakeEngine):
 
 @pytest.fixture
 def without_forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Switches off that anything is known to be certain, until the context ends."""
+    """Switches forced tokens off, until the context exits."""
 
     def off() -> None:
         monkeypatch.setattr(Constraint, "forced", lambda self: [])

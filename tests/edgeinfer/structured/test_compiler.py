@@ -1,4 +1,4 @@
-"""Grammars that can't be compiled are refused in one line: no crash, no endless work, no flood of text."""
+"""Grammars that can't be compiled give a one-line error: no crash, no hang, no long text."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytest.importorskip("llguidance")
 
 
 def chained_schema(levels: int) -> dict[str, Any]:
-    """Definitions that refer to the next one each; llguidance overflows an 8 MiB stack with a thousand."""
+    """Definitions that each refer to the next one; llguidance overflows an 8 MiB stack with a thousand."""
     inner = {"type": "object", "additionalProperties": False, "required": ["a"]}
     chain = {f"d{i}": {**inner, "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(levels)}
     return {"$defs": {**chain, f"d{levels}": {"type": "string"}}, "$ref": "#/$defs/d0"}

@@ -1,4 +1,4 @@
-"""An answer whose tokens run out is completed where an ending fits, and says that it was cut."""
+"""A completion at its token limit is completed if an ending fits, and reports the truncation."""
 
 import json
 import re
@@ -35,7 +35,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def eager(ids: list[int]) -> np.ndarray:
-    """Never ends a text, and opens what it can."""
+    """Never ends a text, and opens brackets where allowed."""
     logits = seeded_logits(ids)
     for letter in '"]}':
         logits[byte_ids(letter)[0]] -= 8

@@ -1,4 +1,4 @@
-"""What is handed to another thread comes back, its failures too; the thread ends with its owner."""
+"""Results and failures of the helper thread are returned; the thread ends with its owner."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""Answers that keep to a schema or a grammar, whatever the model would like to say."""
+"""Completions that follow a schema or a grammar, whatever the logits."""
 
 import json
 import re
@@ -163,7 +163,7 @@ def test_forced_tokens_are_found() -> None:
 
 
 def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
-    """Two equal ways through a schema, at every step of a random walk."""
+    """Two equal constraints, at every step of a random walk."""
     random = np.random.default_rng(2)
     one, other = (vocabulary.constraint(json_schema(PERSON)) for _ in range(2))
     for _ in range(steps):
@@ -202,13 +202,13 @@ def test_an_overlapped_mask_equals_a_synchronous_one() -> None:
 
 
 class Allowing:
-    """A constraint that allows these tokens; `asked`: how often for all of them."""
+    """A constraint that allows these tokens; `requested`: how often the full mask was requested."""
 
     def __init__(self, mask: Any) -> None:
         self.mask, self.asked = mask, 0
 
     def begin(self) -> None:
-        """Nothing to find."""
+        """No forced tokens."""
 
     def allows(self, token_id: int) -> bool:
         return bool(self.mask[token_id])

@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 
 @dataclass(frozen=True)
 class Goldens:
-    """A vocabulary, texts, and the ids that llama.cpp gives them under each variant of the metadata."""
+    """A vocabulary, texts, and their llama.cpp ids for each variant of the metadata."""
 
     metadata: dict[str, Any]
     texts: list[str]

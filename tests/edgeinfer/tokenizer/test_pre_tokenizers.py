@@ -1,4 +1,4 @@
-"""Cutting a text into words."""
+"""Splitting a text into words."""
 
 import random
 

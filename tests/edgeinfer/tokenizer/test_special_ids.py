@@ -1,4 +1,4 @@
-"""Which tokens play a part: by key, by default, by text."""
+"""Special tokens: by key, by default, by text."""
 
 from typing import Any
 

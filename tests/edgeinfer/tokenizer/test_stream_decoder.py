@@ -1,4 +1,4 @@
-"""Tokens one at a time, never half a character."""
+"""Tokens one at a time, never an incomplete character."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokens of several texts in one step: each sees its own text, to the last bit as if it were alone."""
+"""Tokens of several sequences in one step: each attends to its sequence, bit for bit as if it were alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def page_tables(prompt: int) -> npt.NDArray[np.int64]:
-    """Of each text: the prompt's whole pages, then own ones, in an order that leaves no two neighbours."""
+    """Of each text: the prompt's whole pages, then separate ones, in an order without adjacent pages."""
     shared = prompt // PAGE
     own = RANDOM.permutation(np.arange(shared + 1, CONTEXT // PAGE))
     tables = np.zeros((len(TAILS), CONTEXT // PAGE), np.int64)
@@ -38,7 +38,7 @@ def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.in
 
 
 def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
-    """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
+    """Logits after each tail's tokens; a step takes the next token of every tail that has one."""
     backend = engine.backend
     result: list[list[Logits]] = [[] for _ in TAILS]
     for index in range(max(map(len, TAILS))):
@@ -100,7 +100,7 @@ def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa:
 
 @pytest.mark.parametrize("build", ["reference", BEST])
 def test_a_sequence_reads_prefix_copies_of_the_same_step(tmp_path: Path, build: str) -> None:
-    """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
+    """Two draft tokens after one token in one step: the token's key goes to both sequences' pages."""
     path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21
     engine = engine_for(path, build_for(build, 2), context=CONTEXT)
     prefix, drafts = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]

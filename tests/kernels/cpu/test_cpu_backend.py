@@ -64,7 +64,7 @@ def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
 
 
 NEAR = {"f16": 2e-3, "f32": 5e-6, "q8_0": 4e-3, "q4_0": 0.02}
-"""How far the kernels may be from the exact evaluation; of a cache with scales from the same with one, whose
+"""How far the kernels may be from the reference; a cache with scales is compared with one with scales, whose
 elements may be the next code where they lie on an edge.
 """
 
@@ -121,7 +121,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
     ids = np.random.default_rng(7).integers(3, VOCABULARY, LONG).tolist()
-    # Around 256 and 512 positions the sums of a token begin to be cut into more pieces.
+    # Around 256 and 512 positions the sums of a token are split into more parts.
     for start in (20, 250, 506, 680):
         engine.rewind(0)
         engine.append(ids[:start])
@@ -236,7 +236,7 @@ def test_a_quantized_cache_is_rounded_as_in_the_formula(
     for mine, expected in zip(caches_of(ours), caches_of(formula), strict=True):
         keys, values = mine.read(len(IDS), head_dim)
         want_keys, want_values = expected.read(len(IDS), head_dim)
-        # A code on the edge may be the next one: an element is off by one step of its group at most.
+        # At the edge of a code, the next one is possible: an element is off by one step of its group at most.
         assert np.abs(keys - want_keys).max() <= code * np.abs(want_keys).max()
         assert np.abs(values - want_values).max() <= code * np.abs(want_values).max()
         assert relative(keys, want_keys) < near

@@ -1,4 +1,4 @@
-"""The host's half of a divided decoder, served to a device that a thread of the test plays."""
+"""The CPU shard of a split model, with a test thread as its device."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ def cpu_shard_of(
 
 
 def rows_for(turn: int, tokens: int) -> npt.NDArray[np.float32]:
-    """What the device sends in a turn."""
+    """What the device writes in a stage."""
     return np.random.default_rng(turn).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
@@ -220,7 +220,7 @@ def sparse_kernels() -> Kernels:
 
 
 def predictor_of_the_first(neurons: int) -> NeuronPredictor:
-    """One that names the first so many of 128 neurons, whatever comes."""
+    """A predictor of the first `count` of 128 neurons, for any input."""
     first = random_matrix("Q8_0", 32, WIDTH)
     second = random_matrix("Q8_0", 128, 32)
     bias = np.where(np.arange(128) < neurons, 1e6, -1e6).astype(np.float32)
@@ -251,7 +251,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
 
 
 def test_a_predictor_covers_the_neurons_of_the_shard(tmp_path: Path, sparse_kernels: Kernels) -> None:
-    # Of the second layer the first half lies on the device: the neurons here are none that it names.
+    # The first half of the second layer is on the device: the predictor selects none of the neurons here.
     sparse = {1: predictor_of_the_first(64)}
     with cpu_shard_of(
         "arcee in Q8_0",

@@ -1,4 +1,4 @@
-"""Guesses in one run of the team against the same guesses made one by one."""
+"""Drafts by the draft loop against the same drafts made one by one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ def softmax_of(logits: npt.NDArray[np.float32], token: int) -> float:
 
 
 def one_by_one(engine: NativeEngine, ids: list[int], count: int, vocabulary: int) -> list[tuple[int, float]]:
-    """The best tokens behind `ids`, each with its softmax, and what is read for them."""
+    """The most probable tokens after `ids`, each with its softmax, evaluated one by one."""
     result, logits = list[tuple[int, float]](), engine.append(ids)[:vocabulary]
     for _ in range(count):
         token = int(logits.argmax())
@@ -50,7 +50,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     assert actual.candidates == ()
     assert actual.read == given + count - 1
     assert engine.ids == [*begin, *actual.ids[:-1]]
-    # What the loop left in the cache is what tokens read one by one leave there.
+    # The loop leaves the cache that single tokens leave.
     engine.append(actual.ids[-1:])
     np.testing.assert_array_equal(engine.append([5]), behind)
 
@@ -105,7 +105,7 @@ def test_a_draft_ends_before_the_first_token_unlikely_to_be_reached(draft: Nativ
         ]
         actual = guessed(draft, least)
         assert actual.ids == whole.ids[:kept]
-        assert actual.read == 9 + kept  # the guess that fell short was made behind all others
+        assert actual.read == 9 + kept  # the rejected draft token comes after all others
         assert draft.ids == [*IDS[:9], *actual.ids]
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the CPU against the numpy reference: blocks on the same rows, whole models."""
+"""MoE layers on the CPU against the numpy reference: blocks on the same rows, whole models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ Rows = npt.NDArray[np.floating]
 def both_backends(
     path: Path, isa: str = BEST, threads: int = 2, repack: bool = True
 ) -> Iterator[tuple[CpuBackend, ReferenceBackend]]:
-    """The model's backend and its exact evaluation, each with a routing to write to."""
+    """The model's backend and its reference, each with a buffer for the routing."""
     with GGUFFile.open(path) as file:
         config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
         spec, weights = config.specification(), read_weights(file, config)

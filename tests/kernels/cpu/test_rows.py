@@ -1,4 +1,4 @@
-"""Row kernels of every format and instruction set against float64 products of the decoded weights."""
+"""GEMV kernels of every format and instruction set against float64 products of the decoded weights."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Recurrent state: steps equal a batch, rewinding and snapshots give what reading again gives."""
+"""Recurrent state: steps equal a batch; rewinding and snapshots equal evaluating again."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A sparse feed-forward gives what the dense one gives, whatever the format, and reads no neuron at rest."""
+"""A sparse feed-forward equals the dense one for every format, and reads no inactive neuron."""
 
 from ctypes import addressof
 from dataclasses import replace
@@ -60,7 +60,7 @@ def sparse_kernels(isa: str, name: str) -> Kernels:
 
 
 def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
-    """A token's blocks of activations, sixteen interleaved by words; zeros behind the last."""
+    """A token's blocks of activations, sixteen interleaved by words; zeros after the last."""
     words = np.zeros((-(-blocks // 16) * 16, ACTIVATION_BYTES // 4), np.uint32)
     words[:blocks] = quantized.view(np.uint32).reshape(blocks, -1)
     return np.ascontiguousarray(words.reshape(-1, 16, ACTIVATION_BYTES // 4).swapaxes(1, 2))
@@ -69,7 +69,7 @@ def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.ui
 def neuron_rows(
     kernels: Kernels, matrix: Matrix, quantized: npt.NDArray[np.uint8], expected: list[int]
 ) -> Rows:
-    """The products of the wanted rows, NaN elsewhere."""
+    """The products of the requested rows, NaN elsewhere."""
     laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantized, matrix.columns // 32)
     assert lanes.nbytes == lane_activations_bytes(matrix.columns)
     assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
@@ -95,7 +95,7 @@ def neuron_sums(
     first: int = 0,
     laid_out: npt.NDArray[np.uint8] | None = None,
 ) -> Rows:
-    """matrix · x by neurons, (tokens, outputs); what lies before `first` stays NaN."""
+    """matrix · x by neurons, (tokens, outputs); outputs before `first` stay NaN."""
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
@@ -168,7 +168,7 @@ def test_both_layouts_hold_the_values_of_the_file_bit_by_bit(name: str) -> None:
     matrix = random_matrix(name, 128, 512)
     weights = matrix.decoded()
     one = np.zeros((1, 512 // 32, ACTIVATION_BYTES), np.uint8)
-    exact = name != "Q6_K"  # 25 bits of a product are rounded before the offset goes off
+    exact = name != "Q6_K"  # a product has 25 bits before the offset is subtracted
     for column in random.choice(512, 12, replace=False):
         block, index = divmod(int(column), 32)
         one[:] = 0

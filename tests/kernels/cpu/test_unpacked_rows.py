@@ -1,4 +1,4 @@
-"""Memory that is given out again only when nobody looks at it any more."""
+"""Memory is reused only when nothing refers to it."""
 
 import numpy as np
 import numpy.typing as npt

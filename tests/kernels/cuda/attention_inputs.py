@@ -1,4 +1,4 @@
-"""Queries, keys and values for the attention tests, and the cache of the device read back."""
+"""Queries, keys and values for the attention tests, and the device cache as arrays."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 NORM = NormSpec("rms", 1e-5)
 KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
 BYTE = 77
-"""What elements of a cache are where nothing was written."""
+"""The value of unwritten cache elements."""
 
 
 def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> AttentionSpec:
@@ -32,7 +32,7 @@ def spread(scales: Any, width: int) -> Any:
 
 @dataclass
 class DeviceCache:
-    """A layer's cache, poisoned where nothing was written."""
+    """A layer's cache, filled with NaN where nothing was written."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -57,7 +57,7 @@ class DeviceCache:
 
     @property
     def args(self) -> CacheArgs:
-        """What prompt kernels take."""
+        """The arguments of prompt kernels."""
         return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, self.keys.shape[1])
 
     def read(self, end: int) -> tuple[Any, Any]:
@@ -78,7 +78,7 @@ class DeviceCache:
 
 
 def assert_rounded(kind: CacheType, written: Any, expected: Any) -> None:
-    """What a cache gives back is what was to be written there, as near as its type comes."""
+    """A cache holds the written values within the rounding of its type."""
     if kind == "f16":
         np.testing.assert_allclose(written, expected, rtol=1e-3, atol=2e-3)
         return
@@ -88,7 +88,7 @@ def assert_rounded(kind: CacheType, written: Any, expected: Any) -> None:
     else:
         groups = np.split(expected, range(32, expected.shape[-1], 32), axis=-1)
         steps = np.concatenate([np.abs(g).max(-1, keepdims=True) / 127 + 0 * g for g in groups], axis=-1)
-    # The element furthest from 0 may be on the side of which four bits have one code less.
+    # The element furthest from 0 may have the sign for which four bits have one code less.
     over = 1.02 if kind == "q4_0" else 0.58
     assert (np.abs(written - expected) <= over * steps + 1e-5).all()
     if kind == "q4_0":

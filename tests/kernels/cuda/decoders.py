@@ -1,4 +1,4 @@
-"""Small random decoders, what the reference makes of them, and the tested backend on the same tokens."""
+"""Small random decoders, their reference logits, and the tested backend on the same tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,17 +25,17 @@ from tests.random_models import RandomModel
 
 CONTEXT = 64
 SMALL = Tuning(splits=2, positions=16)
-"""Few stretches and small tiles: what an interpreter has patience for."""
+"""Few KV splits and small tiles, for the speed of the interpreter."""
 HEAD_ROWS = 72
-"""Of a head of its own where kernels are interpreted: some programs of sixteen rows, and a half."""
+"""Rows of a separate head where kernels are interpreted: some programs of sixteen rows, and a half."""
 FLOATS_AGREE = 2.5e-3
-"""Float weights: only the cache and the prompt's products are float16."""
+"""Float weights: only the cache and the prompt's matmuls are float16."""
 Logits = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as backends are given it; its file is open."""
+    """A decoder with the arguments of backends; its file is open."""
 
     specification: DecoderSpec
     weights: DecoderWeights
@@ -56,7 +56,7 @@ class Decoder:
     def shifted_logits(
         self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
     ) -> Logits:
-        """Of `more` behind what is left of `ids` without the tokens at `gone`."""
+        """Logits of `more` after `ids` without the tokens at `gone`."""
         spec = self.specification
         state = DecoderState.allocate(spec, CONTEXT, kind)
         backend = ReferenceBackend(spec, self.weights, state, np.float64)
@@ -78,7 +78,7 @@ class Decoder:
         )
 
     def counted_bytes(self, device: str, **options: Any) -> int:
-        """What the backend says that it will take."""
+        """The predicted bytes of the backend."""
         parts = count_parts(
             self.specification,
             self.weights,
@@ -90,7 +90,7 @@ class Decoder:
 
 
 def sample_greedy(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
-    """The id of the highest logit behind a token, chosen on the device."""
+    """The id of the highest logit after a token, sampled on the device."""
     return backend.sample_next(token_id, start, may_run_ahead=room)
 
 
@@ -132,7 +132,7 @@ def read(
 
 
 def distances(result: dict[int, Logits], expected: Logits) -> list[float]:
-    """How far every row that was found is from the wanted one, over that one's length."""
+    """The distance of every row from the expected one, over the length of that one."""
     return [
         float(np.linalg.norm(row - expected[at]) / np.linalg.norm(expected[at])) for at, row in result.items()
     ]

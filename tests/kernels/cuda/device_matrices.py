@@ -1,4 +1,4 @@
-"""Matrices of random weights and bits as the device holds them, and activations as kernels read them."""
+"""Matrices of random weights and bits in the device layout, and activations as kernels read them."""
 
 from typing import Any
 
@@ -118,5 +118,5 @@ def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
 
 
 def relative(actual: Any, expected: Any) -> float:
-    """The distance over the length of what is wanted."""
+    """The distance over the length of the expected array."""
     return float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-30)

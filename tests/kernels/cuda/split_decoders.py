@@ -1,4 +1,4 @@
-"""Decoders that are divided between the tested device and the CPU."""
+"""Decoders that are split between the tested device and the CPU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 
 CHUNK = 16
 CPU_ONLY = LayerSplit(on_gpu=False)
-"""All of a layer on the host."""
+"""The whole layer on the CPU."""
 
 
 def device_layer(decoder: Decoder, index: int) -> LayerSplit:
-    """All of a layer on the device."""
+    """The whole layer on the GPU."""
     second = decoder.weights.layers[index].blocks[1].block
     if isinstance(second, MoeWeights):
         return LayerSplit(True, experts=tuple(range(second.ffn_up_exps.experts)))
@@ -41,7 +41,7 @@ def divided(
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
-    """The decoder's layers as `divisions` say."""
+    """The decoder's layers, placed by `splits`."""
     spec, weights, where = decoder.specification, decoder.weights, torch.device(device)
     exchange_buffer = ExchangeBuffer(where, CHUNK, spec.hidden_size, max_experts_per_token(spec))
     upper = CudaBackend(

@@ -1,4 +1,4 @@
-"""The whole backend against the reference in float64: prompts, steps of some tokens, choices made ahead."""
+"""The whole backend against the reference in float64: prompts, small steps, samples queued ahead."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""
 QUANTIZED = ("Q8_0", "Q4_0")
 
-# what is special about it -> the model, and the layers that show it
+# property under test -> the model, and the layers that cover it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "nothing special": (ZOO["llama"], (0,)),
     "quantized": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
@@ -140,7 +140,7 @@ def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path:
         for position in range(steps):
             ahead.append(sample_greedy(backend, ahead[-1], position, position + 1 < steps))
         assert ahead == plain
-        # another token than the one that the device went on with, and from an earlier position
+        # another token than the one that the device continued with, and from an earlier position
         sample_greedy(backend, plain[0], 0, True)
         changed = (plain[1] + 1) % decoder.specification.vocabulary_size
         chosen = sample_greedy(backend, changed, 1, False)
@@ -192,13 +192,13 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
         backend = decoder.backend(device)
         assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
         backend.close()
-    # Of sixteen experts five are used.
+    # Five of sixteen experts are used.
     share = resting["layer 0 resting experts"] / (nbytes["layer 0 feed-forward"])
     assert 1.0 < share < 11 / 5
 
 
 ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
-# deep models of random weights make more of every rounding
+# deep models of random weights amplify every rounding
 DEEP = 3
 
 
@@ -222,7 +222,7 @@ def test_every_architecture_equals_the_reference(
         result = distances(logits, decoder.reference_logits(ids))
     record_property("median", f"{np.median(result):.2g}")
     record_property("worst", f"{max(result):.2g}")
-    # a token whose router is all but undecided may go to another expert
+    # a token with a near-tie in the router may select another expert
     judged = float(np.median(result)) if model.experts else max(result)
     assert judged < DEEP * tolerance(model)
 

@@ -1,4 +1,4 @@
-"""What is counted without torch is what the device's memory is asked for, to the byte."""
+"""The byte counts without torch equal the allocations on the device, to the byte."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def divisible_bytes(layer: LayerSizes) -> int:
 
 
 def most_over(layer: LayerSizes) -> int:
-    """Each expert's biases are rounded up in the count, those of all in one vector on the device."""
+    """The count rounds up each expert's biases; the device has those of all in one vector."""
     block = layer.routed
     if not isinstance(block, MoeSizes):
         return 0

@@ -1,4 +1,4 @@
-"""What only a GPU can show: memory that comes back, replayed graphs, the same text as the CPU."""
+"""Tests that need a GPU: freed memory, replayed graphs, the same text as the CPU."""
 
 import gc
 import re
@@ -25,7 +25,7 @@ from tests.random_models import ZOO
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
 WIDE = 1 << 20
-"""Tokens of a chunk with which a small model takes more than a gibibyte."""
+"""Tokens of a chunk with which a small model uses more than a gibibyte."""
 
 
 def free_bytes() -> int:
@@ -42,7 +42,7 @@ def decoder(tmp_path: Path) -> Iterator[Decoder]:
 
 
 def use(backend: CudaBackend, ids: list[int]) -> None:
-    """A prompt, steps of two widths and choices: whatever takes memory."""
+    """A prompt, steps of two sizes and samples: everything that allocates memory."""
     read(backend, ids, (12, 1, 2))
     sample_greedy(backend, ids[0], 15, True)
 
@@ -190,7 +190,7 @@ def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_pat
 
 PROMPT = "Once upon a time"
 ROUNDING = 0.05
-"""Distance of the two devices' logits over their length: both round activations, each in its own groups."""
+"""Distance of the two devices' logits over their length: both quantize activations, in different groups."""
 
 
 def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
@@ -210,5 +210,5 @@ def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
         return
     margin = mine[texts[0][same]] - mine[texts[1][same]]
     record_property("stories part", f"at token {same}, by {margin:.4f}; logits differ by {distance:.2%}")
-    # what one device prefers, the other doubts by no more than they differ
+    # the second device prefers another token by no more than the difference of their logits
     assert 0 <= margin <= 2 * np.abs(mine - theirs).max()

@@ -1,4 +1,4 @@
-"""Free memory is bounded by every cgroup above the process."""
+"""Free memory is limited by every cgroup above the process."""
 
 from pathlib import Path
 

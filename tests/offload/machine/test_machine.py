@@ -1,4 +1,4 @@
-"""What a machine has: rates of formats, and GPUs."""
+"""A machine: rates of formats, and GPUs."""
 
 from dataclasses import replace
 

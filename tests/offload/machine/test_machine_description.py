@@ -1,4 +1,4 @@
-"""A line of text describes a machine; what can't be read is told in one line."""
+"""A line of text describes a machine; an invalid one gives a one-line error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Measured figures: what is tried, what is chosen, what is remembered."""
+"""Measurements of the machine: thread counts, selection, storage."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Measured figures live as long as the machine is the same."""
+"""Stored measurements are valid for the same machine only."""
 
 import json
 import os

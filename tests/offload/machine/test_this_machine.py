@@ -1,4 +1,4 @@
-"""The machine in front of us: what is free, what was measured, what is known by name."""
+"""This machine: free memory, measurements, known cards."""
 
 from pathlib import Path
 

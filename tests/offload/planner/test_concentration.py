@@ -1,4 +1,4 @@
-"""How much of a text's activity the hottest units of another text cover."""
+"""The share of a text's activity that the hottest granules of another text cover."""
 
 import numpy as np
 import pytest

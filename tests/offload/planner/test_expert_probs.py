@@ -1,4 +1,4 @@
-"""What a profile says of experts, as far as it holds on text that it wasn't learnt from."""
+"""Expert probabilities of a profile, confirmed on other text."""
 
 import numpy as np
 import pytest

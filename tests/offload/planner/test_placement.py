@@ -1,4 +1,4 @@
-"""What lies where, by what a machine has and what is wished for, and why nothing more is on a GPU."""
+"""Placement by machine and options, and the reason why nothing more is on a GPU."""
 
 from dataclasses import replace
 
@@ -74,7 +74,7 @@ def test_whole_layers_are_placed_if_synchronization_costs_too_much() -> None:
     slow = with_link(machine, sync_seconds=2e-3)
     plan = plan_memory(dense_model(), slow, replace(PLAN_OPTIONS, vram=3 * GIB))
     assert any(layer.whole_on == "gpu" for layer in plan.layers)
-    # At most two changes of side: none of the layers is divided but for one at the limit.
+    # At most two changes of device: no layer is split but one at the limit.
     assert sum(layer.whole_on is None for layer in plan.layers) <= 1
     crossings = sum(a.attention != b.attention for a, b in zip(plan.layers, plan.layers[1:], strict=False))
     assert crossings <= 2
@@ -222,7 +222,7 @@ def test_the_expert_cache_has_equal_slots_per_layer_and_all_experts_in_main_memo
     assert cached.bytes_on("gpu") <= fixed.bytes_on("gpu")
     assert cached.limit_reason is not None
     assert cached.limit_reason.startswith("the GPU's experts change while decoding")
-    # What is promised is even routing, for which whole layers are a little better.
+    # The prediction assumes uniform routing, for which whole layers are a little better.
     assert 1.0 < cached.prediction.seconds / fixed.prediction.seconds <= MAX_EXPERT_CACHE_SLOWDOWN
     there = sum(
         i.bytes for i in cached.items if i.device == "gpu" and i.layer is not None and "experts" in i.item

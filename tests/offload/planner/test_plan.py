@@ -1,4 +1,4 @@
-"""A plan is a pure function of sizes, a machine and wishes: what it counts, predicts and tells."""
+"""A plan is a pure function of sizes, a machine and options: its bytes, predictions and text."""
 
 import json
 import re

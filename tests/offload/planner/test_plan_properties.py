@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the model, the machine and the budgets."""
+"""Properties of every plan, for any model, machine and budgets."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
 
 
 def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
-    """Bytes of a layer's weights on the CPU and on the GPU, counted anew."""
+    """Bytes of a layer's weights on the CPU and on the GPU, counted independently."""
     sides = [0, 0]
     block = layer.divisible
     assert block is not None
@@ -118,7 +118,7 @@ def test_random_machines_and_budgets_give_a_plan_or_a_one_line_error(seed: int) 
 
 
 def plan_or_line(model: ModelSizes, machine: Machine, options: PlanOptions) -> tuple[MemoryPlan | None, str]:
-    """The plan, or what is told in its stead."""
+    """The plan, or its error message."""
     try:
         return plan_memory(model, machine, options), ""
     except PlanError as error:

@@ -1,4 +1,4 @@
-"""What a prompt is predicted to take where weights of the CPU may be sent to the GPU."""
+"""Predicted prompt time where weights of the CPU may be streamed to the GPU."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Activity profiles: what is kept, where it lies, and what is said of a file that can't be used."""
+"""Activity profiles: their contents, their location, and the error for an invalid file."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> No
 
 def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    beside_model(model).mkdir()  # nothing can be written there, whoever we are
+    beside_model(model).mkdir()  # nothing can be written there, even by root
     path = save_profile(a_profile(model), model, data)
     assert path.parent == data / "profiles"
     beside_model(model).rmdir()

@@ -1,4 +1,4 @@
-"""Which experts get slots: the hot ones, those that have become hot, and nobody for the sake of chance."""
+"""Which experts get slots: hot ones and those that became hot, but none by chance."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ EXPERTS, EXPERTS_PER_TOKEN = 64, 4
 
 
 def trace(hot: list[int], tokens: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """(1, tokens, USED): each token chooses three of four from `hot`, and any other."""
+    """(1, tokens, USED): each token selects three of four from `hot`, and any other."""
     random = np.random.default_rng(seed)
     chosen = [
         [*random.choice(hot, EXPERTS_PER_TOKEN - 1, replace=False), random.integers(EXPERTS)]

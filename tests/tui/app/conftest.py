@@ -1,4 +1,4 @@
-"""The chat with a fake model behind it, as Textual's pilot works it."""
+"""The chat with a fake model, driven by Textual's pilot."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 class PacedModel(FakeModel):
-    """Says as many words as it has been allowed to."""
+    """Generates as many words as the test has allowed."""
 
     def __init__(self, response: str = "There was a fox.") -> None:
         self._allowed = threading.Semaphore(0)
@@ -52,7 +52,7 @@ class ObservedChatApp(ChatApp):
 
 
 class Chat:
-    """A running chat: what is typed, and what is to be seen."""
+    """A running chat: input, and what is on the screen."""
 
     def __init__(self, pilot: "Pilot[None]", app: ObservedChatApp, store: Path) -> None:
         self.pilot, self.app, self.screen, self._store = pilot, app, app.chat_screen, store
@@ -62,18 +62,18 @@ class Chat:
         await self.pilot.pause()
 
     async def say(self, text: str, wait: bool = True) -> None:
-        """Write into the line, and Enter."""
+        """Type into the input line, and press Enter."""
         self.screen.input.text = text
         await self.press("enter")
         if wait:
             await self.settle()
 
     async def settle(self) -> None:
-        """Until nothing is going on any more."""
+        """Wait until the chat is idle."""
         await self.until(lambda: self.app.chat.running is None and not any(self.app.workers))
 
     async def click(self, message: int, word: str) -> None:
-        """Click a word of a turn's head, once that lies where it stays."""
+        """Click a word of a message's header, once its position is stable."""
         head, seen = self.views()[message].query_one(".head"), None
         while seen != (result := (head.region, str(head.render()))):
             seen = result

@@ -1,4 +1,4 @@
-"""Turns that are gone to, changed, answered again, and stepped through."""
+"""Messages that are selected, edited, regenerated and switched between alternatives."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Help, settings, models, past chats, memory: the pages over the chat."""
+"""Help, settings, models, past chats, memory: the screens over the chat."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Drawing on a terminal that is closed meanwhile, or slow."""
+"""Drawing on a terminal that is closed, or slow."""
 
 import io
 import os
@@ -20,7 +20,7 @@ def test_output_to_a_closed_terminal_is_dropped() -> None:
         assert screen.write("x" * 20_000) == 20_000
         screen.flush()
     file.write("behind all of it")
-    file.close()  # as Python does when it ends: an error here would be its exit code
+    file.close()  # as Python does at exit: an error here would be its exit code
 
 
 class SlowOnce(io.TextIOBase):

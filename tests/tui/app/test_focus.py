@@ -1,4 +1,4 @@
-"""Where typed characters go: into the message, unless a message is focused and shows a key."""
+"""Typed characters go into the message, unless a message is focused and shows a key."""
 
 from pathlib import Path
 

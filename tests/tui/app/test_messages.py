@@ -1,4 +1,4 @@
-"""The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
+"""The full-screen chat: sending, streaming, stopping, storing, quitting."""
 
 import sqlite3
 import threading

@@ -1,4 +1,4 @@
-"""The chat on a real terminal: a process of its own, colours, signals, the way out."""
+"""The chat on a real terminal: a separate process, colors, signals, exit."""
 
 import os
 import re
@@ -25,7 +25,7 @@ COLOR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 
 @pytest.fixture
 def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
-    """Open the chat and say something; answers of the fake model are long and slow."""
+    """Open the chat and send a message; responses of the fake model are long and slow."""
     terminals: list[Terminal] = []
 
     def open_terminal(*arguments: str, variables: dict[str, str] | None = None) -> Terminal:

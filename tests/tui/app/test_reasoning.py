@@ -1,4 +1,4 @@
-"""What a model thinks, told apart from what it says."""
+"""A model's reasoning is separated from its response."""
 
 import pytest
 

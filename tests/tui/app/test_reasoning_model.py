@@ -1,4 +1,4 @@
-"""A model that thinks first, from its template to the screen, and answers that keep to a schema."""
+"""A reasoning model, from its template to the screen, and responses that follow a schema."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ TEMPLATE_START = (
 )
 OPENING, PLAIN = TEMPLATE_START + "<think>\n{% endif %}", TEMPLATE_START + "{% endif %}"
 OPEN, CLOSE = VOCABULARY - 2, VOCABULARY - 1
-"""Of the marks, which this file calls control tokens as some do."""
+"""Of the tags, which are control tokens here as in some models."""
 SCHEMA = {
     "type": "object",
     "properties": {"age": {"enum": [7]}},
@@ -34,7 +34,7 @@ SCHEMA = {
 
 
 class ReasoningModel:
-    """Thinks, and answers with the number of letters that it was asked with."""
+    """Emits reasoning, then the number of letters of the message."""
 
     def __init__(self, template: str, context: int = 512) -> None:
         metadata = vocabulary_metadata()
@@ -117,7 +117,7 @@ async def test_interrupted_reasoning_is_shown_separately_after_reopening(
 
 async def test_a_schema_applies_after_the_reasoning(opened: Opened, schema: Path) -> None:
     reasoning_model = ReasoningModel(OPENING)
-    # Of all that it wouldn't say anyway, spaces come last.
+    # Spaces are the most probable of the disallowed tokens.
     settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(byte_ids(" \t\n"), -20.0)}
     async with opened(reasoning_model.model, generation=settings) as chat:
         await chat.say(f"/schema {schema}")

@@ -1,4 +1,4 @@
-"""How answers look and what can be done with them: Markdown, code to copy, the mouse, long messages."""
+"""How responses are shown and used: Markdown, code to copy, the mouse, long messages."""
 
 import functools
 

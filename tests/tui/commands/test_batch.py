@@ -1,4 +1,4 @@
-"""`run` for scripts: a prompt a line, answers as JSON, exit codes."""
+"""`run` for scripts: one prompt per line, responses as JSON, exit codes."""
 
 import json
 

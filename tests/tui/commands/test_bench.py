@@ -16,7 +16,7 @@ QUICK = ("--prompt-tokens", "8", "--max-tokens", "2", "-r", "2")
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory needn't be measured here."""
+    """Memory bandwidth need not be measured here."""
     monkeypatch.setattr(speed_runs, "read_bandwidth", lambda folder, threads: 1e10)
 
 

@@ -1,4 +1,4 @@
-"""`edgeinfer doctor`: every probe answers or says why it can't."""
+"""`edgeinfer doctor`: every check reports a result or the reason for its failure."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""A model that edgeinfer's engine can't run bears the same words in `list`, `show`, `plan` and `run`."""
+"""`list`, `show`, `plan` and `run` use the same words for a model that the native engine can't run."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ from tests.tui.conftest import CommandLine
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models folder, with a sound model, one of an unknown architecture, and one of an unknown type."""
+    """The models folder, with a valid model, one of an unknown architecture, and one of an unknown type."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     models = tmp_path / "edgeinfer" / "models"
     models.mkdir(parents=True)

@@ -73,7 +73,7 @@ def test_list_all_shows_the_registry(
     pulled.parent.mkdir(parents=True)
     pulled.write_bytes(b"GGUF")
     rows = [line.split() for line in edgeinfer("list", "--all").out.splitlines()]
-    assert rows[0] == ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENSE", "NOTES"]
+    assert rows[0] == ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
     assert ["qwen3-8b", "8.2B", "40960", "yes", "Apache-2.0"] in [row[:5] for row in rows]
     assert ["qwen3-4b", "4B", "40960", "Apache-2.0"] in [row[:4] for row in rows]
     listed = {model["name"]: model for model in json.loads(edgeinfer("list", "--all", "--json").out)}

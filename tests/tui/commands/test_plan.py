@@ -1,4 +1,4 @@
-"""`edgeinfer plan`: a table for a person, JSON for a program, one line for what can't be."""
+"""`edgeinfer plan`: a table as text, JSON, and a one-line error for what can't be planned."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""`edgeinfer pull` and `edgeinfer rm`, and `run` of what isn't here yet."""
+"""`edgeinfer pull` and `edgeinfer rm`, and `run` of a model that isn't downloaded."""
 
 import io
 import json
@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models folder of a user who has nothing yet, and on whose machine there are no other programs."""
+    """The models folder of a new user, on a machine without other programs."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):

@@ -14,7 +14,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 
 class Input(io.TextIOWrapper):
-    """Standard input that holds some bytes."""
+    """Standard input with these bytes."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`edgeinfer serve` as a program of its own: it says where it listens, answers, and ends at Ctrl-C."""
+"""`edgeinfer serve` as a process: it prints its address, serves requests, and ends at Ctrl-C."""
 
 import json
 import os

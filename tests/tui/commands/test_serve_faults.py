@@ -1,4 +1,4 @@
-"""A real server under clients that stall, leave, flood and lie: it goes on, and its log stays short."""
+"""A real server under clients that stall, disconnect, flood and send wrong data: it stays up."""
 
 import contextlib
 import http.client
@@ -220,7 +220,7 @@ def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None
         for connection in held:
             connection.close()
         answered = ""
-        for _ in range(200):  # those that were waiting come first
+        for _ in range(200):  # queued ones come first
             with contextlib.suppress(OSError):
                 answered = ask(address)
                 break
@@ -296,7 +296,7 @@ def tiny() -> Iterator[Model]:
 def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
     """One of eight kinds in turn."""
     kind = index % 8
-    if kind == 5:  # a reader who leaves early
+    if kind == 5:  # a reader that disconnects early
         body = json.dumps({"messages": HELLO, "stream": True, "max_tokens": 200}).encode()
         with served.raw(head(len(body)) + body) as reader:
             assert reader.recv(100).startswith(b"HTTP/1.1 200 ")

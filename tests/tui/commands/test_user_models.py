@@ -1,4 +1,4 @@
-"""Entries of a user's own models.toml, and what `list` says of models and their use."""
+"""Entries of a user's models.toml, and what `list` shows of models and their use."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.tui.conftest import CommandLine
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's models.toml, with one entry whose file is there, one whose file isn't."""
+    """The user's models.toml, with one entry whose file exists, one whose file doesn't."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     file = tmp_path / "config" / "edgeinfer" / "models.toml"
@@ -57,7 +57,7 @@ def test_last_used_is_the_time_of_loading(edgeinfer: CommandLine, own: Path, tmp
     assert "now" in line
 
 
-# What is removed.
+# Removing models.
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *completions: str) -> None:
-    """As if a person sat there, who answers so."""
+    """As if a person typed these responses at the terminal."""
     started = iter([*(f"{response}\n" for response in completions), ""])
     monkeypatch.setattr("edgeinfer_tui.confirmation.on_terminal", lambda stream: True)
     monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(started)})())

@@ -1,4 +1,4 @@
-"""One flag, one meaning: in every command, and llama.cpp's where it has one."""
+"""One flag, one meaning: the same in every command, and llama.cpp's where it has one."""
 
 import os
 import threading
@@ -71,7 +71,7 @@ def options() -> Iterator[tuple[str, Any]]:
 
 
 def meaning(name: str) -> str:
-    """A parameter's name; an underscore at its end keeps it from being a word of Python's."""
+    """A parameter's name; a trailing underscore avoids a Python keyword."""
     return name.rstrip("_")
 
 

@@ -1,4 +1,4 @@
-"""Settings that last: the file, the environment, and who has the last word."""
+"""Persistent settings: the file, the environment, and their precedence."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The settings file, which isn't there yet."""
+    """The settings file, which doesn't exist yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "edgeinfer").mkdir()
     return tmp_path / "edgeinfer" / "config.toml"

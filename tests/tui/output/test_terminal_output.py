@@ -1,4 +1,4 @@
-"""What reaches a terminal: text without control characters, the program's own sequences, whole words."""
+"""Terminal output: text without control characters, edgeinfer's escape sequences, whole words."""
 
 import errno
 import io
@@ -30,7 +30,7 @@ PROGRAM = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that calls itself a terminal."""
+    """A stream whose `isatty` returns True."""
 
     def isatty(self) -> bool:
         return True
@@ -182,7 +182,7 @@ def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None
 
 @contextmanager
 def narrow_terminal(columns: int) -> Iterator[TextIO]:
-    """A stream on a pseudo-terminal of so many columns; `written` afterwards."""
+    """A stream on a pseudo-terminal of this many columns; `written` afterwards."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
     with os.fdopen(slave, "w", closefd=True) as stream:
@@ -191,7 +191,7 @@ def narrow_terminal(columns: int) -> Iterator[TextIO]:
 
 
 def shown(pieces: list[str], columns: int, column: int = 0) -> list[str]:
-    """The lines that a terminal shows after the pieces; it knows newline, cursor back and erase."""
+    """The lines that a terminal shows after the pieces; it supports newline, cursor back and erase."""
     with narrow_terminal(columns) as sized:
         screen = FakeTerminal()
         screen.fileno = sized.fileno  # type: ignore[method-assign]

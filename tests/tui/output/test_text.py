@@ -1,4 +1,4 @@
-"""The small pieces of text: sizes, columns, progress, status."""
+"""Formatting of text: sizes, columns, progress, status."""
 
 import io
 from pathlib import Path

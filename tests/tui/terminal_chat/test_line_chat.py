@@ -1,4 +1,4 @@
-"""The line chat: messages, commands, and what is said about what happens."""
+"""The line chat: messages, commands, and reports."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
-    """A stand-in for input(): types these lines, raises these exceptions, then Ctrl-D."""
+    """Replaces input(): types these lines, raises these exceptions, then Ctrl-D."""
     started: Iterator[str | type[BaseException]] = iter(lines)
 
     def read(prompt: str) -> str:
@@ -25,7 +25,7 @@ def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
 
 
 class Session:
-    """One chat that has been typed through."""
+    """One chat with typed input."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Chats that are kept: --continue, --session, --private, and `edgeinfer history`."""
+"""Stored chats: --continue, --session, --private, and `edgeinfer history`."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class StoredSession:
-    """A session with a fake model, and the store in which it is recorded."""
+    """A session with a fake model, and the store that records it."""
 
     def __init__(self, path: Path, **options: object) -> None:
         self.path = path
@@ -67,12 +67,12 @@ def kept(tmp_path: Path) -> StoredSession:
 
 
 def read(session: ChatSession) -> list[str]:
-    """The messages that the model reads."""
+    """The messages of the prompt."""
     return [message["content"] for message in read_by_the_model(session.line)]
 
 
 def quiet(done: int, total: int) -> None:
-    """A progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def test_each_token_is_stored_at_once(kept: StoredSession) -> None:
@@ -161,7 +161,7 @@ def test_a_session_continues_after_restart(edgeinfer: CommandLine, fake: FakeMod
     assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
     assert edgeinfer("run", "tiny", "More", "--continue").code == 0
     assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
-    # What was read is kept too, so that going on needs no reading.
+    # The prompt cache is stored too, so that continuing needs no prefill.
     assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
     assert len(set(fake.snapshot_owners)) == 1
     assert fake.snapshot_owners[0] is not None

@@ -1,4 +1,4 @@
-"""Which instruction sets are offered, and that tiles are only where the operating system grants them."""
+"""Available instruction sets; AMX only if the operating system permits it."""
 
 import platform
 

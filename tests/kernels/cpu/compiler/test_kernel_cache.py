@@ -1,4 +1,4 @@
-"""Compiled kernels in their cache: what the digest covers, damaged files, and folders that go."""
+"""Compiled kernels in their cache: the digest, damaged files, and removal of old folders."""
 
 import os
 import platform
@@ -59,7 +59,7 @@ def named(target: str, digit: str) -> str:
 
 
 def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -> None:
-    # The child has to import what this process does, be it the checkout or what is installed.
+    # The child has to import the packages of this process, from the checkout or installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *units_of(BLOCK_KINDS), SERVICE],
@@ -211,7 +211,7 @@ def test_a_build_of_another_program_is_awaited(tmp_path: Path, monkeypatch: pyte
     def compiled(units: list[str], folder: str) -> Iterator[str]:
         requested.extend(units)
         started.set()
-        time.sleep(0.2)  # the other asks meanwhile
+        time.sleep(0.2)  # the other process requests the kernels during the build
         for unit in units:
             object_file(folder, 0, unit).write_bytes(unit.encode())
             yield unit

@@ -1,4 +1,4 @@
-"""The kernels of ARM processors, compiled here and read as assembly: nothing here can run them."""
+"""ARM kernels, compiled here and checked as assembly: this machine can't run them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ UNITS = {
     "neon-dotprod": ("blocks", "rows_Q8_0", "rows_Q4_K", "rows_IQ4_NL"),
     "portable-arm": ("rows_Q4_0",),
 }
-"""`blocks` multiplies no quants: it is the same code with sdot and without."""
+"""`blocks` multiplies no quants: it is the same code with and without sdot."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""How much memory has to be read so that caches don't help."""
+"""How many bytes have to be read to bypass the caches."""
 
 import os
 from pathlib import Path

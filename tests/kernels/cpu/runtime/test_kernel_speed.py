@@ -1,4 +1,4 @@
-"""What the CPU's kernels reach in a format is measured through the way that tokens take."""
+"""The speed of the CPU kernels of a format, measured on the path of tokens."""
 
 from pathlib import Path
 

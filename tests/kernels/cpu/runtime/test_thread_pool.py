@@ -1,4 +1,4 @@
-"""The thread team: sleeps when idle, survives forks, serves several callers, ends when closed."""
+"""The thread pool: sleeps when idle, survives forks, serves several callers, ends when closed."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
 
 def add_up(kernels: Kernels, pool: ThreadPool) -> int:
-    """Let the team read 1 MiB of ones; the sum over its threads' int32 words."""
+    """Let the pool read 1 MiB of ones; returns the sum over its threads' int32 words."""
     memory = np.ones(1 << 18, np.int32)
     sums = np.zeros(CACHE_LINE // 8 * pool.threads, np.int64)
     call = np.array([memory.nbytes, address(sums)], np.int64)

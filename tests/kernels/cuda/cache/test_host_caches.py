@@ -1,4 +1,4 @@
-"""Keys and values that come from the host's cache and go back into it."""
+"""Keys and values copied from the host cache and back."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 POSITIONS = 80
 KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0", "q4_0")
 WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
-"""How far what lies in a cache is from what was written there."""
+"""The largest error of a cached value."""
 
 
 def attention(head_dim: int, halves: bool) -> AttentionSpec:

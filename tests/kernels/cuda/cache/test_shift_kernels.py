@@ -1,4 +1,4 @@
-"""A device's cache that slid holds what it would, had all behind the gap been written where it lies."""
+"""A shifted device cache equals one with all later tokens written at their new positions."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Caches of four bits and caches that slid, of whole and of divided decoders, against the reference's own."""
+"""Four-bit caches and shifted caches, of whole and of split decoders, against the reference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,9 @@ from tests.random_models import ZOO, RandomModel
 pytestmark = pytest.mark.slow
 
 AGREES = {"f16": 2 * FLOATS_AGREE, "q8_0": 0.02, "q4_0": 0.05}
-"""A code that is next to the reference's is a step of the cache away."""
+"""A code next to that of the reference is one step of the cache away."""
 ORDERED = "partial RoPE of neighbours, heads of 24"
-"""Whose keys' dimensions lie in another order on the device, and are rotated with others."""
+"""Their keys' dimensions have another order on the device, and are rotated with others."""
 MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "norms of heads": (ZOO["qwen3"], (0,)),
     "windows, two kinds of RoPE": (ZOO["gemma3"], (4, 5)),
@@ -33,7 +33,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
 
 
 def on_a_gpu(*case: object) -> Any:
-    """A case that isn't interpreted: what it adds to the others isn't worth its seconds."""
+    """A case that isn't interpreted: it covers little more than the others and takes long."""
     return pytest.param(*case, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
 
 
@@ -55,7 +55,7 @@ def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name
 
 
 GONE = np.r_[5:9, 12:24]
-"""Of 45 positions, in two stretches."""
+"""Of 45 positions, in two ranges."""
 SLID = [
     (ORDERED, "f16"),
     ("windows, two kinds of RoPE", "q4_0"),
@@ -113,7 +113,7 @@ def test_a_four_bit_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_pat
 def test_shards_of_a_split_decoder_shift_together(
     device: str, kernels: Kernels, tmp_path: Path, kind: CacheType, stream_min_tokens: int | None
 ) -> None:
-    """With layers of either side, whose prompts are read by both or by the device alone."""
+    """With layers on both devices, whose prompts are evaluated by both or by the device alone."""
     model = replace(ZOO["gemma3"], layers=3)
     with opened(model, tmp_path) as decoder:
         splits = [LayerSplit(False), LayerSplit(True), device_layer(decoder, 2)]

@@ -1,4 +1,4 @@
-"""The sampler on the device against the one on the host, over random settings and logits with equals."""
+"""The device sampler against the host sampler, over random options and logits with ties."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.decode.sampling import (
 
 ROWS = 24
 CLOSE = 1e-5
-"""How near to a border between two tokens a draw may lie to be left out: the two sum in another order."""
+"""A uniform this close to a border between two tokens is excluded: the two samplers sum in another order."""
 
 
 def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
@@ -31,7 +31,7 @@ def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
 
 def run(device: str, logits: Any, settings: list[DeviceSamplingParams], recent: list[list[int]],
         uniforms: list[float], kept: int, size: int) -> tuple[Any, Any]:  # fmt: skip
-    """Results (rows, 2) and what is chosen, -7 where nothing was written."""
+    """Results (rows, 2) and the sampled ids, -7 where nothing was written."""
     rows, vocabulary = logits.shape
     requests = [one.request(len(ids), u) for one, ids, u in zip(settings, recent, uniforms, strict=True)]
     room = max(1, *map(len, recent))
@@ -64,7 +64,7 @@ def random_settings(random: np.random.Generator) -> SamplingParams:
 def random_logits(random: np.random.Generator, vocabulary: int) -> Any:
     logits = random.standard_normal(vocabulary) * random.choice([0.3, 2.0, 8.0])
     if random.random() < 0.5:
-        logits = np.round(logits)  # equals, and both zeros
+        logits = np.round(logits)  # ties, and both zeros
     if random.random() < 0.3:
         logits[random.random(vocabulary) < 0.3] = -np.inf
     logits[random.integers(vocabulary)] = 0.5
@@ -72,7 +72,7 @@ def random_logits(random: np.random.Generator, vocabulary: int) -> Any:
 
 
 def is_borderline(probabilities: Any, prob: float, others: list[Any]) -> bool:
-    """Whether rounding may decide: the draw, or a truncation that a hair of difference would move."""
+    """Whether rounding may decide: the uniform, or a truncation near its limit."""
     cumulative = np.cumsum(probabilities)
     if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - prob).min() < CLOSE:
         return True
@@ -80,7 +80,7 @@ def is_borderline(probabilities: Any, prob: float, others: list[Any]) -> bool:
 
 
 def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> list[Any]:
-    """The ids that survive with top_p and min_p as they are, and a hair lower and higher."""
+    """The ids that remain with top_p and min_p as they are, and slightly lower and higher."""
     result = []
     for factor in (1.0, 1 - CLOSE, 1 + CLOSE):
         values = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
@@ -138,7 +138,7 @@ def test_the_device_samples_the_same_token_as_the_host(
 
 
 def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
-    """Whether the host needed more than the `kept` best: survivors, or the mass of a longer top-k."""
+    """Whether the host needed more than the `kept` best: candidates, or the mass of a longer top-k."""
     if settings.top_k > kept and settings.top_p < 1:
         return True
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")

@@ -200,7 +200,7 @@ def test_activations_are_quantized_in_blocks_of_sixteen(device: str, width: int)
     if not HAS_GPU:
         np.testing.assert_array_equal(actual, words)
         return
-    # a GPU's quotient may be a hair off, and round to the neighbour
+    # a GPU's quotient may differ slightly, and round to the next code
     assert np.abs(actual[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
     np.testing.assert_array_equal(actual[:, 12:], words[:, 12:])
 

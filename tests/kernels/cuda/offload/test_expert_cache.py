@@ -1,4 +1,4 @@
-"""Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
+"""The expert cache changes experts while a split MoE model decodes; the logits stay the same."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -32,11 +32,11 @@ from tests.kernels.cuda.split_decoders import divided
 from tests.random_models import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)
-"""Of a mixture, where kernels are interpreted: two change their experts in turn as three to five do."""
+"""Interpreted kernels only: two MoE models change their experts in turn as three to five do."""
 
 
 class AlwaysChangingPolicy(ExpertCachePolicy):
-    """Always wants the expert with the lowest number that has no slot, in each layer in turn."""
+    """Always requests the expert with the lowest number that has no slot, in each layer in turn."""
 
     turn = 0
     noted: npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ def test_expert_changes_do_not_change_the_logits(
 
 
 def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArray[np.int64]:
-    """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
+    """(layers, tokens, experts per token): the experts of each token, as the CPU backend selects them."""
     spec = decoder.specification
     routing = Routing.allocate(spec, len(ids))
     state = DecoderState.allocate(spec, CONTEXT, "f32")
@@ -128,7 +128,7 @@ def test_the_host_counts_the_experts_of_steps_and_prompts(
         counts = [np.bincount(each.ravel(), minlength=spec.experts) for each in ids]
         assert requested[0].tolist() == counts[0].tolist()
         assert requested.sum(axis=1).tolist() == [sum(steps) * spec.experts_per_token] * len(counts)
-        assert np.abs(requested - counts).sum() <= 8  # further up near-ties may fall either way
+        assert np.abs(requested - counts).sum() <= 8  # in later layers near-ties may differ
 
 
 def test_the_policy_receives_request_counts_since_its_last_update(
@@ -144,13 +144,13 @@ def test_the_policy_receives_request_counts_since_its_last_update(
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
             seen, _ = backend.expert_counts
-        # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
+        # A device that is in its step has received either no change, or all of it.
         received = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
         assert policy.noted.sum() in received
 
 
 class Garbling(expert_loading.Packer):
-    """Turns the groups round."""
+    """Reverses the groups."""
 
     def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
         raise AssertionError("nobody comes")

@@ -1,4 +1,4 @@
-"""A decoder that is divided in any way gives what the whole one gives."""
+"""A split decoder gives the logits of the unsplit one, for every split."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,23 +33,23 @@ def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -
 
 
 def cut(at: int) -> Callable[[Decoder, int], LayerSplit]:
-    """Whole layers, those before `at` on the host."""
+    """Whole layers, those before `at` on the CPU."""
     return lambda decoder, index: CPU_ONLY if index < at else device_layer(decoder, index)
 
 
 def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
-    """All attention on the device, all feed-forwards and experts on the host."""
+    """All attention on the GPU, all feed-forwards and experts on the CPU."""
     return ATTENTION_ONLY
 
 
 def mixed(decoder: Decoder, index: int) -> LayerSplit:
-    """Every kind of layer in turn, those of the host between those of the device."""
+    """Every kind of layer in turn, CPU layers between GPU layers."""
     kinds = [ATTENTION_ONLY, CPU_ONLY, device_layer(decoder, index), CPU_ONLY]
     return kinds[index % 4]
 
 
 def halves(decoder: Decoder, index: int) -> LayerSplit:
-    """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
+    """Some neurons of every feed-forward on the GPU, in one layer all; of every MoE layer some experts."""
     second = decoder.weights.layers[index].blocks[1].block
     if isinstance(second, MoeWeights):
         numbers = range(second.ffn_up_exps.experts)
@@ -62,7 +62,7 @@ Divide = Callable[[Decoder, int], LayerSplit]
 
 
 def on_a_gpu(*values: Any) -> Any:
-    """A case that isn't interpreted: what it adds to the others isn't worth its seconds."""
+    """A case that isn't interpreted: it covers little more than the others and takes long."""
     return pytest.param(*values, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
 
 
@@ -95,11 +95,11 @@ def model_for(name: str, split_rule: Divide) -> RandomModel:
 
 
 FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
-"""Four layers for the four kinds of `mixed`, one of which sees more than a window."""
+"""Four layers for the four kinds of `mixed`, one of which attends to more than a window."""
 
 
 def layers_for(name: str, split_rule: Divide) -> tuple[int, ...]:
-    """The layers of a model that are read, all if none is named: interpreted, those that show something."""
+    """The evaluated layers, all if none is named; where kernels are interpreted, the relevant ones."""
     if HAS_GPU:
         return ()
     if split_rule is mixed:

@@ -1,4 +1,4 @@
-"""Loading a model that a made-up GPU is too small for: its kernels run where the other tests' do."""
+"""Loading a model that doesn't fit a described GPU: its kernels run on the device of the other tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
-    """A GPU of so many bytes, which libraries leave alone, beside a CPU that reads a megabyte a second."""
+    """A GPU of this many bytes, which libraries don't use, next to a CPU that reads a megabyte a second."""
     from edgeinfer.loading import gpu_loading
 
     def slow(machine: Machine, *_: object) -> Machine:
@@ -58,7 +58,7 @@ def model_file(folder: Path) -> Path:
 
 
 def gpu_bytes(path: Path) -> int:
-    """What all of the model takes on the made-up GPU."""
+    """The bytes of the whole model on the described GPU."""
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
         return model.plan.bytes_on("gpu")
@@ -142,7 +142,7 @@ def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
 def test_weights_that_fit_neither_device_are_memory_mapped(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    # What would be more than these models are: staging, and more room for prompts where none are sent.
+    # More than these models need: staging buffers, and space for prompts where no weights are streamed.
     monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
     monkeypatch.setattr(placement_problem.PlacementProblem, "streams", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
@@ -162,7 +162,7 @@ def test_weights_that_fit_neither_device_are_memory_mapped(
     first, second = result
     assert second.bytes_on("cpu") < first.bytes_on("cpu")
     assert first.bytes_on("disk") < second.bytes_on("disk")
-    # What is where may differ, and with it the rounding.
+    # The placement may differ, and with it the rounding.
     assert np.linalg.norm(completions[1] - completions[0]) < 0.05 * np.linalg.norm(completions[0])
 
 
@@ -289,7 +289,7 @@ def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None
 def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of one layer, and of quants, which are read in a third of the time where kernels are interpreted.
+    # One layer with a quantized format, which takes a third of the time where kernels are interpreted.
     path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
     small_gpu(1 << 40)
     # Measuring takes minutes where kernels are interpreted.
@@ -309,7 +309,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         assert actual.ids == expected
         assert actual.speed.accepted_share == 1.0  # it is the model itself
         assert actual.speed.tokens_per_forward == pytest.approx(2.5)
-        # The device draws what isn't drafted, with the numbers that the host would draw with.
+        # The device samples the tokens after a draft, with the uniforms of the host.
         controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
         controller.length = lambda most: min(most, next(lengths))

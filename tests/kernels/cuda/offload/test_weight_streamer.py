@@ -1,4 +1,4 @@
-"""Bytes of the host's memory arrive on the device in order, whether their memory can be pinned or not."""
+"""Bytes of host memory arrive on the device in order, whether the memory is pinned or not."""
 
 from collections.abc import Iterator
 

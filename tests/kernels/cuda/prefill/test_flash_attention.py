@@ -59,7 +59,7 @@ def test_a_token_attends_to_its_window_only(device: str, window: int, start: int
 def test_scores_are_soft_capped(device: str, window: int) -> None:
     spec = attention_facts(4, 2, 32, soft_cap=5.0, scale=2.0, window=window)
     check(device, spec, 13, 21)
-    # far into the cap, where e^2z leaves float32
+    # far above the cap, where e^2z overflows float32
     check(device, replace(spec, soft_cap=0.5), 13, 21, spread=20.0)
 
 

@@ -1,4 +1,4 @@
-"""Projected rows turned and appended, against the reference."""
+"""RoPE on projected rows, and the cache append, against the reference."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Measuring a GPU, gone through on what there is: figures that are numbers, memory given back."""
+"""GPU measurements run on the available device: finite results, freed memory."""
 
 from dataclasses import astuple
 
@@ -23,7 +23,7 @@ def test_a_device_that_fails_to_synchronize_is_released(device: str, monkeypatch
     exchange = exchange_speed.Exchange(torch.device(device))
     exchange.exchange_buffer.begin(answered=0)
     assert not exchange.respond()
-    exchange.launch()  # on a GPU this would hang if it weren't let go
+    exchange.launch()  # on a GPU this would hang without the release
     assert exchange.respond()
     exchange.arena.close()
 

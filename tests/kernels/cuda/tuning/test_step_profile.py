@@ -1,4 +1,4 @@
-"""Kernels' shares of a step, from runs that somebody else has timed."""
+"""Kernels' shares of a step, from recorded timings."""
 
 import pytest
 
@@ -10,7 +10,7 @@ LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_ker
 
 
 def steps(*lengths: int, begin: float = 0.0) -> list[KernelRun]:
-    """Steps of so many layers; a run adds a second, in which it overlaps the one before by half of one."""
+    """Steps of `layers` layers; a run adds a second, half of which overlaps the previous one."""
     result, now = [], begin
     for layers in lengths:
         for index, name in enumerate(("embed_kernel", *LAYER * layers, "head_kernel")):

@@ -1,4 +1,4 @@
-"""The tuner with a made-up clock and made-up costs, and what it remembers."""
+"""The tuner with a fake clock and fake costs, and its stored results."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -25,7 +25,7 @@ KERNELS = ("gated", "down", "head", "qkv", "output")
 
 
 class FakeStep:
-    """A step that takes what `cost` says; every timing of it takes a second."""
+    """A step with the time of `cost`; every timing of it takes a second."""
 
     def __init__(self, cost: Callable[[Tuning], float]) -> None:
         self._cost = cost
@@ -42,7 +42,7 @@ class FakeStep:
 
 
 def distance_from(best: Tuning) -> Callable[[Tuning], float]:
-    """A second, and a tenth for each kernel that is cut in another way."""
+    """A second, and a tenth for each kernel with another tile config."""
 
     def cost(tuning: Tuning) -> float:
         names = [field.name for field in fields(Tuning)]
@@ -64,7 +64,7 @@ def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     step = FakeStep(distance_from(BEST))
     result = tune(step, Tuning(), 1e6, step.clock)
     assert result.tuning == BEST
-    # Of one token, timed before the steps of several were cut.
+    # Of one token, timed before the steps of several tokens were tuned.
     assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 1.6)
     assert ALL - len(CANDIDATES) <= result.trials <= ALL
 

@@ -1,4 +1,4 @@
-"""Weights in the device's planes, taken out again one by one, are those that the file's decoder reads."""
+"""Weights in the device's planes, unpacked one by one, equal those of the file's decoder."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_ro
 
 
 def columns_for(name: str) -> int:
-    """A row that fills no multiple of sixteen blocks."""
+    """A row length that is no multiple of sixteen blocks."""
     return 768 if block_format(name).block_elements > 32 else 96
 
 

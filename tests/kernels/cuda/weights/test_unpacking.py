@@ -1,4 +1,4 @@
-"""Rows in the host's layout, unpacked on the device, are those that the file's decoder reads."""
+"""Rows in the host's layout, unpacked on the device, equal those of the file's decoder."""
 
 from typing import Any
 
