@@ -7,7 +7,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 ZooFile = Callable[[str], Path]
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 GOLDENS = Path(__file__).parent / "data" / "logits.npz"
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24).tolist()

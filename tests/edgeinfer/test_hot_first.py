@@ -12,7 +12,7 @@ from edgeinfer.profiling.profiling import profile
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from edgeinfer_quant_formats import FormatError, GGUFFile
 from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_a_block
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 TEXT = "the heron ate in the rain on a stone " * 30
 IDS = list(range(3, 43))

@@ -26,7 +26,8 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantized
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 Logits = npt.NDArray[np.floating]
 FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantized")]

@@ -16,8 +16,9 @@ from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_tui.output.file_report import file_report, print_report
 from tests.faults.outcomes import Case, report
+from tests.model_zoo import ZOO
 from tests.quant_formats import raw_gguf as raw
-from tests.random_models import VOCABULARY, ZOO
+from tests.random_models import VOCABULARY
 
 Value = tuple[str, int, bytes]
 BYTE_PAIRS = "byte-pairs"

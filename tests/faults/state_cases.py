@@ -138,10 +138,10 @@ def figure_cases(folder: Path, count: int) -> Iterator[Case]:
 
 def kernel_cases(folder: Path, count: int) -> Iterator[Case]:
     root, isa = folder / "kernels", choose()
-    index = objects_folder(root, isa)
-    index.mkdir(parents=True, mode=0o700)
+    objects = objects_folder(root, isa)
+    objects.mkdir(parents=True, mode=0o700)
     root.chmod(0o700)
-    body, path = random.Random(3).randbytes(9000), index / "blocks.o"
+    body, path = random.Random(3).randbytes(9000), objects / "blocks.o"
     path.write_bytes(body)
     valid = body + hashlib.sha256(body).digest()
     assert len(valid) == len(body) + DIGEST_BYTES

@@ -27,7 +27,8 @@ for folder in (".", "benchmarks", "kernels", "offload", "quant_formats", "tui"):
 import numpy as np  # noqa: E402
 
 import edgeinfer  # noqa: E402
-from tests.random_models import ZOO, RandomModel  # noqa: E402
+from tests.model_zoo import ZOO  # noqa: E402
+from tests.random_models import RandomModel  # noqa: E402
 
 IDS = [5, 9, 30, 7, 11, 270, 33, 64, 5, 9, 30, 8]
 QUANTS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q4_1", "IQ4_NL", "MXFP4", "Q3_K", "Q2_K", "IQ4_XS")

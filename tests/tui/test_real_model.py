@@ -15,7 +15,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelCache
 from tests.edgeinfer.test_builtin_model import GREEDY_TEXT, PROMPT
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 if sys.platform == "win32":

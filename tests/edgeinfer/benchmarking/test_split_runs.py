@@ -7,8 +7,8 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.planning.model_plan import model_sizes
 from harness.split_runs import HEAD, SplitRow, SplitSuite, llama_cpp_settings
+from tests.model_zoo import ZOO
 from tests.offload.model_shapes import GIB, dense_model
-from tests.random_models import ZOO
 
 
 def test_llama_cpp_offloads_as_many_layers_as_the_budget_holds() -> None:

@@ -10,8 +10,8 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from split_steps import CLOSE, HEAD, SplitStepRow, distance, split_step_rows
+from tests.model_zoo import ZOO
 from tests.offload.model_shapes import GIB, laptop, moe_model
-from tests.random_models import ZOO
 
 
 def test_the_distance_is_that_of_the_median_row() -> None:

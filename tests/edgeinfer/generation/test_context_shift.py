@@ -22,7 +22,7 @@ from edgeinfer_kernels.reference.blocks import attention as reference_attention
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 PROMPT = list(range(3, 23))
 CONTEXT = 64

@@ -16,7 +16,8 @@ from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO, vocabulary_metadata
+from tests.model_zoo import ZOO
+from tests.random_models import vocabulary_metadata
 
 pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.llama_cpp

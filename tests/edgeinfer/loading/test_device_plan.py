@@ -65,9 +65,7 @@ def test_a_draft_model_without_memory_is_omitted_or_refused() -> None:
 @pytest.mark.parametrize("ram", [None, 2 * GIB])
 def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | None) -> None:
     for sizes in (dense_model(), mixed_model()):
-        plan_request = request(
-            sizes, vram=vram * GIB, ram=ram, context=256
-        )  # some of it is memory-mapped
+        plan_request = request(sizes, vram=vram * GIB, ram=ram, context=256)  # some of it is memory-mapped
         planned = plan_devices(plan_request, laptop())
         more = plan_devices(replace(plan_request, vram=(vram + 1) * GIB), laptop())
         advised = with_one_gib_more(plan_request, laptop(), planned).rate_with_one_gib_more

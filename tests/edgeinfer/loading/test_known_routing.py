@@ -8,7 +8,7 @@ import pytest
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.planning.plan_request import known_routing
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError
 from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.errors import FormatError
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 
 @pytest.mark.parametrize(

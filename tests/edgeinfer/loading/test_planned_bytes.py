@@ -23,7 +23,7 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 SPARE = 4096
 """What `allocate` adds after every array for kernels that read ahead."""

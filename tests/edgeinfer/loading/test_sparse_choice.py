@@ -11,7 +11,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("Q8_0",), layers=3)
 SPARE = 4096

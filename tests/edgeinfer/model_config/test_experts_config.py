@@ -15,7 +15,8 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.model_config.test_model_weights import Altered, refusal, weights_of
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 def metadata_of(name: str, without: str = "", **changed: Any) -> dict[str, Any]:

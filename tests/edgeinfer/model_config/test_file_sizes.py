@@ -16,7 +16,7 @@ from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 
 @pytest.mark.parametrize("name", ZOO)

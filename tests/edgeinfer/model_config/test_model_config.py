@@ -10,7 +10,8 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 def config_of(architecture: str, **extra: Any) -> ModelConfig:

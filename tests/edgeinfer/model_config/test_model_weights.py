@@ -15,7 +15,8 @@ from edgeinfer_kernels.blocks.attention import AttentionWeights
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.decoder import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 @dataclass(frozen=True)

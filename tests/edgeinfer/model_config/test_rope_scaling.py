@@ -13,7 +13,8 @@ from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification,
 from edgeinfer.model_config.weights import embedding_rows, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 PLAIN = (1.0, 10000**-0.25, 0.01, 10000**-0.75)
 """Four frequencies of base 10000: 1, 1/10, 1/100, 1/1000."""

@@ -17,7 +17,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from tests.kernels.row_matrices import random_matrix
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=64, feed_forward=96, formats=("Q8_0",), layers=2)
 TEXT = "the heron ate in the rain on a stone " * 40

@@ -12,7 +12,8 @@ from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from tests.kernels.cpu.test_cpu_backend import cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()
 

@@ -12,7 +12,8 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 CONTEXT = 1024
 RANDOM = np.random.default_rng(3)

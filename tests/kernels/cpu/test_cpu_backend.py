@@ -29,7 +29,8 @@ from tests.kernels.conftest import (
     built_kernels,
     isas_and_formats,
 )
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 CONTEXT = 160
 LONG = 700

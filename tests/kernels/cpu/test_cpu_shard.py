@@ -25,7 +25,7 @@ from edgeinfer_kernels.stages import LayerSplit, cpu_stages
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.row_matrices import random_matrix
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 CPU_ONLY, ATTENTION_ON_GPU, HALF_ON_GPU = (
     LayerSplit(False),

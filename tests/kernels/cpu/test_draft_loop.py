@@ -15,7 +15,8 @@ from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_cpu_backend import cpu, engine_for
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 60).tolist()

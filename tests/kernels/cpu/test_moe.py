@@ -29,7 +29,8 @@ from tests.kernels.conftest import (
     built_kernels,
     isas_and_formats,
 )
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 BATCH = 128
 MOE_MODELS = [name for name, model in ZOO.items() if model.experts]

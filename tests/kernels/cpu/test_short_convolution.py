@@ -12,7 +12,8 @@ from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer_kernels.cpu.runtime.abi import CHECKPOINT_POSITIONS, RING_ROWS
 from edgeinfer_kernels.recent_rows import RecentRows, RewindLimit, rows_for
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()

@@ -21,13 +21,13 @@ def test_referenced_memory_is_not_reused() -> None:
 def test_a_view_of_a_row_keeps_the_whole_row() -> None:
     room = UnpackedRows(64)
     first = room.rows(5)
-    index, part = at(first), first[2, 3:10]
+    address, part = at(first), first[2, 3:10]
     del first
     other = room.rows(4)
-    assert at(other) != index
+    assert at(other) != address
     part[:] = 1
     del part
-    assert at(room.rows(STEP_TOKENS)) == index
+    assert at(room.rows(STEP_TOKENS)) == address
 
 
 def test_single_rows_and_long_steps_are_newly_allocated() -> None:

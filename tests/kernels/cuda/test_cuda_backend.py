@@ -16,7 +16,8 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""

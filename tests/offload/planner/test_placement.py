@@ -254,11 +254,11 @@ def test_without_a_split_moe_model_the_plan_omits_experts() -> None:
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", [dense_model(), moe_model()], ids=["dense", "mixture"])
 def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
-    least = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=2 * GIB))
-    beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
-    indices = set()
-    for more in range(-30, 60, 3):
-        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=beside + more * MIB))
-        indices.add(plan.head)
+    smallest = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=2 * GIB))
+    non_layer_bytes = sum(i.bytes for i in smallest.items if i.device == "gpu" and i.layer is None)
+    head_devices = set()
+    for extra in range(-30, 60, 3):
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=non_layer_bytes + extra * MIB))
+        head_devices.add(plan.head)
         assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
-    assert indices == {"cpu", "gpu"}
+    assert head_devices == {"cpu", "gpu"}

@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer as library
 from edgeinfer.errors import UnsupportedModelError
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 

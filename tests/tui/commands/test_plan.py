@@ -14,7 +14,7 @@ from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.planner.plan_text import PlanLine
 from tests.edgeinfer.model_config.test_file_sizes import write_moe
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 LAPTOP = "rtx 4060 laptop"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 LICENSE = str(Path(__file__).parents[3] / "LICENSE")

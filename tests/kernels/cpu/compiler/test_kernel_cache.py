@@ -31,7 +31,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_folders import kernel_folders as fold
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units, sparse_units
 from edgeinfer_kernels.system.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 LOADED = """
 import importlib

@@ -13,7 +13,8 @@ from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.split_decoders import device_layer, divided
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 pytestmark = pytest.mark.slow
 

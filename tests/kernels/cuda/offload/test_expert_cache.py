@@ -29,7 +29,7 @@ from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
 from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
 from tests.kernels.cuda.split_decoders import divided
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)
 """Interpreted kernels only: two MoE models change their experts in turn as three to five do."""

@@ -15,7 +15,8 @@ from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
 from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, divided
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerSplit(on_gpu=True)

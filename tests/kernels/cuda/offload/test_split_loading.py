@@ -7,61 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import engine_loading
 from edgeinfer.planning.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
-from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
-from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner import placement_problem, plan_items
+from edgeinfer_offload.planner import placement_problem
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
-from tests.random_models import ZOO
-
-MIB = 1 << 20
-
-
-@pytest.fixture
-def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
-    """A GPU of this many bytes, which libraries don't use, next to a CPU that reads a megabyte a second."""
-    from edgeinfer.loading import gpu_loading
-
-    def slow(machine: Machine, *_: object) -> Machine:
-        return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
-
-    monkeypatch.setattr(engine_loading, "with_cpu_speeds", slow)
-    monkeypatch.setattr(engine_loading, "measure_gpu", lambda *_: None)
-
-    def set_bytes(nbytes: int) -> None:
-        gpu = Gpu(0, "a small GPU", 90, nbytes)
-        monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
-        monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
-        for module in (gpu_loading, device_parts):
-            monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-        for module in (plan_items, placement_problem):
-            monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
-
-    return set_bytes
-
-
-def model_file(folder: Path) -> Path:
-    return ZOO["llama"].write(folder / "llama.gguf")
-
-
-def gpu_bytes(path: Path) -> int:
-    """The bytes of the whole model on the described GPU."""
-    with edgeinfer.load(path, context=64, threads=2) as model:
-        assert model.plan is not None
-        return model.plan.bytes_on("gpu")
+from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
+from tests.model_zoo import ZOO
 
 
 def test_a_model_that_does_not_fit_is_split_and_reported(
@@ -77,11 +35,11 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        above: Any = engine.backend.gpu_shard
+        gpu_shard: Any = engine.backend.gpu_shard
         assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
-        assert above.nbytes <= model.plan.bytes_on("gpu")
+        assert gpu_shard.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
         actual, expected = model.logits(ids), reference.logits(ids)
         assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
@@ -244,27 +202,6 @@ def test_a_failed_or_interrupted_compilation_frees_the_memory(
         failed[0].embed([5])
 
 
-@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
-def test_steps_of_every_token_count_are_captured_for_drafts(
-    small_gpu: Callable[[int], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    draft: str | None,
-    widths: tuple[int, ...],
-) -> None:
-    small_gpu(1 << 40)
-    requested: list[Any] = []
-
-    def reported(done: int, total: int) -> None:
-        pass
-
-    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: requested.append(given))
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    settings: dict[str, Any] = {"build_progress": reported, "draft": draft}
-    edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
-    assert requested == [(widths, reported)]
-
-
 @pytest.mark.slow
 def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
@@ -277,100 +214,12 @@ def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None
     ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
-        divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
-        assert divided
-        assert all(7 in experts for experts in divided)
+        split_layers = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
+        assert split_layers
+        assert all(7 in experts for experts in split_layers)
         completion = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
         assert completion.speed.gpu_experts is not None
         assert 0 < completion.speed.gpu_experts < 1
-
-
-@pytest.mark.slow
-def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # One layer with a quantized format, which takes a third of the time where kernels are interpreted.
-    path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
-    small_gpu(1 << 40)
-    # Measuring takes minutes where kernels are interpreted.
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
-    ids = [5, 9, 30, 7, 11, 5, 9]
-    with edgeinfer.load(path, draft=None, **loading) as plain:
-        expected = plain.generate(ids, max_tokens=6, temperature=0.0).ids
-        sampled = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
-    with edgeinfer.load(path, draft=str(path), **loading) as model:
-        speculator: Any = model.speculator
-        assert isinstance(speculator.drafter.engine.backend, CudaBackend)
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 3))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        actual = model.generate(ids, max_tokens=6, temperature=0.0)
-        assert actual.ids == expected
-        assert actual.speed.accepted_share == 1.0  # it is the model itself
-        assert actual.speed.tokens_per_forward == pytest.approx(2.5)
-        # The device samples the tokens after a draft, with the uniforms of the host.
-        controller = speculator.controllers["seeded"]
-        lengths = iter((0, 2, 0, 0, 0))
-        controller.length = lambda most: min(most, next(lengths))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
-        completions = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
-        assert [completion.ids for completion in completions] == [expected[:3]] * 2
-
-
-def test_a_draft_that_does_not_fit_the_gpu_is_in_main_memory(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = model_file(tmp_path)
-    small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    whole = gpu_bytes(path)
-    with edgeinfer.load(
-        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
-    ) as model:
-        engine: Any = model.engine
-        assert isinstance(engine.backend, CudaBackend)
-        speculator: Any = model.speculator
-        assert speculator.drafter.engine.backend.name == "cpu"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", ["gpu", "cpu"])
-def test_a_draft_of_a_split_model_is_on_the_planned_device(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
-) -> None:
-    path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
-    small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
-    small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if index == "gpu" else 0.0)
-    whole = gpu_bytes(path)
-    small_gpu(whole - 1)
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
-    with edgeinfer.load(path, draft=str(small), **loading) as model:
-        engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert model.plan is not None
-        assert model.plan.draft == index
-        assert model.plan.bytes_on("gpu") < whole
-        drafts = [item for item in model.plan.items if item.item == "draft model"]
-        assert [item.device for item in drafts] == [index]
-        speculator: Any = model.speculator
-        backend = speculator.drafter.engine.backend
-        if index == "cpu":
-            assert backend.name == "cpu"
-            return
-        assert isinstance(backend, CudaBackend)
-        assert backend.nbytes <= drafts[0].bytes
-        assert " and the draft model; " in model.warnings[0]
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 2))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
-        assert drafted.speed.accepted_share is not None
-        model.speculator = None
-        assert model.generate([5, 9], max_tokens=3, temperature=0.0).ids == drafted.ids
 
 
 @pytest.mark.slow

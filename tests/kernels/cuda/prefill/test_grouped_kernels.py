@@ -96,10 +96,10 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool)
     bias = random.standard_normal((6, width)) if biased else np.zeros((6, width))
     before = random.standard_normal((tokens, width))
     expected = before.copy()
-    for pair, index in enumerate(slots):
+    for pair, slot in enumerate(slots):
         row = positions[pair] - first
         if 0 <= row < count:
-            expected[pair // used] += weights[pair] * (scales[row] * y[row] + bias[index + 1])
+            expected[pair // used] += weights[pair] * (scales[row] * y[row] + bias[slot + 1])
     total = tensor(device, before, torch.float32)
     poisoned = np.vstack([y, np.full((1, width), NAN)])
     selection = ExpertRows(
