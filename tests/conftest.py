@@ -42,7 +42,7 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the cases that `default_cases` leaves out of the default tier."""
+    """Mark as slow the cases that `default_cases` excludes from the default tier."""
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")

@@ -1,4 +1,4 @@
-"""Names that were replaced by the field's standard terms don't come back."""
+"""Names and words that were replaced by the field's standard terms are not used again."""
 
 import io
 import tokenize

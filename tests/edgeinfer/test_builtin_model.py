@@ -1,6 +1,6 @@
 """The built-in model gives the tokens of llama.cpp.
 
-`data/tiny_stories.txt` holds stories that it told itself (temperature 0.7, seeds 0 to 3).
+`data/tiny_stories.txt` holds stories that it generated (temperature 0.7, seeds 0 to 3).
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The planner's search before the greedy one, as a reference: slower, and exact for a price of memory.
+"""The planner's former search, as a reference: slower, and exact for a price of memory.
 
 For a *price* of GPU memory (seconds per byte), dynamic programming over the two devices finds the exact best
 placement of all layers. Falling prices give placements with rising GPU bytes, each the fastest for its size.
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes and cost of one choice; `seconds` is indexed by the device of the input activations."""
+    """Bytes and cost of one placement; `seconds` is indexed by the device of the input activations."""
 
     seconds: tuple[float, float]
     gpu_bytes: float
@@ -57,7 +57,7 @@ PAIRS = ((CPU, CPU), (GPU, GPU))
 
 
 class LayerTable:
-    """Seconds and bytes of every choice of one layer, shape (pair, units); infinite if impossible.
+    """Seconds and bytes of every placement of one layer, shape (pair, units); infinite if impossible.
 
     `seconds[side]`: with the input activations on that device. `out`: the device of the output.
     """
@@ -94,7 +94,7 @@ class LayerTable:
         return PAIRS.index((selection.attention, selection.cache)), selection.granules
 
     def part(self, selection: Choice) -> Part:
-        """The costs of a choice; cached, because the search repeats them."""
+        """The costs of a placement; cached, because the search repeats them."""
         result = self._parts.get(selection)
         if result is None:
             at = self.index(selection)
@@ -108,7 +108,7 @@ class LayerTable:
         return Choice(*PAIRS[row], granules)
 
     def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
-        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
+        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the placement that gives
         it.
         """
         result = {}
@@ -157,7 +157,7 @@ def _at_once(own: Array, other: Array) -> Array:
 
 @dataclass(frozen=True)
 class Found:
-    """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
+    """A candidate: its layers' placements and its `NonLayerPlacement`; `seconds` per token, including
     the disk.
     """
 
@@ -312,7 +312,7 @@ class PricedSearch:
         best: Found | None,
     ) -> Found | None:
         """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
-        layer at the limit takes its best choice that fits.
+        layer at the limit takes its best placement that fits.
         """
         vocabulary, result = list(begin), best
         for layer in order:

@@ -39,7 +39,7 @@ def planned(shape: str, machine: str, gibibytes: float) -> MemoryPlan | None:
 
 
 def slowdowns(cases: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """The plan's time per token divided by the oracle's."""
+    """The plan's time per token relative to that of the exhaustive search."""
     for case in cases:
         result = planned(*case)
         with monkeypatch.context() as patched:

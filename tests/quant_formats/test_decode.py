@@ -15,7 +15,7 @@ NUMBERS = ("F64", "I8", "I16", "I32", "I64")
 BLOCK_FORMATS = [name for name in FORMATS if name not in NUMBERS]
 BLOCKS = 5000
 
-# Zeros, the smallest and largest subnormal and normal halves, one, infinities, quiet and signalling NaN.
+# Zeros, the smallest and largest subnormal and normal float16, one, infinities, quiet and signalling NaN.
 SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
 HALF_OFFSETS = {
     name: tuple(range(spec.scales.offset, spec.scales.offset + 2 * spec.scales.count, 2))

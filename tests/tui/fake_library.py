@@ -49,8 +49,8 @@ class FakePlan:
 
 
 class FakeStream:
-    """Yields a word a token; `interrupt_after` so many, Ctrl-C comes inside the iteration; `slid_after` so
-    many, the text has slid.
+    """Yields one word per token. KeyboardInterrupt is raised after `interrupt_after` tokens, and the context
+    shifts after `shift_after`.
     """
 
     def __init__(

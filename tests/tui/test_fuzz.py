@@ -1,6 +1,6 @@
 """Random command lines: odd values, odd files, closed streams, tiny terminals. Nothing but one-line errors.
 
-In this process a fake model answers and nothing is served or downloaded; in child processes, and on
+In this process a fake model responds and nothing is served or downloaded; in child processes, and on
 pseudo-terminals, the program is the real one.
 """
 

@@ -5,7 +5,7 @@ Run by hand where llama-cpp-python is installed, with the folders of the five pa
     python make_tokenizer_goldens.py TEXT_FILE
 
 The vocabularies are learned from the words of TEXT_FILE mixed with other scripts, across every boundary
-that a pre-tokenizer may draw, so that a boundary in the wrong place changes the ids.
+of a pre-tokenizer, so that a boundary in the wrong place changes the ids.
 """
 
 # ruff: noqa: RUF001 - odd texts are the point

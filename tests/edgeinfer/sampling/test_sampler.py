@@ -75,7 +75,7 @@ def test_temperature_raises_probabilities_to_its_inverse() -> None:
 
 
 def test_temperature_comes_after_the_truncations() -> None:
-    # Before a temperature of 5 flattens them, 0.6 reaches the share alone.
+    # Without the temperature of 5, the probability 0.6 alone reaches the share.
     assert distribution(logits_of(0.1, 0.6, 0.3), top_p=0.55, temperature=5.0) == {1: 1.0}
 
 
@@ -101,7 +101,7 @@ def test_a_bias_of_minus_infinity_bans_a_token() -> None:
 
 
 def test_xtc_applies_with_its_probability() -> None:
-    # Half of the time 0.5 is left out and 0.3 and 0.2 share the rest.
+    # With probability 0.5 the token of 0.5 is dropped, and 0.3 and 0.2 are normalized.
     given = distribution(logits_of(0.5, 0.3, 0.2), xtc_probability=0.5, xtc_threshold=0.25)
     assert given == {0: 0.25, 1: round(0.15 + 0.5 * 0.6, 5), 2: round(0.1 + 0.5 * 0.4, 5)}
     assert list(distribution(logits_of(0.5, 0.3, 0.2), xtc_probability=1.0, xtc_threshold=0.25)) == [1, 2]

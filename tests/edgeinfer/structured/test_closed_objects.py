@@ -1,4 +1,4 @@
-"""Objects that list their properties hold no others unless the schema says so; composed ones as a whole."""
+"""Objects that list their properties hold no others unless the schema allows it; composed ones as a whole."""
 
 import json
 from typing import Any

@@ -66,7 +66,7 @@ def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
 
 NEAR = {"f16": 2e-3, "f32": 5e-6, "q8_0": 4e-3, "q4_0": 0.02}
 """How far the kernels may be from the reference; a cache with scales is compared with one with scales, whose
-elements may be the next code where they lie on an edge.
+elements may get the next code at the edge of a code.
 """
 
 

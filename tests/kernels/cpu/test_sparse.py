@@ -162,7 +162,7 @@ def test_computing_some_outputs_does_not_change_the_others() -> None:
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
 def test_both_layouts_hold_the_values_of_the_file_bit_by_bit(name: str) -> None:
-    """One neuron with the activation 1 gives back its column; one column with it, that of all rows."""
+    """One neuron with the activation 1 returns its column; one column with it, that of all rows."""
     random = np.random.default_rng(7)
     kernels = sparse_kernels(BEST, name)
     matrix = random_matrix(name, 128, 512)

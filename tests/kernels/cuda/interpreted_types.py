@@ -167,7 +167,7 @@ def unwidened_operands() -> Callable[..., Operands]:
 
 def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operands]:
     """Replaces `binary_op_type_checking_impl`: a fast path for operands without promotion; constants
-    beside a tensor of some type and shape are made once.
+    next to a tensor of a type and shape are made once.
     """
     constants: dict[tuple[Any, ...], Any] = {}
     beside = unwidened_operands()

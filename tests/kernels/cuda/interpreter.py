@@ -70,7 +70,7 @@ def fixed_interpreter() -> Iterator[None]:
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
-        # Numbers are arrays of one element, which numpy 2.4 no longer turns into an int.
+        # Numbers are arrays of one element, which numpy 2.4 no longer converts to an int.
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

@@ -1,4 +1,4 @@
-"""Which experts get slots: hot ones and those that became hot, but none by chance."""
+"""Which experts get slots: hot ones and those that became hot, none by random fluctuation."""
 
 import numpy as np
 import numpy.typing as npt
