@@ -51,9 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for functions in cases.values():
         marker = functions[0].get_closest_marker("default_cases")
         assert marker is not None
-        chosen = default_cases([_parameters(function) for function in functions], *marker.args)
+        selected = default_cases([_parameters(function) for function in functions], *marker.args)
         for index, function in enumerate(functions):
-            if index not in chosen:
+            if index not in selected:
                 function.add_marker(pytest.mark.slow)
 
 
@@ -74,14 +74,16 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
     `count` None: as few as have every value.
     """
     values = set[tuple[str, str]]().union(*cases)
-    missing, chosen = set(values), set[int]()
-    while len(chosen) < len(cases) and (missing or not chosen if count is None else len(chosen) < count):
+    missing, selected = set(values), set[int]()
+    while len(selected) < len(cases) and (
+        missing or not selected if count is None else len(selected) < count
+    ):
         missing = missing or set(values)
-        others = [index for index in range(len(cases)) if index not in chosen]
+        others = [index for index in range(len(cases)) if index not in selected]
         best = max(others, key=lambda index: len(cases[index] & missing))
-        chosen.add(best)
+        selected.add(best)
         missing -= cases[best]
-    return chosen
+    return selected
 
 
 def pytest_collection_finish() -> None:

@@ -13,8 +13,8 @@ def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> N
     if "structured" in (example.read_text().splitlines() or [""])[0]:
         pytest.importorskip("llguidance")
     runpy.run_path(str(example), run_name="__main__")
-    said = capsys.readouterr().out
-    assert len(said.split()) >= 5
+    printed = capsys.readouterr().out
+    assert len(printed.split()) >= 5
     assert example.read_text().startswith('"""')
 
 

@@ -47,7 +47,9 @@ def test_it_chats_with_its_built_in_template(tiny: Model) -> None:
 def test_its_chats_exceed_the_context_without_an_error() -> None:
     with edgeinfer.load("tiny", context=64, threads=2) as small:
         chat = small.chat(system="Be kind.", max_tokens=6, seed=1)
-        dropped = [chat.say(f"Tell me about the fox number {turn}.").dropped_messages for turn in range(5)]
+        dropped = [
+            chat.say(f"Tell me about the fox number {number}.").dropped_messages for number in range(5)
+        ]
         assert dropped[0] == 0
         assert dropped[-1] > 0
         assert chat.context_used <= 64

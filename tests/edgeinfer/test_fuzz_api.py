@@ -82,7 +82,7 @@ def call(model: Model, source: random.Random) -> Any:
     return model.generate([message], max_tokens=3)
 
 
-def tried(work: Callable[[], Any], counts: Counter[str]) -> None:
+def run_call(work: Callable[[], Any], counts: Counter[str]) -> None:
     """Count how a call ended; any other exception fails the test."""
     try:
         work()
@@ -101,7 +101,7 @@ def test_thousands_of_invalid_calls_return_or_give_a_one_line_error(scaled: Call
     counts: Counter[str] = Counter()
     model = model_on(FakeEngine(seeded_logits, 64), "{{ tools }}" + CHAT_TEMPLATE)
     for _ in range(calls):
-        tried(lambda: call(model, source), counts)
+        run_call(lambda: call(model, source), counts)
     print(dict(counts))
     assert counts.total() == calls
     assert counts["answered"] > calls // 20
@@ -114,6 +114,6 @@ def test_invalid_keywords_of_load_give_a_one_line_error(scaled: Callable[[int], 
     counts: Counter[str] = Counter()
     for _ in range(loads):
         wrong = {"model": "nowhere.gguf", source.choice(LOADING): odd(source)}
-        tried(lambda wrong=wrong: edgeinfer.load(**wrong).close(), counts)  # type: ignore[misc]
+        run_call(lambda wrong=wrong: edgeinfer.load(**wrong).close(), counts)  # type: ignore[misc]
     print(dict(counts))
     assert counts["refused"] >= loads * 0.9

@@ -23,7 +23,7 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def hot(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path, edgeinfer.Quantization]:
+def profiled(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path, edgeinfer.Quantization]:
     """A profiled model, and the same with hot neurons first."""
     source = replace(ZOO[name], **changes).write(tmp_path / f"{name}.gguf")  # type: ignore[arg-type]
     profile(source, [TEXT], tokens=200)
@@ -43,7 +43,7 @@ def logits(path: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
 def test_reordering_does_not_change_the_function(
     tmp_path: Path, name: str, formats: tuple[str, ...], block: int
 ) -> None:
-    source, target, done = hot(tmp_path, name, formats=formats)
+    source, target, done = profiled(tmp_path, name, formats=formats)
     expected, actual = logits(source), logits(target)
     # Sums are rounded in another order; int8 activations after them may round differently.
     assert np.linalg.norm(actual - expected) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(expected)
@@ -57,7 +57,7 @@ def test_reordering_does_not_change_the_function(
 
 
 def test_the_hottest_neurons_come_first_and_the_profile_is_reordered(tmp_path: Path) -> None:
-    source, target, _ = hot(tmp_path, "arcee", formats=("F16",))
+    source, target, _ = profiled(tmp_path, "arcee", formats=("F16",))
     before, after = find_profile(source, tmp_path), find_profile(target, tmp_path)
     assert before is not None
     assert after is not None
@@ -70,7 +70,7 @@ def test_the_hottest_neurons_come_first_and_the_profile_is_reordered(tmp_path: P
 
 
 def test_float_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
-    source, target, _ = hot(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
+    source, target, _ = profiled(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
     edgeinfer.quantize(source, target, "Q8_0", hot_first=True, overwrite=True)
     with GGUFFile.open(target) as file:
         assert file.tensors["blk.0.ffn_down.weight"].format.name == "Q8_0"
@@ -87,7 +87,7 @@ def test_llama_cpp_reads_the_file_and_agrees(tmp_path: Path, formats: tuple[str,
     pytest.importorskip("llama_cpp")
     from edgeinfer.llama_cpp.context import LlamaCppContext
 
-    source, target, _ = hot(tmp_path, "arcee", formats=formats)
+    source, target, _ = profiled(tmp_path, "arcee", formats=formats)
     result = []
     for path in (source, target):
         peer = LlamaCppContext(path, 64, 1, "test", "f16")

@@ -135,7 +135,7 @@ def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, vari
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(
-    ("name", "left_out"),
+    ("name", "omitted"),
     [
         ("gemma2", "attn_logit_softcapping"),
         ("gemma2", "final_logit_softcapping"),
@@ -145,8 +145,8 @@ def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, vari
         ("phi3-longrope", "rope.scaling.attn_factor"),
     ],
 )
-def test_omitted_metadata_have_the_defaults_of_llama_cpp(tmp_path: Path, name: str, left_out: str) -> None:
+def test_omitted_metadata_have_the_defaults_of_llama_cpp(tmp_path: Path, name: str, omitted: str) -> None:
     pytest.importorskip("llama_cpp")
-    kept = {key: value for key, value in ZOO[name].extra.items() if key != left_out}
+    kept = {key: value for key, value in ZOO[name].extra.items() if key != omitted}
     path = replace(ZOO[name], extra=kept).write(tmp_path / "model.gguf")
     check(path, name, "plain", llama_cpp_logits(path, IDS)[KEPT])

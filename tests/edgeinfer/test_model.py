@@ -96,10 +96,10 @@ def test_several_threads_may_generate_concurrently(loaded: Model) -> None:
     alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
     completions: dict[str, list[int]] = {}
 
-    def ask(prompt: str) -> None:
+    def generate_one(prompt: str) -> None:
         completions[prompt] = loaded.generate(prompt, max_tokens=12, temperature=0.0).ids
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+    threads = [threading.Thread(target=generate_one, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,13 +140,13 @@ def test_a_closed_model_is_an_error_and_may_be_closed_again(zoo_file: ZooFile) -
         stream = model.stream("the rain", max_tokens=20, seed=1)
         next(stream)
     model.close()
-    for ask in (
+    for generate_one in (
         lambda: model.generate("the rain"),
         lambda: model.logits([1]),
         lambda: model.chat().say("Hi"),
     ):
         with pytest.raises(EdgeInferError, match="llama has been closed; load it again"):
-            ask()
+            generate_one()
     with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
         next(stream)
     assert stream.result.finish_reason == "cancelled"
@@ -181,11 +181,11 @@ def test_closing_waits_for_the_token_of_another_thread() -> None:
         model.close()
         order.append("closed")
 
-    closer = threading.Thread(target=close)
-    closer.start()
+    closing = threading.Thread(target=close)
+    closing.start()
     go_on.set()
     reader.join(10)
-    closer.join(10)
+    closing.join(10)
     assert order == ["computed", "closed"]
 
 
@@ -236,13 +236,13 @@ def test_chat_messages_are_accepted_as_prompt(zoo_file: ZooFile) -> None:
         output = model.chat().say("the rain", **settings)
         requested = model.generate([{"role": "user", "content": "the rain"}], **settings)
         assert requested.ids == output.ids
-        wrongs: tuple[list[Any], ...] = (
+        invalid_calls: tuple[list[Any], ...] = (
             [{"content": "no role"}],
             [{"role": "user", "content": "a"}, 5],
             [{"role": "user"}],
             [{"role": "user", "content": 5}],
         )
-        for wrong in wrongs:
+        for wrong in invalid_calls:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)
         with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):

@@ -73,8 +73,8 @@ def test_the_file_records_its_importance_matrix(tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
     done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, importance=importance)
     with GGUFFile.open(target) as file:
-        noted = {key: value for key, value in file.metadata.items() if key.startswith("quantize.")}
-    assert noted == {
+        recorded = {key: value for key, value in file.metadata.items() if key.startswith("quantize.")}
+    assert recorded == {
         "quantize.imatrix.file": str(importance),
         "quantize.imatrix.dataset": "talk.txt",
         "quantize.imatrix.entries_count": 1,

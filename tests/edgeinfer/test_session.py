@@ -139,13 +139,13 @@ def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_messages(
         for a, b in zip(completions[1:], completions, strict=False)
         if a.dropped_messages != b.dropped_messages
     ]
-    kept = [
+    with_long_limit = [
         a
         for a, b in zip(completions[1:], completions, strict=False)
         if a.dropped_messages == b.dropped_messages
     ]
-    assert len(restarted) <= len(kept)
-    assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
+    assert len(restarted) <= len(with_long_limit)
+    assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in with_long_limit)
 
 
 def test_a_message_over_the_context_names_both_lengths_and_loses_nothing(

@@ -80,15 +80,15 @@ def damaged(path: Path, valid: bytes, number: int) -> str:
 def snapshot_cases(folder: Path, count: int) -> Iterator[Case]:
     store = SnapshotStore(folder / "snapshots", "a" * 32)
     noise = np.random.default_rng(1)
-    kept = [noise.standard_normal((2, 50, 8)).astype(np.float16), noise.integers(0, 9, (3, 70), np.int8)]
-    store.keep(Snapshot(IDS, [*kept]))
+    arrays = [noise.standard_normal((2, 50, 8)).astype(np.float16), noise.integers(0, 9, (3, 70), np.int8)]
+    store.keep(Snapshot(IDS, [*arrays]))
     (path,) = (folder / "snapshots").iterdir()
     valid = path.read_bytes()
 
     def use() -> None:
         result = store.longest([*IDS, 7])
         if result is not None:
-            same = all(map(np.array_equal, result[0].arrays, kept))
+            same = all(map(np.array_equal, result[0].arrays, arrays))
             assert same, "damage was believed"
             assert result[0].ids == IDS, "damage was believed"
 

@@ -79,8 +79,8 @@ def build_all(*, slow: bool) -> None:
     """Build the kernels of a tier. The slow tier has every unit of every instruction set."""
     for isa in ISA_NAMES if slow else (BEST, PORTABLE):
         names = [name for name in FORMATS if name in FIELDS and not (slow or is_default(isa, name))]
-        left_out = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
-        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in left_out)))
+        excluded = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
+        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in excluded)))
 
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:

@@ -47,8 +47,8 @@ def tiled_rows(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     tokens, columns = -(-len(x) // 16) * 16, x.shape[1]
     whole = np.full((tokens, columns), np.nan, np.float32)
     whole[: len(x)] = x
-    halves = (bfloats(whole).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return np.ascontiguousarray(halves.reshape(-1, 16, columns // 32, 32).transpose(0, 2, 1, 3))
+    bits = (bfloats(whole).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return np.ascontiguousarray(bits.reshape(-1, 16, columns // 32, 32).transpose(0, 2, 1, 3))
 
 
 def multiply_by_tiles(

@@ -49,7 +49,7 @@ class MixModel:
     fused: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
     in_layer: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    extra_tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def metadata(self) -> dict[str, Any]:
         spec = {
@@ -69,7 +69,7 @@ class MixModel:
         shapes: Shapes = {"token_embd.weight": (VOCABULARY, self.width), "output_norm.weight": (self.width,)}
         for layer in range(self.layers):
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer()}
-        shapes |= dict(self.beside)
+        shapes |= dict(self.extra_tensors)
         return shapes if self.tied else shapes | {"output.weight": (VOCABULARY, self.width)}
 
     def _layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -135,13 +135,13 @@ MODELS: Mapping[str, MixModel] = {
     "gemma2": MixModel("gemma2", 26, key_heads=4, tied=True, in_layer=_POST_NORMS,
                        more={"attention.sliding_window": 16}),
     "gemma3n": MixModel("gemma3n", 12, key_heads=2, tied=True, more=_GEMMA3N_FACTS, in_layer=_LAUREL,
-                        beside=_PER_LAYER),
+                        extra_tensors=_PER_LAYER),
     "phi3, fused": MixModel("phi3", 32, fused=True),
     "falcon": MixModel("falcon", 32, heads=71, key_heads=1, fused=True),
     "falcon, tied": MixModel("falcon", 16, heads=71, key_heads=1, fused=True, tied=True),
     "deepseek2": MixModel("deepseek2", 10, heads=16, key_heads=16, experts=8, more=_LATENT_FACTS,
                           in_layer=_SHARED_EXPERT + _LATENT),
-    "bert": MixModel("bert", 12, beside=_BERT_TENSORS, more={"attention.causal": False}),
+    "bert": MixModel("bert", 12, extra_tensors=_BERT_TENSORS, more={"attention.causal": False}),
     "arcee": MixModel("arcee", 10, key_heads=2),
 }  # fmt: skip
 

@@ -39,10 +39,10 @@ def importance_of(columns: int) -> Floats:
 
 def error(weights: Floats, raw: NDArray[np.uint8], name: str, importance: Floats | None = None) -> float:
     """Root mean square error of the blocks; with an importance, the squares are weighted by it."""
-    squares = (decode(raw, name).reshape(weights.shape).astype(np.float64) - weights) ** 2
+    squared_errors = (decode(raw, name).reshape(weights.shape).astype(np.float64) - weights) ** 2
     if importance is not None:
-        squares *= importance
-    return float(np.sqrt(squares.mean()))
+        squared_errors *= importance
+    return float(np.sqrt(squared_errors.mean()))
 
 
 def ggml_library() -> ctypes.CDLL:

@@ -82,11 +82,11 @@ def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importa
 @pytest.mark.llama_cpp
 def test_the_stored_errors_equal_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")
-    kept = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))
+    stored = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))
     measured = quantizer_errors.measure_llama_cpp()
     for array, formats in measured.items():
         for name, errors in formats.items():
-            assert errors == pytest.approx(kept[array][name], rel=1e-3), (array, name)
+            assert errors == pytest.approx(stored[array][name], rel=1e-3), (array, name)
 
 
 @pytest.mark.parametrize("name", SEARCHED)

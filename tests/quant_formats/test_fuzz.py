@@ -24,7 +24,7 @@ SECONDS_FOR_ONE = 2
 EXTREMES = (0, 1, 2, 31, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def sound_file() -> RawGGUF:
+def valid_file() -> RawGGUF:
     """A small file with every kind of value and a tensor of every format."""
     keys: list[tuple[str | bytes, int, bytes]] = [
         ("general.architecture", raw.STRING, raw.string("llama")),
@@ -49,7 +49,7 @@ class Mutator:
     """Makes damaged copies of a file, each of another kind in turn."""
 
     def __init__(self, seed: int) -> None:
-        source = sound_file()
+        source = valid_file()
         self.content = source.build()
         self.fields = source.fields
         self.header = len(self.content) - len(source.data)

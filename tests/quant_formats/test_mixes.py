@@ -45,8 +45,8 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
     for mix in MIXES:
-        kept = GOLDEN[name][mix]
-        for expected, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
+        stored = GOLDEN[name][mix]
+        for expected, importance in ((stored[0], False), (stored[-1], True)) if stored else ():
             assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == expected, (mix, importance)
 
 

@@ -104,7 +104,7 @@ class FakeStream:
             decode_tokens_per_second=54.0,
         )
         ids = [token.id for token in self._tokens]
-        slides = int(self._shift_after is not None and len(ids) > self._shift_after)
+        shifts = int(self._shift_after is not None and len(ids) > self._shift_after)
         return Generation(
             text,
             ids,
@@ -113,8 +113,8 @@ class FakeStream:
             prompt_ids=list(range(900)),
             tokens=self._tokens,
             dropped_messages=self._dropped_messages,
-            context_shifts=slides,
-            evicted_tokens=256 * slides,
+            context_shifts=shifts,
+            evicted_tokens=256 * shifts,
         )
 
     def _finish(self, reason: FinishReason) -> None:

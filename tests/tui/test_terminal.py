@@ -117,8 +117,8 @@ def test_help_needs_neither_the_engine_nor_numpy() -> None:
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, 0.35])
-def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) -> None:
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.2, 0.35])
+def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, delay: float) -> None:
     program = (
         "from edgeinfer_tui.command_line import main\n"
         "print('begun', flush=True)\n"
@@ -135,7 +135,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(moment)
+        process.wait(delay)
     process.send_signal(signal.SIGINT)
     # Its input stays open: it waits for that if it has started.
     process.wait(TIMEOUT_SECONDS)
@@ -185,8 +185,8 @@ def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal], priva
     terminal.wait_for(">>> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
-    kept = [path for path in home.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
-    assert bool(kept) is not private
+    stored = [path for path in home.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
+    assert bool(stored) is not private
 
 
 def test_tab_completes_and_ctrl_u_clears_in_a_line_chat(home: Path, opened: list[Terminal]) -> None:

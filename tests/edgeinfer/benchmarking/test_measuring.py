@@ -38,9 +38,9 @@ class Recorder:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Events in order; a pause between segments is recorded and takes no time."""
-    happened: list[str] = []
-    monkeypatch.setattr(measuring, "wait_until_idle", lambda: happened.append("rest"))
-    return happened
+    events: list[str] = []
+    monkeypatch.setattr(measuring, "wait_until_idle", lambda: events.append("rest"))
+    return events
 
 
 def test_every_repetition_prefills_the_whole_prompt_at_its_depth(log: list[str]) -> None:
@@ -81,8 +81,8 @@ def test_workloads_alternate_too(log: list[str]) -> None:
     targets = [Recorder("a", log), Recorder("b", log)]
     expected = [Workload("prompt", 4, 2), Workload("prompt", 8, 2)]
     result = interleave(targets, expected, rounds=1)
-    messages = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
-    assert [line for line in log if line != "rest"][2:] == messages * 2
+    order = ["a reads 4 to 6", "b reads 4 to 6", "a reads 8 to 10", "b reads 8 to 10"]
+    assert [line for line in log if line != "rest"][2:] == order * 2
     assert [timings.tokens for pair in result for timings in pair] == [4, 4, 8, 8]
 
 

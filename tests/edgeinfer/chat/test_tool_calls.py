@@ -59,9 +59,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("who", FORMS)
-def test_a_tool_call_is_parsed(who: str) -> None:
-    assert parse_tool_calls(FORMS[who], TOOLS) == ParsedReply("", (CALL,))
+@pytest.mark.parametrize("vendor", FORMS)
+def test_a_tool_call_is_parsed(vendor: str) -> None:
+    assert parse_tool_calls(FORMS[vendor], TOOLS) == ParsedReply("", (CALL,))
 
 
 @pytest.mark.parametrize(

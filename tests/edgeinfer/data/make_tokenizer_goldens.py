@@ -185,7 +185,7 @@ def sentence_piece_vocabulary(texts: list[str]) -> dict[str, Any]:
     }
 
 
-def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
+def llama_cpp_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
     """Return llama.cpp's ids of each text, plain and then with special tokens, BOS and EOS."""
     import llama_cpp
 
@@ -214,7 +214,7 @@ def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any
     selected: dict[str, list[int]] = {}
     for variant, changes in variants.items():
         selected[variant] = []
-        for known, ids in zip(distinct, answers(metadata | changes, ODD_PIECES), strict=True):
+        for known, ids in zip(distinct, llama_cpp_ids(metadata | changes, ODD_PIECES), strict=True):
             if ids not in known:
                 known.append(ids)
             selected[variant].append(known.index(ids))
@@ -231,8 +231,8 @@ def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any
 def main() -> None:
     import llama_cpp
 
-    silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
+    no_log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(no_log, ctypes.c_void_p(0))
     texts = corpus(sys.argv[1])
     names = {name: {"tokenizer.ggml.pre": name} for name in known_pre_tokenizers()}
     write("byte_pair", byte_pair_vocabulary(texts), names)

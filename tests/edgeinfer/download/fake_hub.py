@@ -17,7 +17,7 @@ class FakeHub(HostileServer):
         self.files: dict[str, dict[str, bytes]] = {}
         self.refuse: tuple[int, str] = (404, "RepoNotFound")
         """Status and X-Error-Code for missing repositories."""
-        self.otherwise = answer
+        self.default = respond
 
     def put(self, repository: str, name: str, content: bytes) -> None:
         self.files.setdefault(repository, {})[name] = content
@@ -47,7 +47,7 @@ class FakeHub(HostileServer):
         return json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
 
 
-def answer(request: Request) -> None:
+def respond(request: Request) -> None:
     hub = request.server
     assert isinstance(hub, FakeHub)
     url = urlsplit(request.path)

@@ -34,13 +34,13 @@ def remote_of(server: HostileServer, **known: object) -> RemoteFile:
     return replace(RemoteFile(server.url(), "model.gguf"), **known)  # type: ignore[arg-type]
 
 
-def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
+def downloaded(server: HostileServer, folder: Path, **known: object) -> Fetched:
     return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=quick_retries())
 
 
 def refusal(server: HostileServer, folder: Path, **known: object) -> str:
     with pytest.raises(DownloadError) as caught:
-        fetched(server, folder, **known)
+        downloaded(server, folder, **known)
     assert "\n" not in str(caught.value)
     assert not (folder / "model.gguf").exists()
     return str(caught.value)

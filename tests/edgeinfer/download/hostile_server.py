@@ -20,7 +20,7 @@ class Request(BaseHTTPRequestHandler):
         self.server.seen.append((self.path, dict(self.headers.items())))
         self.close_connection = True
         with self.server.lock:
-            respond = self.server.script.pop(0) if self.server.script else self.server.otherwise
+            respond = self.server.script.pop(0) if self.server.script else self.server.default
         respond(self)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -211,7 +211,7 @@ class HostileServer(ThreadingHTTPServer):
         """Sent with every response."""
         self.script: list[Responder] = []
         """Responders for the next requests."""
-        self.otherwise: Responder = serve_file
+        self.default: Responder = serve_file
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()

@@ -10,7 +10,7 @@ from edgeinfer.download.transfer import Hearing
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from tests.edgeinfer.download import hostile_server as does
-from tests.edgeinfer.download.fetching import fetched, quick_retries, refusal
+from tests.edgeinfer.download.fetching import downloaded, quick_retries, refusal
 from tests.edgeinfer.download.hostile_server import HostileServer
 from tests.random_models import RandomModel
 
@@ -48,7 +48,7 @@ def test_an_endless_response_without_a_header_is_aborted(
 def test_a_valid_chunked_response_is_complete(model: bytes, tmp_path: Path) -> None:
     with HostileServer(model) as server:
         server.script = [does.chunked()]
-        assert fetched(server, tmp_path).path.read_bytes() == model
+        assert downloaded(server, tmp_path).path.read_bytes() == model
 
 
 @pytest.mark.parametrize(

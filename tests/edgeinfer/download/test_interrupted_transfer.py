@@ -12,7 +12,7 @@ from edgeinfer.download.partial_file import partial_path
 from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
-from tests.edgeinfer.download.fetching import SHA256, fetched, quick_retries, refusal, remote_of
+from tests.edgeinfer.download.fetching import SHA256, downloaded, quick_retries, refusal, remote_of
 from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
@@ -36,8 +36,8 @@ def test_a_changed_file_restarts_the_download(
 ) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = b"GGUF" + bytes(250_000), tag, responder
-    fetched(server, tmp_path)
+    server.content, server.tag, server.default = b"GGUF" + bytes(250_000), tag, responder
+    downloaded(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
 
@@ -46,16 +46,16 @@ def test_a_changed_file_of_the_same_length_restarts_the_download(
 ) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:-1] + b"?", '"two"', does.without_length_check
-    fetched(server, tmp_path)
+    server.content, server.tag, server.default = CONTENT[:-1] + b"?", '"two"', does.without_length_check
+    downloaded(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == server.content
 
 
 def test_a_file_shorter_than_the_partial_download_restarts_it(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path)
-    server.content, server.tag, server.otherwise = CONTENT[:5000], "", does.without_length_check
-    fetched(server, tmp_path)
+    server.content, server.tag, server.default = CONTENT[:5000], "", does.without_length_check
+    downloaded(server, tmp_path)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:5000]
 
 
@@ -63,7 +63,7 @@ def test_a_changed_digest_restarts_the_download(server: HostileServer, tmp_path:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
     refusal(server, tmp_path, sha256="0" * 64)
     server.seen.clear()
-    fetched(server, tmp_path, sha256=SHA256)
+    downloaded(server, tmp_path, sha256=SHA256)
     assert server.ranges() == ["0"]
 
 
@@ -71,7 +71,7 @@ def test_a_download_with_unreadable_metadata_resumes(server: HostileServer, tmp_
     partial = partial_path(tmp_path / "model.gguf")
     partial.write_bytes(CONTENT[:1000])
     partial.with_name(partial.name + ".json").write_text("[1, 2")
-    fetched(server, tmp_path, sha256=SHA256)
+    downloaded(server, tmp_path, sha256=SHA256)
     assert server.ranges() == ["1000"]
 
 
@@ -79,12 +79,12 @@ def test_a_corrupted_partial_download_is_deleted(server: HostileServer, tmp_path
     partial_path(tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(996))
     assert "thrown away, pull it again" in refusal(server, tmp_path, sha256=SHA256)
     assert list(tmp_path.iterdir()) == []
-    fetched(server, tmp_path, sha256=SHA256)
+    downloaded(server, tmp_path, sha256=SHA256)
 
 
 def test_a_run_killed_after_the_last_byte_needs_no_server(server: HostileServer, tmp_path: Path) -> None:
     partial_path(tmp_path / "model.gguf").write_bytes(CONTENT)
-    fetched(server, tmp_path, sha256=SHA256, size_bytes=len(CONTENT))
+    downloaded(server, tmp_path, sha256=SHA256, size_bytes=len(CONTENT))
     assert server.seen == []
 
 
@@ -145,11 +145,11 @@ def test_a_killed_download_is_resumed_by_the_next_process(server: HostileServer,
         reached.wait(0.01)
     child.kill()
     child.join()
-    kept = partial_path(destination).stat().st_size
-    assert 0 < kept <= 120_000
-    fetched(server, tmp_path, sha256=SHA256)
+    partial_bytes = partial_path(destination).stat().st_size
+    assert 0 < partial_bytes <= 120_000
+    downloaded(server, tmp_path, sha256=SHA256)
     assert destination.read_bytes() == CONTENT
-    assert server.ranges() == ["0", str(kept)]
+    assert server.ranges() == ["0", str(partial_bytes)]
 
 
 def test_progress_starts_at_the_partial_size(server: HostileServer, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def refusal(expected: str, settings: Pull) -> str:
     return str(caught.value)
 
 
-def heard(settings: Pull) -> tuple[Pull, list[str]]:
+def recording(settings: Pull) -> tuple[Pull, list[str]]:
     output: list[str] = []
     return replace(settings, hearing=Hearing(say=output.append)), output
 
@@ -144,7 +144,7 @@ def test_the_best_quantization_that_fits_and_is_fast_is_selected(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, output = heard(settings)
+    settings, output = recording(settings)
     assert pull("mini", settings).name == "mini:Q8_0"
     assert output[0].startswith(
         "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 0.0 of 8.0 free GiB"
@@ -156,7 +156,7 @@ def test_a_slow_machine_gets_the_fastest_acceptable_quantization(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, output = heard(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
+    settings, output = recording(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
     assert pull("mini", settings).name == "mini:Q4_K_M"
     assert output[0].startswith("Q4_K_M: the fastest of Q8_0, Q6_K, Q4_K_M that is still good: ")
 
@@ -180,7 +180,7 @@ def test_an_interrupted_pull_resumes_its_quantization(
     partial = settings.models_folder / "me/mini-GGUF/mini-Q6_K.gguf.partial"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(models["Q6_K"][: 1 << 17])
-    settings, output = heard(settings)
+    settings, output = recording(settings)
     assert pull("mini", settings).name == "mini:Q6_K"
     assert output == ["Q6_K: 0 MiB of it are here already"]
     assert hub.ranges()[-1] == str(1 << 17)
@@ -352,7 +352,7 @@ def test_a_damaged_model_without_a_known_digest_is_deleted(
     server: does.HostileServer, settings: Pull, models: dict[str, bytes]
 ) -> None:
     server.content = models["Q6_K"][:-1000]
-    server.otherwise = does.without_length
+    server.default = does.without_length
     assert refusal(server.url("/x.gguf"), settings).endswith("damaged on the way, or there: thrown away")
     assert not (settings.models_folder / "127.0.0.1" / "x.gguf").exists()
 

@@ -18,7 +18,7 @@ from edgeinfer.download.transfer import Hearing, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
-from tests.edgeinfer.download.fetching import SHA256, Waits, fetched, quick_retries, refusal, remote_of
+from tests.edgeinfer.download.fetching import SHA256, Waits, downloaded, quick_retries, refusal, remote_of
 from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
@@ -83,27 +83,27 @@ REFUSED = {
 def test_permanent_failures_give_a_one_line_error(
     responder: Responder, message: str, server: HostileServer, tmp_path: Path
 ) -> None:
-    server.otherwise = responder
+    server.default = responder
     known = {"size_bytes": len(CONTENT), "sha256": SHA256, "digest_source": "models.toml"}
     assert message in refusal(server, tmp_path, login="set HF_TOKEN", **known)
 
 
 def test_a_web_page_instead_of_a_model_is_detected_at_once(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.page
+    server.default = does.page
     assert "no GGUF file lies there, but something else" in refusal(server, tmp_path)
     assert len(server.seen) == 1
 
 
 @pytest.mark.parametrize("responder", [does.without_ranges, does.without_length, does.chunked()])
 def test_an_empty_file_is_refused(responder: Responder, server: HostileServer, tmp_path: Path) -> None:
-    server.content, server.otherwise = b"", responder
+    server.content, server.default = b"", responder
     assert refusal(server, tmp_path)
-    server.otherwise = does.serve_file
+    server.default = does.serve_file
     assert "an empty file, wanted a model" in refusal(server, tmp_path)
 
 
 def test_more_bytes_than_declared_are_refused(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.without_length
+    server.default = does.without_length
     assert "more than the 1000 bytes promised came" in refusal(server, tmp_path, size_bytes=1000)
     assert list(tmp_path.iterdir()) == []
 
@@ -121,13 +121,13 @@ def test_the_server_digest_is_verified(
     server.headers = {header: value}
     server.script = [does.corrupt(200_000)]
     assert f"{header} says {SHA256}: damaged" in refusal(server, tmp_path)
-    assert fetched(server, tmp_path).digest_source == header
+    assert downloaded(server, tmp_path).digest_source == header
 
 
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:%%%:", "sha-256=x", ""])
 def test_an_invalid_digest_is_ignored(value: str, server: HostileServer, tmp_path: Path) -> None:
     server.headers = {"Repr-Digest": value}
-    assert fetched(server, tmp_path).digest_source == ""
+    assert downloaded(server, tmp_path).digest_source == ""
 
 
 def test_a_server_that_contradicts_the_registry_is_refused_before_any_byte_is_stored(
@@ -141,7 +141,7 @@ def test_a_server_that_contradicts_the_registry_is_refused_before_any_byte_is_st
 
 def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_path: Path) -> None:
     with HostileServer() as hub:
-        hub.otherwise = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
+        hub.default = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
         remote = RemoteFile(hub.url(), "model.gguf", headers={"Authorization": "Bearer secret"})
         server.script = [does.cut(1000)]
         result = fetch(remote, tmp_path / "model.gguf", retry_policy=quick_retries())
@@ -152,19 +152,19 @@ def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_pat
 
 def test_a_redirect_on_the_same_host_keeps_the_token(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.redirect("/moved")]
-    fetched(server, tmp_path, headers={"Authorization": "Bearer secret"})
+    downloaded(server, tmp_path, headers={"Authorization": "Bearer secret"})
     assert server.seen[1][0] == "/moved"
     assert server.seen[1][1]["Authorization"] == "Bearer secret"
 
 
 def test_a_redirect_loop_is_aborted(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.redirect("/model.gguf")
+    server.default = does.redirect("/model.gguf")
     assert "the server leads in circles or nowhere" in refusal(server, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
 def test_a_redirect_to_a_file_is_not_followed(target: str, server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.redirect(target)
+    server.default = does.redirect(target)
     assert refusal(server, tmp_path)
 
 
@@ -202,7 +202,7 @@ def test_a_stalled_server_is_reported(server: HostileServer, tmp_path: Path) -> 
 
 
 def test_a_server_that_always_declares_too_much_is_given_up(server: HostileServer, tmp_path: Path) -> None:
-    def promise(request: does.Request) -> None:
+    def declare_more(request: does.Request) -> None:
         body = request.content[request.first :]
         if not body:
             request.begin(416, 0)
@@ -211,12 +211,12 @@ def test_a_server_that_always_declares_too_much_is_given_up(server: HostileServe
         request.begin(206, len(body) + 1000, Content_Range=f"bytes {request.first}-{total - 1}/{total}")
         request.wfile.write(body)
 
-    server.otherwise = promise
+    server.default = declare_more
     assert "the server promises 301004 bytes, and has no more than 300004" in refusal(server, tmp_path)
 
 
 def test_a_failure_before_the_first_byte_leaves_no_file(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.status(404)
+    server.default = does.status(404)
     refusal(server, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -263,7 +263,7 @@ def test_a_large_file_is_downloaded_in_several_ranges(
 
     for module in ("http_source", "transfer"):
         monkeypatch.setattr(f"edgeinfer.download.{module}.MAX_PER_REQUEST", 100_000)
-    server.otherwise, waits = in_bounds, Waits()
+    server.default, waits = in_bounds, Waits()
     fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=quick_retries(waits))
     assert server.ranges() == ["0", "100000", "200000", "300000"]
     assert waits.seconds == []
@@ -271,7 +271,7 @@ def test_a_large_file_is_downloaded_in_several_ranges(
 
 def test_an_existing_file_is_not_downloaded(server: HostileServer, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"mine")
-    assert fetched(server, tmp_path).was_there
+    assert downloaded(server, tmp_path).was_there
     assert server.seen == []
 
 
@@ -279,6 +279,6 @@ def test_the_start_of_a_file_can_be_requested_alone(server: HostileServer) -> No
     server.script = [does.status(503), does.hang_up]
     assert read_start(remote_of(server), 1000, quick_retries()) == CONTENT[:1000]
     assert read_start(remote_of(server), 10**9, quick_retries()) == CONTENT
-    server.otherwise = does.status(503)
+    server.default = does.status(503)
     with pytest.raises(DownloadError, match="given up after 3 attempts"):
         read_start(remote_of(server), 1000, quick_retries())

@@ -49,7 +49,7 @@ def begin_child(work: Callable[[], bytes]) -> Callable[[], bytes]:
     return result
 
 
-def answer(model: Model, prompt: list[int]) -> bytes:
+def completion_text(model: Model, prompt: list[int]) -> bytes:
     result = model.generate(prompt, max_tokens=60, temperature=0).ids
     return np.array(result, np.int64).tobytes()
 
@@ -69,26 +69,26 @@ def test_a_forked_child_writes_into_separate_memory(nbytes: int) -> None:
 @pytest.mark.slow
 def test_parent_and_child_generate_at_the_same_time(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
-        alone = [answer(model, prompt) for prompt in PROMPTS]
+        alone = [completion_text(model, prompt) for prompt in PROMPTS]
         for _ in range(5):
-            of_child = begin_child(lambda: answer(model, PROMPTS[1]))
-            assert answer(model, PROMPTS[0]) == alone[0]
+            of_child = begin_child(lambda: completion_text(model, PROMPTS[1]))
+            assert completion_text(model, PROMPTS[0]) == alone[0]
             assert of_child() == alone[1]
 
 
 def test_a_child_of_a_parent_that_is_generating_works(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
-        alone = [answer(model, prompt) for prompt in PROMPTS]
+        alone = [completion_text(model, prompt) for prompt in PROMPTS]
         stop = threading.Event()
 
         def generate() -> None:
             while not stop.is_set():
-                answer(model, PROMPTS[0])
+                completion_text(model, PROMPTS[0])
 
         thread = threading.Thread(target=generate)
         thread.start()
         try:
-            result = [begin_child(lambda: answer(model, PROMPTS[1]))() for _ in range(5)]
+            result = [begin_child(lambda: completion_text(model, PROMPTS[1]))() for _ in range(5)]
         finally:
             stop.set()
             thread.join()
@@ -127,4 +127,4 @@ def test_a_forked_child_of_a_gpu_model_gets_an_error(
         assert begin_child(work)().startswith(
             b"a forked child cannot use the GPU of its parent: load the model"
         )
-        assert answer(model, PROMPTS[0])
+        assert completion_text(model, PROMPTS[0])

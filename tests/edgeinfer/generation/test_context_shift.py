@@ -38,7 +38,7 @@ class ShiftingEngine(FakeEngine):
         self._cache = KVCache(CONTEXT)
         self._cache.ids = self.ids
         self.indices: list[list[int]] = []
-        self.looked_at: set[int] = set()
+        self.scored_ids: set[int] = set()
         """Ids with attention scores."""
 
     @property
@@ -57,7 +57,7 @@ class ShiftingEngine(FakeEngine):
         self.indices.append(list(indices))
 
     def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
-        return np.array([float(token in self.looked_at) for token in self.ids])
+        return np.array([float(token in self.scored_ids) for token in self.ids])
 
     def rewind(self, length: int) -> None:
         self._cache.rewind(length)
@@ -153,10 +153,10 @@ def test_a_shifted_chat_keeps_its_system_message_and_all_messages(engine: Shifti
     assert [completion.dropped_messages for completion in completions] == [0] * 6
     assert completions[-1].evicted_tokens >= completions[2].evicted_tokens > 0
     assert chat.context_used <= CONTEXT
-    (kept,) = {indices[0] for indices in engine.indices}
+    (cached_ids,) = {indices[0] for indices in engine.indices}
     first, other = completions[0].prompt_ids, completions[-1].prompt_ids
-    assert first[:kept] == other[:kept] == engine.ids[:kept]
-    assert first[kept] != other[kept + completions[-1].evicted_tokens]
+    assert first[:cached_ids] == other[:cached_ids] == engine.ids[:cached_ids]
+    assert first[cached_ids] != other[cached_ids + completions[-1].evicted_tokens]
 
 
 def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) -> None:
@@ -202,12 +202,12 @@ def test_unsupported_requests_are_refused(model: Model, settings: dict[str, Any]
 
 
 def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, engine: ShiftingEngine) -> None:
-    engine.looked_at = {7, 11, 13}
+    engine.scored_ids = {7, 11, 13}
     completion = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     (indices,) = engine.indices
     assert len(indices) == 16
     whole = [*PROMPT, *completion.ids]
-    assert not engine.looked_at & {whole[at] for at in indices[:10]}
+    assert not engine.scored_ids & {whole[at] for at in indices[:10]}
     assert indices[0] >= 4
     assert indices[-1] < CONTEXT - CONTEXT // 4
     assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in indices]
@@ -216,7 +216,7 @@ def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, en
 
 
 def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: ShiftingEngine) -> None:
-    engine.looked_at = {7, 11, 13}
+    engine.scored_ids = {7, 11, 13}
     first = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
     engine.read.clear()
@@ -276,7 +276,7 @@ def test_attention_scores_are_those_of_the_last_tokens(
         engine.append(ids)
         before = engine.append([5])
         engine.rewind(50)
-        votes = engine.attention_scores(8)
+        scores = engine.attention_scores(8)
         state = DecoderState.allocate(engine.specification, 96, "f32")
         exact = reference.ReferenceBackend(engine.specification, engine.backend.weights, state)
         for first, some in ((0, ids[:42]), (42, ids[42:])):
@@ -284,9 +284,9 @@ def test_attention_scores_are_those_of_the_last_tokens(
             exact.forward(exact.embed(some), first)
         np.testing.assert_allclose(engine.append([5]), before, rtol=1e-2, atol=1e-2)
     expected = sum(weights.sum(axis=0) for weights in seen)
-    assert votes.shape == (50,)
-    assert np.linalg.norm(votes - expected) < near * np.linalg.norm(expected)
-    assert (votes[-1] < votes[:-8]).sum() > 10  # only the last position attends to the last
+    assert scores.shape == (50,)
+    assert np.linalg.norm(scores - expected) < near * np.linalg.norm(expected)
+    assert (scores[-1] < scores[:-8]).sum() > 10  # only the last position attends to the last
 
 
 def test_h2o_needs_an_engine_with_attention_scores(engine: ShiftingEngine) -> None:

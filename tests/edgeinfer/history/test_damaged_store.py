@@ -66,11 +66,11 @@ def test_a_damaged_store_is_moved_aside(
     before = path.read_bytes()
     with caplog.at_level(logging.WARNING, "edgeinfer"):
         assert used(path) == 0
-    (aside,) = tmp_path.glob("chats.sqlite.damaged-????????-??????")
-    assert aside.read_bytes() == before
+    (moved,) = tmp_path.glob("chats.sqlite.damaged-????????-??????")
+    assert moved.read_bytes() == before
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"{path} was damaged (")
-    assert caplog.messages[0].endswith(f"): moved to {aside.name}, a new one begins")
+    assert caplog.messages[0].endswith(f"): moved to {moved.name}, a new one begins")
     assert used(path) == 1  # afterwards the store works
     assert len(caplog.messages) == 1
 

@@ -52,13 +52,13 @@ def test_a_tree_is_restored_unchanged_from_the_store(store: ChatStore) -> None:
         response = tree.add(user_message, "assistant", text, "stopped")
         recorder.record(response)
     assert recorder.stored is not None
-    back = ChatTree(store.messages(recorder.stored))
-    assert [message.text for message in back.beginnings] == ["Hi"]
-    assert [(message.text, message.state) for message in back.beginnings[0].children] == [
+    restored = ChatTree(store.messages(recorder.stored))
+    assert [message.text for message in restored.beginnings] == ["Hi"]
+    assert [(message.text, message.state) for message in restored.beginnings[0].children] == [
         ("One", "stopped"),
         ("Two", "stopped"),
     ]
-    assert back.with_number(response.stored) is back.beginnings[0].children[1]
+    assert restored.with_number(response.stored) is restored.beginnings[0].children[1]
 
 
 def test_a_failed_write_is_repeated_with_the_next_message(

@@ -68,8 +68,8 @@ def test_a_regenerated_response_is_an_alternative(store: ChatStore) -> None:
     second = store.add_message(chat.id, user_message.id, "assistant", "Hey")
     assert store.alternatives(second) == [first, second]
     assert texts(store, chat) == ["Hi", "Hey"]
-    back = store.move_to(first)
-    assert back.tip == more.id
+    moved = store.move_to(first)
+    assert moved.tip == more.id
     assert texts(store, chat) == ["Hi", "Hello", "And?"]
 
 
@@ -331,8 +331,8 @@ def test_a_deleted_chat_leaves_no_snapshot_and_no_text(
     secret, other = store.new_chat("tiny"), store.new_chat("tiny")
     store.add_message(secret.id, None, "user", "the word is xylophone")
     for number, chat in enumerate((secret, other)):
-        kept = Snapshot([number, 2, 3], [np.zeros(4, np.float16)])
-        assert snapshots.keep(kept, store.snapshot_owner(chat.id))
+        snapshot = Snapshot([number, 2, 3], [np.zeros(4, np.float16)])
+        assert snapshots.keep(snapshot, store.snapshot_owner(chat.id))
     store.delete(store.chat(str(secret.id)))
     assert len(list((tmp_path / "snapshots").iterdir())) == 1
     files = [path for path in store.path.parent.iterdir() if b"xylophone" in path.read_bytes()]

@@ -113,9 +113,9 @@ def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
-        kept = model.engine.backend.decoder.arena.arrays
+        arrays = model.engine.backend.decoder.arena.arrays
         ours = sum(
-            array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
+            array.nbytes - SPARE for array in arrays if array.dtype == np.uint8 and array.flags.writeable
         )
         planned = model.plan.nbytes - model.engine.cache.nbytes
         assert planned == ours

@@ -72,8 +72,8 @@ def test_an_architecture_without_experts_refuses_them() -> None:
 
 def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in result.items()}
-    assert ways == {
+    gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
+    assert gatings == {
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),

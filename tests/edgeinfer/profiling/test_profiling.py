@@ -52,10 +52,10 @@ def test_counts_are_those_of_the_reference(path: Path) -> None:
 
 def test_the_profile_is_stored_and_found(path: Path, tmp_path: Path) -> None:
     result = profile(path, [TEXT], tokens=128)
-    kept = find_profile(path, tmp_path / "nowhere")
-    assert kept is not None
-    assert kept.rule == "not exactly zero"
-    assert np.array_equal(kept.counts["neurons.1"], result.profile.counts["neurons.1"])
+    stored = find_profile(path, tmp_path / "nowhere")
+    assert stored is not None
+    assert stored.rule == "not exactly zero"
+    assert np.array_equal(stored.counts["neurons.1"], result.profile.counts["neurons.1"])
     assert len(result.layers) == 2
     assert result.predictors == ()
 
@@ -89,7 +89,7 @@ def test_options_out_of_range_are_refused(path: Path) -> None:
         profile(path, [TEXT], rank=33, predictor=True)
 
 
-def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
+def low_rank_layer(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
     """A layer of rank 20 whose neurons are active for a fifth of the tokens, and its recorded samples."""
     random = np.random.default_rng(4)
     rows = random.standard_normal((neurons, 20)) @ random.standard_normal((20, width)) / 20
@@ -105,7 +105,7 @@ def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Sa
 
 
 def test_a_low_rank_layer_is_predicted_nearly_exactly() -> None:
-    weights, samples = planted()
+    weights, samples = low_rank_layer()
     (result,) = train(weights, samples, [32])
     assert result.recall > 0.98
     assert result.named == pytest.approx(result.active, abs=0.02)
@@ -114,7 +114,7 @@ def test_a_low_rank_layer_is_predicted_nearly_exactly() -> None:
 
 
 def test_predictors_are_restored_from_the_profile_and_others_are_refused() -> None:
-    weights, samples = planted()
+    weights, samples = low_rank_layer()
     (result,) = train(weights, samples, [32])
     arrays = predictor_arrays(3, result)
     again = read_predictor(arrays, 3, weights.ffn_up)

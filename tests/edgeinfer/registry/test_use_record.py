@@ -89,8 +89,8 @@ def test_the_record_stays_small(tmp_path: Path, record: Path) -> None:
     record.write_text(json.dumps({f"/model-{number}": number + 1 for number in range(2000)}))
     result = model(tmp_path)
     result.record_use()
-    kept = json.loads(record.read_text())
-    assert len(kept) == use_record.MAX_MODELS
-    assert str(result.path) in kept
-    assert "/model-0" not in kept
+    stored = json.loads(record.read_text())
+    assert len(stored) == use_record.MAX_MODELS
+    assert str(result.path) in stored
+    assert "/model-0" not in stored
     assert list(record.parent.iterdir()) == [record]

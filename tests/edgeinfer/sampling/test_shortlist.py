@@ -47,7 +47,7 @@ def test_shortlist_equals_truncation_of_all_allowed(
     top_k: int, top_p: float, min_p: float, spread: float
 ) -> None:
     random = np.random.default_rng(7)
-    result = few = 0
+    result = few_checks = 0
     for share in (1.0, 0.9, 0.5, 0.2) * 5:
         logits = (spread * random.standard_normal(SIZE)).astype(np.float32)
         mask = CountedMask(random.random(SIZE) < share)
@@ -57,11 +57,11 @@ def test_shortlist_equals_truncation_of_all_allowed(
         if kept is not None:
             np.testing.assert_array_equal(kept, expected)
             result += 1
-            few += mask.calls < top_k
+            few_checks += mask.calls < top_k
     if top_k <= 40 and (top_p < 1 or min_p > 0):
         assert result >= 5
     if top_k == 40 and spread > 1 and (top_p < 1 or min_p > 0):
-        assert few >= 5
+        assert few_checks >= 5
 
 
 def test_equal_logits_are_kept_in_the_order_of_their_ids() -> None:

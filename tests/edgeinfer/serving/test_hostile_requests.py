@@ -117,8 +117,8 @@ async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
     assert [each.get("warnings") for each in streamed[:2]] == [result["warnings"], None]
     vectors = (await post(fake(), "/v1/embeddings", {"input": "x", "user": "me"})).json()
     assert vectors["warnings"] == ["user: has no effect here"]
-    sent_back = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
-    assert (await chat({"messages": sent_back})).json()["warnings"] == [
+    repeated = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
+    assert (await chat({"messages": repeated})).json()["warnings"] == [
         "messages[0].refusal: has no effect here"
     ]
 

@@ -128,6 +128,6 @@ def test_any_engine_with_state_can_be_saved(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "f" * 32)
     for cached in (0, 99):
         model = model_on(FakeEngine(seeded_logits, 256))
-        kept = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
-        assert kept.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
-        assert kept.keep_snapshot()
+        model_with_store = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
+        assert model_with_store.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
+        assert model_with_store.keep_snapshot()

@@ -87,8 +87,8 @@ def test_the_least_recently_used_snapshot_is_deleted_first(tmp_path: Path) -> No
                 os.utime(path, (1000 + position, 1000 + position))
     assert store.longest(list(range(100, 110))) is not None
     store.keep(snapshot(5, 400))
-    kept = [first for first in (100, 200, 300, 400) if store.longest(list(range(first, first + 9)))]
-    assert kept == [100, 300, 400]
+    found = [first for first in (100, 200, 300, 400) if store.longest(list(range(first, first + 9)))]
+    assert found == [100, 300, 400]
     assert not store.keep(snapshot(5, 500, nbytes=9000))
 
 

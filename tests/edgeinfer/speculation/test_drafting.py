@@ -266,11 +266,11 @@ def test_a_draft_model_alternates_with_the_target_threads() -> None:
 
 def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
     """The drafts after some texts, made by the draft loop or one by one."""
-    drafter.max_prompt, kept = (16 if natively else 0), drafter.max_prompt
+    drafter.max_prompt, max_prompt = (16 if natively else 0), drafter.max_prompt
     try:
         return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
     finally:
-        drafter.max_prompt = kept
+        drafter.max_prompt = max_prompt
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])

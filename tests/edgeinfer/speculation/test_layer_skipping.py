@@ -19,11 +19,11 @@ IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()
 
 
 @pytest.mark.parametrize(
-    ("count", "kept"),
+    ("count", "layers"),
     [(1, [0]), (2, [0]), (4, [0, 3]), (10, [0, 1, 2, 8, 9]), (32, [*range(10), *range(26, 32)])],
 )
-def test_the_first_and_last_layers_draft(count: int, kept: list[int]) -> None:
-    assert kept_layers(count) == kept
+def test_the_first_and_last_layers_draft(count: int, layers: list[int]) -> None:
+    assert kept_layers(count) == layers
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])

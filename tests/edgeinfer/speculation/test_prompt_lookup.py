@@ -9,7 +9,7 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 PARAMS = SamplingParams()
 
 
-def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
+def draft(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     """Characters as tokens."""
     return "".join(map(chr, lookup.propose([*map(ord, text)], DraftRequest(limit, PARAMS)).ids))
 
@@ -27,41 +27,41 @@ def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     ],
 )
 def test_lookup_returns_the_last_continuation_of_the_longest_match(text: str, follows: str) -> None:
-    assert guess(PromptLookup(), text) == follows
+    assert draft(PromptLookup(), text) == follows
 
 
 def test_the_index_grows_with_the_text_and_is_rebuilt_for_another() -> None:
     lookup = PromptLookup()
-    assert guess(lookup, "one two one") == " tw"
-    assert guess(lookup, "one two one two one") == " tw"
-    assert guess(lookup, "three on") == ""
-    assert guess(lookup, "one two one") == " tw"
+    assert draft(lookup, "one two one") == " tw"
+    assert draft(lookup, "one two one two one") == " tw"
+    assert draft(lookup, "three on") == ""
+    assert draft(lookup, "one two one") == " tw"
 
 
 def test_lookup_files_are_searched_too() -> None:
     lookup = PromptLookup([[*map(ord, "def area(self): return")]])
-    assert guess(lookup, "x area(", 4) == "self"
-    assert guess(lookup, "y: retu", 9) == "rn"
-    assert guess(lookup, "area(me) area(", 4) == "me) "
+    assert draft(lookup, "x area(", 4) == "self"
+    assert draft(lookup, "y: retu", 9) == "rn"
+    assert draft(lookup, "area(me) area(", 4) == "me) "
 
 
 def test_a_draft_is_no_longer_than_requested() -> None:
-    assert guess(PromptLookup(), "abcdefgh abc", 2) == "de"
-    assert guess(PromptLookup(), "abcdefgh abc", 0) == ""
+    assert draft(PromptLookup(), "abcdefgh abc", 2) == "de"
+    assert draft(PromptLookup(), "abcdefgh abc", 0) == ""
 
 
 def test_the_longest_match_in_lookup_files_is_used() -> None:
     first, second = "def area(self, unit): return width", "def size(self, unit): return height"
     lookup = PromptLookup([[*map(ord, text)] for text in (first, second)])
-    assert guess(lookup, "x def area(self, unit): return ", 5) == "width"
-    assert guess(lookup, "x def size(self, unit): return ", 5) == "heigh"
+    assert draft(lookup, "x def area(self, unit): return ", 5) == "width"
+    assert draft(lookup, "x def size(self, unit): return ", 5) == "heigh"
 
 
 def test_matches_do_not_cross_the_end_of_a_lookup_file() -> None:
     lookup = PromptLookup([[*map(ord, text)] for text in ("abcd", "efgh", "x", "")])
-    assert guess(lookup, "zcdef") == "gh"  # by "ef" only
-    assert guess(lookup, "zefgh") == ""
-    assert guess(lookup, "zcd") == ""
+    assert draft(lookup, "zcdef") == "gh"  # by "ef" only
+    assert draft(lookup, "zefgh") == ""
+    assert draft(lookup, "zcd") == ""
     assert lookup.nbytes > 0
 
 

@@ -22,9 +22,9 @@ def chained_schema(levels: int) -> dict[str, Any]:
     return {"$defs": {**chain, f"d{levels}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
-def chained_rules(levels: int, arrow: str, first: str) -> str:
-    rules = [f"r{i}{arrow} r{i + 1}" for i in range(levels)]
-    return "\n".join([f"{first}{arrow} r0", *rules, f'r{levels}{arrow} "a"'])
+def chained_rules(levels: int, separator: str, first: str) -> str:
+    rules = [f"r{i}{separator} r{i + 1}" for i in range(levels)]
+    return "\n".join([f"{first}{separator} r0", *rules, f'r{levels}{separator} "a"'])
 
 
 @pytest.mark.parametrize("arrow_and_first", [(" ::=", "root"), (":", "start")])

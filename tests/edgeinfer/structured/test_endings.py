@@ -44,7 +44,7 @@ def eager(ids: list[int]) -> np.ndarray:
     return logits
 
 
-def least(made: Grammar) -> int:
+def min_tokens(made: Grammar) -> int:
     """Tokens of the ending that is found before the first token."""
     model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
@@ -59,7 +59,7 @@ def least(made: Grammar) -> int:
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
 def test_every_budget_with_room_for_an_ending_gives_valid_json(name: str, sampling: Any) -> None:
-    low = least(json_schema(SCHEMAS[name]))
+    low = min_tokens(json_schema(SCHEMAS[name]))
     shortened = 0
     for limit in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
         model = model_on(FakeEngine(eager, 4096))
@@ -72,7 +72,7 @@ def test_every_budget_with_room_for_an_ending_gives_valid_json(name: str, sampli
 
 def test_the_context_limit_also_completes_several_sequences() -> None:
     schema = SCHEMAS["required"]
-    low = least(json_schema(schema))
+    low = min_tokens(json_schema(schema))
     model = model_on(FakeEngine(eager, len(PROMPT) + low + 7))
     completion = model.generate(PROMPT, schema=schema, temperature=0.0)
     assert set(json.loads(completion.text)) == {"a", "n", "in"}
@@ -119,7 +119,7 @@ def test_grammars_are_completed_too(text: str, pattern: str) -> None:
         logits[[END, *(byte_ids(letter)[0] for letter in ".ex!")]] = -20
         return logits
 
-    low = least(grammar(text))
+    low = min_tokens(grammar(text))
     for limit in (low, low + 3, low + 20):
         completion = model_on(FakeEngine(opening, 512)).generate(
             PROMPT, grammar=text, max_tokens=limit, seed=1

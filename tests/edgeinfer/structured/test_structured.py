@@ -162,7 +162,7 @@ def test_forced_tokens_are_found() -> None:
     assert not constraint.finished
 
 
-def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
+def constraint_pairs(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
     """Two equal constraints, at every step of a random walk."""
     random = np.random.default_rng(2)
     one, other = (vocabulary.constraint(json_schema(PERSON)) for _ in range(2))
@@ -179,25 +179,25 @@ def test_checking_one_token_equals_the_full_mask() -> None:
     model = model_on(FakeEngine(seeded_logits))
     size = model.engine.vocabulary_size
     ends = 0
-    for alone, among in walked(GrammarVocabulary(model.tokenizer, size), 60):
-        judged = [alone.allows(token) for token in range(size)]
-        np.testing.assert_array_equal(judged, among.allowed())
-        assert [among.allows(token) for token in range(size)] == judged
-        ends += judged[END]
+    for alone, among in constraint_pairs(GrammarVocabulary(model.tokenizer, size), 60):
+        allowed_by_token = [alone.allows(token) for token in range(size)]
+        np.testing.assert_array_equal(allowed_by_token, among.allowed())
+        assert [among.allows(token) for token in range(size)] == allowed_by_token
+        ends += allowed_by_token[END]
     assert ends <= 1
 
 
 def test_an_overlapped_mask_equals_a_synchronous_one() -> None:
     model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size, spare_core=True)
-    for meanwhile, at_once in walked(vocabulary, 60):
-        meanwhile.begin()
-        meanwhile.begin()
-        assert meanwhile.forced() == at_once.forced()
-        assert meanwhile.finished == at_once.finished
-        assert meanwhile.allows(5) == at_once.allows(5)
-        meanwhile.begin()
-        np.testing.assert_array_equal(meanwhile.allowed(), at_once.allowed())
+    for overlapped, at_once in constraint_pairs(vocabulary, 60):
+        overlapped.begin()
+        overlapped.begin()
+        assert overlapped.forced() == at_once.forced()
+        assert overlapped.finished == at_once.finished
+        assert overlapped.allows(5) == at_once.allows(5)
+        overlapped.begin()
+        np.testing.assert_array_equal(overlapped.allowed(), at_once.allowed())
         at_once.begin()
 
 

@@ -24,7 +24,7 @@ class Goldens:
     def metadata_of(self, variant: str) -> dict[str, Any]:
         return self.metadata | self.variants[variant][0]
 
-    def answers(self, variant: str) -> Iterator[tuple[str, bool, list[int]]]:
+    def cases_of(self, variant: str) -> Iterator[tuple[str, bool, list[int]]]:
         """Yield text, whether special tokens and BOS are on, and the ids."""
         for index, item in enumerate(self.variants[variant][1]):
             special = index >= len(self.texts)

@@ -14,7 +14,7 @@ from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
 def differing(goldens: Any, variant: str, tokenizer: Tokenizer) -> list[tuple[str, list[int], list[int]]]:
     return [
         (text, result, expected)
-        for text, special, expected in goldens.answers(variant)
+        for text, special, expected in goldens.cases_of(variant)
         if (result := tokenizer.encode(text, bos=special, special=special)) != expected
     ]
 

@@ -29,10 +29,10 @@ def test_sentence_pieces_have_default_ids(sentence_pieces: Any) -> None:
 
 def test_byte_pairs_default_to_token_eleven_for_bos_and_eos() -> None:
     many = tokenizer_with(*(f"t{index}" for index in range(12)))
-    few = tokenizer_with("a", "b")
+    small = tokenizer_with("a", "b")
     assert (many.bos_id, many.eos_id) == (11, 11)
-    assert (few.bos_id, few.eos_id) == (None, None)
-    assert few.encode("ab", bos=True) == [0, 1]
+    assert (small.bos_id, small.eos_id) == (None, None)
+    assert small.encode("ab", bos=True) == [0, 1]
 
 
 def test_chatglm_has_no_default_bos() -> None:

@@ -33,9 +33,9 @@ def page_tables(prompt: int) -> npt.NDArray[np.int64]:
 
 
 def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
-    started = prompt // PAGE * PAGE
+    copied = prompt // PAGE * PAGE
     for table in tables:
-        engine.backend.copy_positions(started, int(table[prompt // PAGE]) * PAGE, prompt - started)
+        engine.backend.copy_positions(copied, int(table[prompt // PAGE]) * PAGE, prompt - copied)
 
 
 def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:

@@ -213,7 +213,7 @@ def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize(
-    ("kind", "code", "near", "least", "most"),
+    ("kind", "code", "near", "min_distance", "max_distance"),
     [("q8_0", 0.02, 4e-3, 1e-4, 0.03), ("q4_0", 0.3, 0.03, 1e-3, 0.3)],
 )
 @pytest.mark.parametrize("head_dim", [8, 24, 48, 80, 96, 128])
@@ -225,8 +225,8 @@ def test_a_quantized_cache_is_rounded_as_in_the_formula(
     kind: CacheType,
     code: float,
     near: float,
-    least: float,
-    most: float,
+    min_distance: float,
+    max_distance: float,
 ) -> None:
     model = RandomModel("qwen3", head_dim=head_dim, heads=6, kv_heads=2)
     path = model.write(tmp_path / "model.gguf")
@@ -244,7 +244,7 @@ def test_a_quantized_cache_is_rounded_as_in_the_formula(
         assert relative(values, want_values) < near
     ours.close()
     plain = logits_of(path, exact)
-    assert least < relative(logits_of(path, cpu(isa), kind), plain) < most
+    assert min_distance < relative(logits_of(path, cpu(isa), kind), plain) < max_distance
 
 
 def test_odd_sizes_are_padded(tmp_path: Path) -> None:

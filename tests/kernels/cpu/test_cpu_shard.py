@@ -93,9 +93,9 @@ def cpu_shard_of(
             host.close()
 
 
-def rows_for(turn: int, tokens: int) -> npt.NDArray[np.float32]:
+def rows_for(stage: int, tokens: int) -> npt.NDArray[np.float32]:
     """What the device writes in a stage."""
-    return np.random.default_rng(turn).standard_normal((tokens, WIDTH)).astype(np.float32)
+    return np.random.default_rng(stage).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
 def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
@@ -159,9 +159,9 @@ def test_serving_a_device_equals_running_each_cpu_stage(
         )
         exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
         expected = []
-        for turn in range(1, count + 1):
-            exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-            host.run_stage(turn, tokens, 0)
+        for stage in range(1, count + 1):
+            exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+            host.run_stage(stage, tokens, 0)
             expected.append(exchange_buffer.rows[:tokens].copy())
         assert all(np.isfinite(rows).all() for rows in expected)
         for again in range(20):
@@ -171,14 +171,14 @@ def test_serving_a_device_equals_running_each_cpu_stage(
                 exchange_buffer.words[ANSWERED] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
-            for turn in range(1, count + 1):
-                if turn > 1:
-                    exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                    exchange_buffer.words[SENT] = turn
-                wait_for(exchange_buffer.words, ANSWERED, turn)
-                if turn > 1 or host.stages.stages[0]:
+            for stage in range(1, count + 1):
+                if stage > 1:
+                    exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                    exchange_buffer.words[SENT] = stage
+                wait_for(exchange_buffer.words, ANSWERED, stage)
+                if stage > 1 or host.stages.stages[0]:
                     np.testing.assert_array_equal(
-                        exchange_buffer.rows[:tokens], expected[turn - 1], err_msg=str(again)
+                        exchange_buffer.rows[:tokens], expected[stage - 1], err_msg=str(again)
                     )
             serving.join(SECONDS)
             assert not serving.is_alive()
@@ -204,9 +204,9 @@ def test_memory_mapped_weights_give_the_same_bits(
             exchange_buffer.ids[:] = random.integers(-1, 5, len(exchange_buffer.ids))
             exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
             rows = []
-            for turn in range(1, len(host.stages.stages) + 1):
-                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                host.run_stage(turn, tokens, 0)
+            for stage in range(1, len(host.stages.stages) + 1):
+                exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                host.run_stage(stage, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
             result.append(rows)
     assert all(np.isfinite(row).all() for row in result[0])
@@ -239,12 +239,12 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
             host,
             exchange_buffer,
         ):
-            functions = {function for turn in host.steps for function, _, _ in turn}
+            functions = {function for stage in host.steps for function, _, _ in stage}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
-            for turn in range(1, len(host.stages.stages) + 1):
-                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                host.run_stage(turn, tokens, 0)
+            for stage in range(1, len(host.stages.stages) + 1):
+                exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                host.run_stage(stage, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
             result.append(np.array(rows))
     assert np.linalg.norm(result[1] - result[0]) < 1e-5 * np.linalg.norm(result[0])

@@ -43,7 +43,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     engine.rewind(0)
     engine.append(begin[:-given])
     expected = one_by_one(engine, begin[-given:], count, vocabulary)
-    behind = engine.append([5])
+    next_logits = engine.append([5])
     engine.rewind(len(begin) - given)
     actual = engine.draft(begin[-given:], DraftRequest([0.0] * count, (), vocabulary, GREEDY))
     assert actual.ids == [token for token, _ in expected]
@@ -53,7 +53,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     assert engine.ids == [*begin, *actual.ids[:-1]]
     # The loop leaves the cache that single tokens leave.
     engine.append(actual.ids[-1:])
-    np.testing.assert_array_equal(engine.append([5]), behind)
+    np.testing.assert_array_equal(engine.append([5]), next_logits)
 
 
 @pytest.mark.default_cases
@@ -91,31 +91,33 @@ def test_any_number_of_threads_gives_the_same_probs() -> None:
     assert result[0] == result[1] == result[2]
 
 
-def guessed(engine: NativeEngine, least: list[float], further: list[float] | tuple[()] = ()) -> DraftedTokens:
+def drafted_tokens(
+    engine: NativeEngine, min_probs: list[float], max_probs: list[float] | tuple[()] = ()
+) -> DraftedTokens:
     engine.rewind(0)
-    return engine.draft(IDS[:9], DraftRequest(least, further, engine.vocabulary_size, GREEDY))
+    return engine.draft(IDS[:9], DraftRequest(min_probs, max_probs, engine.vocabulary_size, GREEDY))
 
 
 def test_a_draft_ends_before_the_first_token_unlikely_to_be_reached(draft: NativeEngine) -> None:
-    whole = guessed(draft, [0.0] * 6)
+    whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
     for kept in range(6):
-        least = [
+        min_probs = [
             *(0.999 * prob for prob in reached[:kept]),
             *(1.001 * prob for prob in reached[kept:]),
         ]
-        actual = guessed(draft, least)
+        actual = drafted_tokens(draft, min_probs)
         assert actual.ids == whole.ids[:kept]
         assert actual.read == 9 + kept  # the rejected draft token comes after all others
         assert draft.ids == [*IDS[:9], *actual.ids]
 
 
 def test_a_draft_ends_after_the_last_profitable_token(draft: NativeEngine) -> None:
-    whole = guessed(draft, [0.0] * 6)
+    whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
     for kept in range(1, 6):
-        further = [*[0.0] * (kept - 1), 1.001 * reached[kept - 1], *[0.0] * (6 - kept)]
-        actual = guessed(draft, [0.0] * 6, further)
+        max_probs = [*[0.0] * (kept - 1), 1.001 * reached[kept - 1], *[0.0] * (6 - kept)]
+        actual = drafted_tokens(draft, [0.0] * 6, max_probs)
         assert actual.ids == whole.ids[:kept]
         assert actual.read == 9 + kept - 1
         assert draft.ids == [*IDS[:9], *actual.ids[:-1]]
@@ -217,7 +219,7 @@ def test_a_model_with_logit_transforms_drafts_one_token_at_a_time(tmp_path: Path
 
 def test_a_draft_loop_limits_its_tokens_and_drafts(draft: NativeEngine) -> None:
     draft.rewind(0)
-    for ids, most in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
+    for ids, count in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
         with pytest.raises(ValueError, match="wanted 1 to 16 of each"):
-            draft.draft(ids, DraftRequest([0.0] * most, (), draft.vocabulary_size, GREEDY))
+            draft.draft(ids, DraftRequest([0.0] * count, (), draft.vocabulary_size, GREEDY))
     assert draft.ids == []

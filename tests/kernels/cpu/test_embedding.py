@@ -77,11 +77,11 @@ def test_several_rows_are_in_the_order_of_their_ids(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
 def test_rows_are_written_to_a_strided_array(kernels: Kernels, name: str) -> None:
-    matrix, room = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
-    x = room[:, :256]
+    matrix, out = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
+    x = out[:, :256]
     write(matrix, kernels, [4, 8, 0], x)
     np.testing.assert_array_equal(x, matrix.decoded()[[4, 8, 0]])
-    assert np.isnan(room[:, 256:]).all()
+    assert np.isnan(out[:, 256:]).all()
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])

@@ -228,16 +228,16 @@ def test_expert_weights_follow_the_gating_function(
 ) -> None:
     scores = np.log(np.array([[1.0, 2.0, 4.0, 1.0]]))
     spec = MoeSpec("silu", 4, 2, 32, gating, normalized)
-    chosen, weights = route(scores, spec)
-    assert chosen.tolist() == [[2, 1]]
+    selected, weights = route(scores, spec)
+    assert selected.tolist() == [[2, 1]]
     assert np.allclose(weights, [expected])
     assert np.allclose(route(scores, replace(spec, scale=2.5))[1], 2.5 * np.array([expected]))
 
 
 def test_equal_scores_select_the_lower_expert_and_tiny_sums_do_not_normalize() -> None:
     spec = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
-    chosen, weights = route(np.full((1, 4), -30.0), spec)
-    assert chosen.tolist() == [[0, 1]]
+    selected, weights = route(np.full((1, 4), -30.0), spec)
+    assert selected.tolist() == [[0, 1]]
     assert np.allclose(weights, 2.0**14 / (1 + np.exp(30.0)))
 
 

@@ -250,7 +250,7 @@ def decoder(
     return spec, weights
 
 
-def everybody(weights: DecoderWeights) -> NeuronPredictor:
+def select_all(weights: DecoderWeights) -> NeuronPredictor:
     """A predictor that names every neuron."""
     neurons = dense_layer(weights, 0).ffn_up.rows
     return NeuronPredictor(
@@ -302,7 +302,7 @@ def test_a_sparse_block_equals_the_dense_one(
     isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
 ) -> None:
     spec, weights = decoder(activation, gated, formats, biases=True)
-    sparse = {index: everybody(weights) if predicted else None for index in range(2)}
+    sparse = {index: select_all(weights) if predicted else None for index in range(2)}
     for tokens in (1, SPARSE_TOKENS):
         x = inputs(tokens)
         dense = feed_forward(spec, weights, x, None, isa=isa)
@@ -334,16 +334,16 @@ def test_steps_of_many_tokens_use_the_dense_block_and_layers_may_differ() -> Non
 
 def test_neurons_missed_by_the_predictor_are_omitted() -> None:
     spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
-    every, x = everybody(weights), inputs(1)
+    every, x = select_all(weights), inputs(1)
     none_active = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
     assert np.array_equal(feed_forward(spec, weights, x, {0: none_active}), x)
-    half = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
+    even_neurons = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
     w = dense_layer(weights, 0)
     assert w.ffn_gate_bias is not None
     off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
     others = with_feed_forward(weights, replace(w, ffn_gate_bias=off))
     expected = feed_forward(spec, others, x, None)
-    assert relative(feed_forward(spec, weights, x, {0: half}), expected) < 1e-6
+    assert relative(feed_forward(spec, weights, x, {0: even_neurons}), expected) < 1e-6
 
 
 def test_layers_that_cannot_be_sparse_report_the_reason() -> None:

@@ -19,19 +19,19 @@ def test_referenced_memory_is_not_reused() -> None:
 
 
 def test_a_view_of_a_row_keeps_the_whole_row() -> None:
-    room = UnpackedRows(64)
-    first = room.rows(5)
+    rows = UnpackedRows(64)
+    first = rows.rows(5)
     address, part = at(first), first[2, 3:10]
     del first
-    other = room.rows(4)
+    other = rows.rows(4)
     assert at(other) != address
     part[:] = 1
     del part
-    assert at(room.rows(STEP_TOKENS)) == address
+    assert at(rows.rows(STEP_TOKENS)) == address
 
 
 def test_single_rows_and_long_steps_are_newly_allocated() -> None:
-    room = UnpackedRows(64)
+    rows = UnpackedRows(64)
     for count in (1, STEP_TOKENS + 1):
-        assert room.rows(count).shape == (count, 64)
-        assert room.rows(count).base is None
+        assert rows.rows(count).shape == (count, 64)
+        assert rows.rows(count).base is None

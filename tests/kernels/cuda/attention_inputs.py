@@ -41,7 +41,9 @@ class DeviceCache:
     head_dim: int
 
     @classmethod
-    def poisoned(cls, device: str, spec: AttentionSpec, positions: int, kind: CacheType) -> "DeviceCache":
+    def filled_with_nan(
+        cls, device: str, spec: AttentionSpec, positions: int, kind: CacheType
+    ) -> "DeviceCache":
         heads, head_dim = spec.kv_heads, spec.head_dim
         shape = (heads, positions, head_dim)
         if kind == "f16":

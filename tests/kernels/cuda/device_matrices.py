@@ -47,8 +47,8 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
     scale = form.scales
     assert scale is not None
     for at in range(scale.offset, scale.offset + 2 * scale.count, 2) if name != "MXFP4" else ():
-        sane = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
-        sampled = sane if scales is None else random.choice(scales, count)
+        small_scales = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
+        sampled = small_scales if scales is None else random.choice(scales, count)
         blocks[:, at : at + 2] = sampled[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -75,7 +75,7 @@ def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatri
     return matrix
 
 
-def places(columns: int) -> npt.NDArray[np.int64]:
+def block_order(columns: int) -> npt.NDArray[np.int64]:
     """The index of each block of a row, with padding."""
     blocks = padded_blocks(columns)
     index = np.arange(blocks)
@@ -104,7 +104,7 @@ def activation_planes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
     ]
     words = np.concatenate(per_block, axis=-1).transpose(0, 2, 1)
     out = np.empty(words.shape, np.int32)
-    out[:, :, places(columns)] = words
+    out[:, :, block_order(columns)] = words
     return out
 
 

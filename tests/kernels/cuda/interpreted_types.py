@@ -52,9 +52,9 @@ def block_types() -> Callable[[Any, Any, Iterable[Any]], None]:
     return make
 
 
-def _set_facts(block_type: Any, element_ty: Any, spec: Shape) -> None:
-    block_type.element_ty, block_type.facts = element_ty, spec
-    block_type.shape, block_type.numel = spec.sizes, spec.numel
+def _set_facts(block_type: Any, element_ty: Any, facts: Shape) -> None:
+    block_type.element_ty, block_type.facts = element_ty, facts
+    block_type.shape, block_type.numel = facts.sizes, facts.numel
 
 
 def of_element(self: Any, element_ty: Any) -> Any:
@@ -75,9 +75,9 @@ def same_block(self: Any, other: Any) -> bool:
 
 def make_tensor(self: Any, handle: Any, type: Any) -> None:
     """Replaces `tensor.__init__`."""
-    spec = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
+    facts = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = spec.constants, spec.constant_numel
+    self.shape, self.numel = facts.constants, facts.constant_numel
 
 
 def make_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
@@ -146,7 +146,7 @@ def unwidened_operands() -> Callable[..., Operands]:
     """
     common: dict[tuple[int, int], Any] = {}
 
-    def beside(self: Any, lhs: Any, rhs: Any) -> Operands:
+    def operands(self: Any, lhs: Any, rhs: Any) -> Operands:
         if lhs.shape is rhs.shape:
             return lhs, rhs
         left, right = lhs.type, rhs.type
@@ -162,7 +162,7 @@ def unwidened_operands() -> Callable[..., Operands]:
             return widened, other
         return _retyped(lhs, block), _retyped(rhs, block)
 
-    return beside
+    return operands
 
 
 def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operands]:
@@ -170,7 +170,7 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
     next to a tensor of a type and shape are made once.
     """
     constants: dict[tuple[Any, ...], Any] = {}
-    beside = unwidened_operands()
+    operands = unwidened_operands()
 
     def checked(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Operands:
         if not isinstance(lhs, tl.tensor):
@@ -179,7 +179,7 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
             left, right = lhs.dtype.name, rhs.dtype.name
             moved = right in WHOLE and isinstance(lhs.dtype, tl.pointer_type) and flags[:1] == (True,)
             if moved or (left == right and left in UNPROMOTED):
-                return beside(self, lhs, rhs)
+                return operands(self, lhs, rhs)
             return original(self, lhs, rhs, *flags, **named)
         if type(rhs) in (int, float) and rhs and not math.isnan(rhs):
             key = (type(rhs), rhs, lhs.dtype.name, id(lhs.shape), flags, *named.items())

@@ -32,7 +32,7 @@ def device_layer(decoder: Decoder, index: int) -> LayerSplit:
 
 
 @contextmanager
-def divided(
+def split_decoder(
     decoder: Decoder,
     device: str,
     splits: Sequence[LayerSplit],

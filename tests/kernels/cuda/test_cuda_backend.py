@@ -117,15 +117,15 @@ def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Pat
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(4)
         backend = decoder.backend(device)
-        kept, copies = [], []
+        logits_kept, copies = [], []
         for position in range(0, 4, 2):
             x = backend.embed(ids[position : position + 2])
             backend.forward(x, position)
-            kept.append(backend.logits(x))
-            copies.append(kept[-1].copy())
+            logits_kept.append(backend.logits(x))
+            copies.append(logits_kept[-1].copy())
         backend.close()
         assert not np.array_equal(copies[0], copies[1])
-        np.testing.assert_array_equal(kept, copies)
+        np.testing.assert_array_equal(logits_kept, copies)
 
 
 def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path: Path) -> None:
@@ -224,8 +224,8 @@ def test_every_architecture_equals_the_reference(
     record_property("median", f"{np.median(result):.2g}")
     record_property("worst", f"{max(result):.2g}")
     # a token with a near-tie in the router may select another expert
-    judged = float(np.median(result)) if model.experts else max(result)
-    assert judged < DEEP * tolerance(model)
+    distance = float(np.median(result)) if model.experts else max(result)
+    assert distance < DEEP * tolerance(model)
 
 
 @pytest.mark.gpu

@@ -68,7 +68,7 @@ def test_every_kernel_compiles_for_every_target(table: list[list[str]]) -> None:
 def test_only_listed_kernels_spill_registers(table: list[list[str]]) -> None:
     spilled = {(row[0], row[1]): int(row[5]) for row in table if int(row[5])}
     assert spilled.keys() <= KNOWN_SPILLS.keys()
-    assert all(count <= KNOWN_SPILLS[where] for where, count in spilled.items())
+    assert all(count <= KNOWN_SPILLS[kernel] for kernel, count in spilled.items())
 
 
 @pytest.mark.parametrize("target", TARGETS)

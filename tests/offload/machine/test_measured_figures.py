@@ -38,14 +38,12 @@ def test_another_machine_or_measurement_version_discards_them(
     assert MeasuredFigures(tmp_path, "8 cores").known() == {"copying": 2e9}
 
 
-@pytest.mark.parametrize(
-    "figures_there", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5]
-)
-def test_a_changed_file_is_measured_again(tmp_path: Path, figures_there: object) -> None:
+@pytest.mark.parametrize("stored_file", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5])
+def test_a_changed_file_is_measured_again(tmp_path: Path, stored_file: object) -> None:
     measurements = MeasuredFigures(tmp_path, "m")
     measurements.keep({"reading": 1e9})
     content = json.loads((tmp_path / "measured.json").read_text())
-    (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": figures_there}))
+    (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": stored_file}))
     assert measurements.known() == {}
     assert measurements.figure("fast", lambda: 5.0) == 5.0
     assert measurements.known() == {"fast": 5.0}

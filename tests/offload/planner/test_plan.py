@@ -62,8 +62,8 @@ def test_a_sparse_cpu_shard_costs_its_bytes_read() -> None:
     plans = []
     for activity in ((), hot_first):
         one = SparseLayer(held, held // 3 + held // 6, held // 6, 0, held, activity)
-        wish = SparseOptions(dict.fromkeys(range(32), one), 0, 0)
-        plans.append(plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=3 * GIB, sparse=wish)))
+        sparse_options = SparseOptions(dict.fromkeys(range(32), one), 0, 0)
+        plans.append(plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=3 * GIB, sparse=sparse_options)))
     dense = planned(model, 3)
     assert plans[1].ms_per_token < plans[0].ms_per_token < 0.8 * dense.ms_per_token
     for plan in plans:
@@ -95,14 +95,14 @@ def test_options_are_relaxed_in_order_and_reported() -> None:
     only = replace(PLAN_OPTIONS, device="gpu", vram=int(5.75 * GIB), context=16384)
     with pytest.raises(PlanError, match="on the gpu, 5888 MiB may be used"):
         plan_memory(dense_model(), laptop(), only)
-    eased = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, min_context=1024))
-    assert eased.options.kv == "q8_0"
-    assert eased.options.context < 16384
-    assert eased.relaxations == (
+    relaxed = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, min_context=1024))
+    assert relaxed.options.kv == "q8_0"
+    assert relaxed.options.context < 16384
+    assert relaxed.relaxations == (
         "keys and values are q8_0 instead of f16",
-        f"the context is {eased.options.context}, not 16384",
+        f"the context is {relaxed.options.context}, not 16384",
     )
-    assert all(f"so that it fits, {step}" in eased.explain() for step in eased.relaxations)
+    assert all(f"so that it fits, {step}" in relaxed.explain() for step in relaxed.relaxations)
     shorter = plan_memory(dense_model(), laptop(), replace(only, min_context=1024))
     assert shorter.options.kv == "f16"
     assert len(shorter.relaxations) == 1
@@ -206,8 +206,8 @@ def test_the_text_groups_layers_and_reports_repacking_cost() -> None:
     assert len(lines) < 20
     assert len(plan.explain(details=True).splitlines()) > 96
     assert "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages were released" in lines
-    kept = replace(plan, repacking=Repacking(200 * MIB, 0.25, False)).explain()
-    assert "the file's pages stay mapped" in kept
+    explained = replace(plan, repacking=Repacking(200 * MIB, 0.25, False)).explain()
+    assert "the file's pages stay mapped" in explained
     nothing = replace(plan, repacking=Repacking(0, 0.0, False)).explain()
     assert "nothing was repacked: the weights are memory-mapped" in nothing
 

@@ -136,11 +136,11 @@ def test_a_plan_is_at_least_as_fast_as_whole_layers() -> None:
         room = problem.vram - problem.min_gpu_bytes
         fitting = []
         for whole in range(33):
-            vocabulary = [
+            placements = [
                 LayerDevices(GPU, cost.granules) if index >= 32 - whole else LayerDevices(CPU)
                 for index, cost in enumerate(problem.costs)
             ]
-            result = problem.search.placement(vocabulary, non_layer)
+            result = problem.search.placement(placements, non_layer)
             if result.gpu_bytes <= room:
                 fitting.append(result.seconds)
         plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))

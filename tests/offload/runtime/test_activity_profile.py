@@ -41,14 +41,14 @@ def model(tmp_path: Path) -> Path:
 def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert find_profile(model, data) is None
-    kept = a_profile(model)
-    assert save_profile(kept, model, data) == beside_model(model)
+    stored = a_profile(model)
+    assert save_profile(stored, model, data) == beside_model(model)
     result = find_profile(model, data)
     assert result is not None
-    assert (result.model_hash, result.tokens, result.rule) == (kept.model_hash, (4, 2), "not exactly zero")
+    assert (result.model_hash, result.tokens, result.rule) == (stored.model_hash, (4, 2), "not exactly zero")
     assert list(result.layers("neurons")) == [2, 10]
     assert list(result.layers("experts")) == [2]
-    for name, counts in kept.counts.items():
+    for name, counts in stored.counts.items():
         assert np.array_equal(result.counts[name], counts)
     assert np.array_equal(result.arrays["predictor.2.bias"], [0, 1, 2])
     assert result.active_share("neurons.10") == pytest.approx(8 / (6 * 3))

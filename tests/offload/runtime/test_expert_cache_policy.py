@@ -57,10 +57,10 @@ def test_alternating_tokens_load_experts_after_uniform_routing() -> None:
     )
     slots = ExpertCachePolicy(128, 8, [range(72)])
     assert replay(even, slots).copies == 0
-    messages = np.tile(few, (1, 100, 1))
-    before = replay(messages[:, :60], slots).hit_rate
-    replay(messages[:, 60:], slots)
-    settled = replay(messages[:, :60], slots)
+    alternating = np.tile(few, (1, 100, 1))
+    before = replay(alternating[:, :60], slots).hit_rate
+    replay(alternating[:, 60:], slots)
+    settled = replay(alternating[:, :60], slots)
     assert before < 0.8
     assert settled.hit_rate == 1.0
 

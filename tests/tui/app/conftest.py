@@ -128,14 +128,14 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         warnings: Sequence[str] = (),
         **options: Any,
     ) -> AsyncIterator[Chat]:
-        started = iter(models or [FakeModel()])
+        remaining = iter(models or [FakeModel()])
 
         def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
             progress[0](1, 2)
             if load_when is not None:
                 load_when.wait(TIMEOUT_SECONDS)
                 progress[0](2, 2)
-            model = next(started)
+            model = next(remaining)
             if isinstance(model, Exception):
                 raise model
             model.loaded_with = {"model": name, **settings}

@@ -47,7 +47,7 @@ def during_response(begin: Callable[..., Terminal]) -> Terminal:
     return terminal
 
 
-def said(home: Path) -> tuple[str, str]:
+def stored_texts(home: Path) -> tuple[str, str]:
     with ChatStore(home / ".local/state/edgeinfer/chats.sqlite") as store:
         response = store.branch(store.chats(1)[0])[1]
     return response.text, response.state
@@ -62,7 +62,7 @@ def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
     assert "Traceback" not in terminal.seen
     assert termios.tcgetattr(terminal.slave) == terminal.before
-    text, state = said(home)
+    text, state = stored_texts(home)
     assert text.startswith("word word word")
     assert state == "stopped"
 
@@ -75,7 +75,7 @@ def test_a_signal_ends_it_like_quitting(home: Path, begin: Callable[..., Termina
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
     assert termios.tcgetattr(terminal.slave) == terminal.before
-    assert said(home)[1] == "stopped"
+    assert stored_texts(home)[1] == "stopped"
 
 
 def test_closing_the_terminal_during_a_response_keeps_its_text(
@@ -83,7 +83,7 @@ def test_closing_the_terminal_during_a_response_keeps_its_text(
 ) -> None:
     terminal = during_response(begin)
     assert terminal.hang_up() == 0
-    assert said(home)[1] == "stopped"
+    assert stored_texts(home)[1] == "stopped"
 
 
 def test_after_kill_9_all_shown_text_is_saved(home: Path, begin: Callable[..., Terminal]) -> None:
@@ -93,7 +93,7 @@ def test_after_kill_9_all_shown_text_is_saved(home: Path, begin: Callable[..., T
         terminal.wait_for("word word word")
     terminal.process.kill()
     terminal.process.wait()
-    text, state = said(home)
+    text, state = stored_texts(home)
     assert text.startswith("word word word")
     assert state == "coming"
 

@@ -62,11 +62,11 @@ class ReasoningModel:
         script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + response), END]
         if output.startswith("<think>"):
             output = output.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
-            script, started = script[1:], len(output)
+            script, position = script[1:], len(output)
         else:
-            started = 0
+            position = 0
         logits = np.zeros(VOCABULARY, np.float32)
-        logits[script[min(started, len(script) - 1)]] = 30
+        logits[script[min(position, len(script) - 1)]] = 30
         return logits
 
 

@@ -99,7 +99,7 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
 
 
 def test_a_machine_without_a_gpu_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: None)
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda index: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
     assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
 

@@ -79,7 +79,7 @@ def test_pull_prints_the_path_to_stdout_and_the_rest_to_stderr(
 def test_a_failed_pull_gives_a_one_line_error(
     edgeinfer: CommandLine, server: HostileServer, models: Path
 ) -> None:
-    server.otherwise = does.status(404)
+    server.default = does.status(404)
     outcome = edgeinfer("pull", server.url("/small.gguf"))
     assert (outcome.code, outcome.out) == (1, "")
     assert (
@@ -124,8 +124,8 @@ def test_ctrl_c_keeps_the_partial_download_and_names_the_resume_command(
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.exit_code() == 130
     assert f"stopped; partial data is kept, continue with: edgeinfer pull {url}" in terminal.seen
-    kept = list(tmp_path.rglob("small.gguf.partial"))
-    assert [path.stat().st_size for path in kept] == [100_000]
+    partial = list(tmp_path.rglob("small.gguf.partial"))
+    assert [path.stat().st_size for path in partial] == [100_000]
 
 
 def test_run_of_a_missing_model_names_the_pull_command(

@@ -25,28 +25,28 @@ PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The program, and its address."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [*PROGRAM, "serve", "tiny", "--port", "0", "--device", "cpu", "--draft", "none", *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
     )
-    assert started.stderr is not None
+    assert process.stderr is not None
     try:
         output = ""
         while not (result := re.search(r"http://[\d.:]+/v1", output)):
-            line = started.stderr.readline()
+            line = process.stderr.readline()
             assert line, output
             output += line
-        yield started, result[0]
+        yield process, result[0]
     finally:
-        if started.poll() is None:
-            started.kill()
-        started.communicate()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
-def ask(address: str, **headers: str) -> str:
+def get(address: str, **headers: str) -> str:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     request = urllib.request.Request(
         f"{address}/chat/completions",
@@ -59,9 +59,9 @@ def ask(address: str, **headers: str) -> str:
 
 def test_it_serves_requests_until_ctrl_c() -> None:
     with serving("--key", "secret") as (program, address):
-        assert ask(address, Authorization="Bearer secret")
+        assert get(address, Authorization="Bearer secret")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(address)
+            get(address)
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=20)
     assert out == ""

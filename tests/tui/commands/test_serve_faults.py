@@ -24,7 +24,7 @@ from edgeinfer.serving.app import serving_app
 from edgeinfer_tui.system import http_server
 from tests.edgeinfer.serving.http_client import HELLO, JSON, TOOL_TEMPLATE, fake
 from tests.edgeinfer.serving.mutations import mutated
-from tests.tui.commands.test_serve import ask, serving
+from tests.tui.commands.test_serve import get, serving
 
 pytestmark = pytest.mark.slow
 
@@ -219,12 +219,12 @@ def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None
         held = [socket.create_connection(target, timeout=30) for _ in range(60)]
         for connection in held:
             connection.close()
-        answered = ""
+        health = ""
         for _ in range(200):  # queued ones come first
             with contextlib.suppress(OSError):
-                answered = ask(address)
+                health = get(address)
                 break
-        assert answered
+        assert health
         program.send_signal(signal.SIGINT)
         _, err = program.communicate(timeout=30)
     assert "Traceback" not in err
@@ -234,7 +234,7 @@ def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_busy_server_without_a_traceback(number: signal.Signals) -> None:
     with serving() as (program, address):
-        assert ask(address)
+        assert get(address)
         parts = urlsplit(address)
         body = json.dumps({"messages": HELLO, "stream": True, "max_tokens": 3_000}).encode()
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as reader:

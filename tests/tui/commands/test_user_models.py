@@ -71,9 +71,9 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *completions: str) -> None:
     """As if a person typed these responses at the terminal."""
-    started = iter([*(f"{response}\n" for response in completions), ""])
+    lines = iter([*(f"{response}\n" for response in completions), ""])
     monkeypatch.setattr("edgeinfer_tui.confirmation.on_terminal", lambda stream: True)
-    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(started)})())
+    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(lines)})())
 
 
 @pytest.mark.parametrize("completions", [(), ("",), ("n",), ("what?", "no")])

@@ -77,10 +77,10 @@ def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:
         ProgressLine("reading", terminal, lambda: now),
         ProgressLine("reading", pipe, lambda: now),
     )
-    for moment in [0.5, 1.5, 1.55, 2.0]:
-        now = moment
-        on_terminal.update(int(moment * 100), 400)
-        in_pipe.update(int(moment * 100), 400)
+    for seconds in [0.5, 1.5, 1.55, 2.0]:
+        now = seconds
+        on_terminal.update(int(seconds * 100), 400)
+        in_pipe.update(int(seconds * 100), 400)
     on_terminal.erase()
     assert terminal.getvalue() == "\r\x1b[Kreading 150/400 (38%)\r\x1b[Kreading 200/400 (50%)\r\x1b[K"
     assert pipe.getvalue() == ""

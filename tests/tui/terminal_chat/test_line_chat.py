@@ -13,10 +13,10 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 def typed(*lines: str | type[BaseException]) -> Callable[[str], str]:
     """Replaces input(): types these lines, raises these exceptions, then Ctrl-D."""
-    started: Iterator[str | type[BaseException]] = iter(lines)
+    remaining: Iterator[str | type[BaseException]] = iter(lines)
 
     def read(prompt: str) -> str:
-        line = next(started, EOFError)
+        line = next(remaining, EOFError)
         if not isinstance(line, str):
             raise line
         return line

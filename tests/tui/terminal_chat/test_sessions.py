@@ -32,7 +32,7 @@ class StoredSession:
         self.path = path
         self.store = ChatStore(path)
         self.model = FakeModel(**options)  # type: ignore[arg-type]
-        self.told: list[str] = []
+        self.warnings: list[str] = []
         self.chat = FakeChat(self.model, None)
         self.session = ChatSession()
         self.session.recorder = Recorder(self.store, lambda: self.store.new_chat("fake", name="kept"))
@@ -44,17 +44,17 @@ class StoredSession:
         session.recorder = Recorder(self.store, lambda: stored, stored)
         return session
 
-    def hear(self, stream: Iterable[Token]) -> None:
+    def drain(self, stream: Iterable[Token]) -> None:
         for _ in stream:
             pass
         if reported := self.session.new_trouble():
-            self.told.append(reported)
+            self.warnings.append(reported)
 
     def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
         return self.session.stream(self.chat, text, {"progress": quiet}, instead_of)
 
-    def say(self, text: str) -> None:
-        self.hear(self.stream(text))
+    def send(self, text: str) -> None:
+        self.drain(self.stream(text))
 
     @property
     def texts(self) -> list[str]:
@@ -80,24 +80,24 @@ def test_each_token_is_stored_at_once(kept: StoredSession) -> None:
     started = iter(stream)
     next(started)
     assert kept.texts == ["Hi", "There "]
-    kept.hear(started)
+    kept.drain(started)
     assert kept.texts == ["Hi", ANSWER]
-    assert kept.told == []
+    assert kept.warnings == []
 
 
 def test_a_regenerated_response_and_an_edit_are_branches(kept: StoredSession) -> None:
-    kept.say("Hi")
-    kept.say("And?")
+    kept.send("Hi")
+    kept.send("And?")
     user_message = kept.session.last_user_message
     assert user_message is not None
-    kept.hear(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
+    kept.drain(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
     completions = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
     assert [message.text for message in completions] == [ANSWER, ANSWER]
-    kept.hear(kept.stream("Hello", kept.session.line[0]))
+    kept.drain(kept.stream("Hello", kept.session.line[0]))
     assert kept.texts == ["Hello", ANSWER]
     first = kept.store.branch(kept.store.chat("kept"))[0]
     assert [message.text for message in kept.store.alternatives(first)] == ["Hi", "Hello"]
-    kept.say("More")
+    kept.send("More")
     assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
 
 
@@ -113,41 +113,41 @@ def test_an_interrupted_response_is_saved_partially(kept: StoredSession) -> None
 
 
 def test_after_clear_the_chat_continues_from_its_root(kept: StoredSession) -> None:
-    kept.say("Hi")
+    kept.send("Hi")
     kept.session.tip = None
-    kept.say("Anew")
+    kept.send("Anew")
     assert kept.texts == ["Anew", ANSWER]
     kept.session.set_system("Be kind.")
     assert kept.store.chat("kept").system == "Be kind."
 
 
 def test_a_full_disk_does_not_stop_the_conversation(kept: StoredSession) -> None:
-    kept.say("Hi")
+    kept.send("Hi")
     (pages,) = kept.store.connection.execute("PRAGMA page_count").fetchone()
     kept.store.connection.execute(f"PRAGMA max_page_count = {pages}")
-    kept.say("long " * 5000)
-    assert kept.told == ["this part of the chat isn't on the disk: database or disk is full"]
+    kept.send("long " * 5000)
+    assert kept.warnings == ["this part of the chat isn't on the disk: database or disk is full"]
     assert len(kept.chat.messages) == 4
     kept.store.connection.execute("PRAGMA max_page_count = 100000")
-    kept.say("And now?")
+    kept.send("And now?")
     assert kept.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
-    assert len(kept.told) == 1
+    assert len(kept.warnings) == 1
 
 
 def test_a_continued_chat_omits_messages_without_response(kept: StoredSession) -> None:
-    kept.say("Hi")
+    kept.send("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
     kept.store.begin_message(stored.id, lost.id)
     session = kept.continued()
     assert read(session) == ["Hi", ANSWER]
-    kept.hear(session.stream(FakeChat(kept.model, None), "More", {"progress": quiet}))
+    kept.drain(session.stream(FakeChat(kept.model, None), "More", {"progress": quiet}))
     assert kept.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
     assert read(session) == ["Hi", ANSWER, "More", ANSWER]
 
 
 def test_a_message_without_response_between_others_is_omitted(kept: StoredSession) -> None:
-    kept.say("Hi")
+    kept.send("Hi")
     stored = kept.store.chat("kept")
     lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
     writer = kept.store.begin_message(stored.id, lost.id)
@@ -254,7 +254,7 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     shown = 4 + terminal.seen.count("word")
     with chats_of(home) as store:
         (user_message, response) = store.branch(store.chats(1)[0])
-    assert (user_message.text, response.state) == ("Count", "coming")
+    assert (user_message.text, response.state) == ("Count", "reader")
     assert response.text.count("word ") >= shown
     again = Terminal(home, "run", "--continue")
     opened.append(again)

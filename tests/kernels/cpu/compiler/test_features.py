@@ -16,11 +16,11 @@ def processor_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("processor_with_everything")
-@pytest.mark.parametrize(("granted", "best"), [(True, "amx"), (False, "avx512-vnni")])
+@pytest.mark.parametrize(("permitted", "best"), [(True, "amx"), (False, "avx512-vnni")])
 def test_amx_is_selected_only_if_the_operating_system_permits_it(
-    monkeypatch: pytest.MonkeyPatch, granted: bool, best: str
+    monkeypatch: pytest.MonkeyPatch, permitted: bool, best: str
 ) -> None:
-    monkeypatch.setattr(features, "tiles_granted", lambda: granted)
+    monkeypatch.setattr(features, "tiles_granted", lambda: permitted)
     assert detect().best.name == best
 
 

@@ -60,8 +60,8 @@ def loops(text: str) -> list[str]:
 def test_the_inner_loop_of_quantized_rows_is_made_of_sdot(unit: str) -> None:
     text = assembly("neon-dotprod", unit)
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
-    most = max(loop.count("sdot") for loop in loops(text))
-    assert most >= 32
+    count = max(loop.count("sdot") for loop in loops(text))
+    assert count >= 32
     assert not re.search(r"\bs(mull|mlal)\s+v", text)
 
 

@@ -10,10 +10,10 @@ from edgeinfer_kernels.cpu.runtime import bandwidth
 
 
 def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, shared: str) -> None:
-    where = folder / f"cpu{cpu}" / "cache" / f"index{index}"
-    where.mkdir(parents=True)
+    cache = folder / f"cpu{cpu}" / "cache" / f"index{index}"
+    cache.mkdir(parents=True)
     for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
-        (where / name).write_text(text + "\n")
+        (cache / name).write_text(text + "\n")
 
 
 @pytest.fixture

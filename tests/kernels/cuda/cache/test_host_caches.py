@@ -20,8 +20,8 @@ WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
 """The largest error of a cached value."""
 
 
-def attention(head_dim: int, halves: bool) -> AttentionSpec:
-    rope = RopeSpec((0.5,) * (head_dim // 2), halves)
+def attention(head_dim: int, neox: bool) -> AttentionSpec:
+    rope = RopeSpec((0.5,) * (head_dim // 2), neox)
     return AttentionSpec(4, 2, head_dim, 0.25, NormSpec("rms", 1e-5), rope)
 
 
@@ -40,11 +40,11 @@ def opened(spec: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
+@pytest.mark.parametrize(("head_dim", "neox"), [(32, True), (40, False)])
 def test_the_first_positions_are_copied_in_device_order(
-    device: str, kind: CacheType, head_dim: int, halves: bool
+    device: str, kind: CacheType, head_dim: int, neox: bool
 ) -> None:
-    spec = attention(head_dim, halves)
+    spec = attention(head_dim, neox)
     cache = LayerCache.allocate(spec, 64, kind)
     keys, values = rows(37, head_dim, 1), rows(37, head_dim, 2)
     cache.write(0, keys, values)
@@ -57,12 +57,12 @@ def test_the_first_positions_are_copied_in_device_order(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
+@pytest.mark.parametrize(("head_dim", "neox"), [(32, True), (40, False)])
 @pytest.mark.parametrize(("start", "tokens"), [(0, 16), (5, 30), (16, 1), (31, 33)])
 def test_new_positions_are_copied_back_and_old_ones_are_unchanged(
-    device: str, kind: CacheType, head_dim: int, halves: bool, start: int, tokens: int
+    device: str, kind: CacheType, head_dim: int, neox: bool, start: int, tokens: int
 ) -> None:
-    spec = attention(head_dim, halves)
+    spec = attention(head_dim, neox)
     cache, requested = (LayerCache.allocate(spec, 64, kind) for _ in range(2))
     before = rows(start, head_dim, 3), rows(start, head_dim, 4)
     for each in (cache, requested) if start else ():

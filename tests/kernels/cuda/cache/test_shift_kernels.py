@@ -30,7 +30,7 @@ def filled(device: str, spec: AttentionSpec, kind: CacheType, kept: list[int]) -
     """The cache with these of some random tokens."""
     random = np.random.default_rng(1)
     rows = random.standard_normal((END, 4 * spec.head_dim)).astype(np.float32)[kept]
-    cache = DeviceCache.poisoned(device, spec, POSITIONS, kind)
+    cache = DeviceCache.filled_with_nan(device, spec, POSITIONS, kind)
     qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * spec.head_dim].copy()).to(device)
     projected = ProjectedHeads(qkv, torch.ones(len(kept), device=device))
     queries = torch.empty(len(kept), 2, spec.head_dim, dtype=torch.float16, device=device)
@@ -42,7 +42,7 @@ def table_of(device: str, spec: AttentionSpec) -> torch.Tensor:
     return torch.from_numpy(rope_table(spec.rope, spec.head_dim, POSITIONS)).to(device)
 
 
-def slid(device: str, cache: DeviceCache, spec: AttentionSpec, keep: int, dropped: int) -> None:
+def shift_cache(device: str, cache: DeviceCache, spec: AttentionSpec, keep: int, dropped: int) -> None:
     nothing = torch.empty(0, device=device)
     scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
     tensors: Any = cache.keys, scales[0], cache.values, scales[1]
@@ -61,7 +61,7 @@ def test_keys_are_rotated_back_and_values_are_moved(
     spec = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
     rest = [*range(keep), *range(keep + dropped, END)]
     cache, expected = (filled(device, spec, kind, tokens) for tokens in ([*range(END)], rest))
-    slid(device, cache, spec, keep, dropped)
+    shift_cache(device, cache, spec, keep, dropped)
     (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, expected))
     np.testing.assert_array_equal(values, want_values)
     np.testing.assert_array_equal(keys[:, :keep], want_keys[:, :keep])

@@ -12,7 +12,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import LayerSplit
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
-from tests.kernels.cuda.split_decoders import device_layer, divided
+from tests.kernels.cuda.split_decoders import device_layer, split_decoder
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
@@ -119,11 +119,11 @@ def test_shards_of_a_split_decoder_shift_together(
     with opened(model, tmp_path) as decoder:
         splits = [LayerSplit(False), LayerSplit(True), device_layer(decoder, 2)]
         ids = decoder.ids(49)
-        with divided(
+        with split_decoder(
             decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens, kv=kind
         ) as backend:
-            half: Any = backend
-            read(half, ids, (16, 16, 13), expected=1)
+            shard: Any = backend
+            read(shard, ids, (16, 16, 13), expected=1)
             backend.evict(GONE, 45)
-            result = read(half, ids[45:], (1, 3) if HAS_GPU else (2,), expected=3, start=29)
+            result = read(shard, ids[45:], (1, 3) if HAS_GPU else (2,), expected=3, start=29)
         assert worst(result, decoder.shifted_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]

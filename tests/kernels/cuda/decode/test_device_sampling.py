@@ -37,25 +37,25 @@ def run(device: str, logits: Any, settings: list[DeviceSamplingParams], recent: 
     room = max(1, *map(len, recent))
     padded = torch.tensor([ids + [0] * (room - len(ids)) for ids in recent], dtype=torch.int32, device=device)
     buffers = SamplingBuffers.allocate(rows, vocabulary, device, kept, size)
-    chosen = torch.full((rows,), -7, dtype=torch.int32, device=device)
+    sampled = torch.full((rows,), -7, dtype=torch.int32, device=device)
     results = torch.full((rows, 2), -7, dtype=torch.int32, device=device)
     table = torch.tensor(requests, dtype=torch.float64, device=device)
-    sample(torch.from_numpy(logits).to(device), table, padded, buffers, chosen, results)
-    return results.cpu().numpy(), chosen.cpu().numpy()
+    sample(torch.from_numpy(logits).to(device), table, padded, buffers, sampled, results)
+    return results.cpu().numpy(), sampled.cpu().numpy()
 
 
 def random_settings(random: np.random.Generator) -> SamplingParams:
-    def maybe(value: float, off: float, often: float = 0.5) -> float:
+    def sometimes(value: float, off: float, often: float = 0.5) -> float:
         return float(value) if random.random() < often else off
 
     return SamplingParams(
-        temperature=maybe(random.uniform(0.05, 3), 0.0, 0.9),
-        top_k=int(maybe(float(random.integers(1, 40)), 0, 0.6)),
-        top_p=maybe(random.uniform(0, 1), 1.0),
-        min_p=maybe(random.uniform(0, 0.5), 0.0),
-        repeat_penalty=maybe(random.uniform(0.7, 1.8), 1.0),
-        frequency_penalty=maybe(random.normal(), 0.0, 0.3),
-        presence_penalty=maybe(random.normal(), 0.0, 0.3),
+        temperature=sometimes(random.uniform(0.05, 3), 0.0, 0.9),
+        top_k=int(sometimes(float(random.integers(1, 40)), 0, 0.6)),
+        top_p=sometimes(random.uniform(0, 1), 1.0),
+        min_p=sometimes(random.uniform(0, 0.5), 0.0),
+        repeat_penalty=sometimes(random.uniform(0.7, 1.8), 1.0),
+        frequency_penalty=sometimes(random.normal(), 0.0, 0.3),
+        presence_penalty=sometimes(random.normal(), 0.0, 0.3),
         repeat_last_n=int(random.integers(1, 30)),
         seed=1,
     )
@@ -109,7 +109,7 @@ def test_the_device_samples_the_same_token_as_the_host(
         samplers = [Sampler(one, vocabulary) for one in settings]
         uniforms = [float(prob) for prob in random.random(ROWS)]
         uniforms[0] = 0.0
-        results, chosen = run(
+        results, sampled = run(
             device, logits, [device_settings(one) for one in settings], recent, uniforms, kept, size
         )
         for row in range(ROWS):
@@ -118,11 +118,11 @@ def test_the_device_samples_the_same_token_as_the_host(
             if status == TOO_FEW:
                 refused += 1
                 assert token == -1
-                assert chosen[row] == -7
+                assert sampled[row] == -7
                 assert needs_more_than(kept, settings[row], logits[row], histories[row])
                 continue
             assert status == SAMPLED
-            assert chosen[row] == token
+            assert sampled[row] == token
             if is_borderline(
                 probabilities,
                 uniforms[row],
@@ -145,9 +145,9 @@ def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: l
     values = {name: getattr(settings, name) for name in names}
     looser = SamplingParams(temperature=1.0, min_p=settings.min_p * (1 - CLOSE), **values)
     adjusted = Sampler(looser, logits.size).adjusted(logits, history)
-    survivors = Sampler(looser, logits.size).distribution(logits, history)[0].size
-    barred = np.isneginf(adjusted).sum()
-    return bool(survivors >= kept or survivors + barred > kept)
+    remaining = Sampler(looser, logits.size).distribution(logits, history)[0].size
+    disallowed = np.isneginf(adjusted).sum()
+    return bool(remaining >= kept or remaining + disallowed > kept)
 
 
 def test_temperature_zero_samples_the_lowest_id_among_equals(device: str) -> None:
@@ -170,9 +170,9 @@ def test_non_finite_logits_sample_nothing(device: str, value: float, temperature
     logits[0, 130] = value
     logits[1] = -np.inf
     settings = [DeviceSamplingParams(temperature, top_k=4)] * 3
-    results, chosen = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
+    results, sampled = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
     assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
-    assert chosen.tolist()[:2] == [-7, -7]
+    assert sampled.tolist()[:2] == [-7, -7]
     assert results[2, 1] == SAMPLED
 
 
@@ -196,10 +196,10 @@ def test_argmax_equals_numpy(device: str, vocabulary: int) -> None:
     logits[5, vocabulary // 2] = np.nan
     logits[4] = -np.inf
     buffers = SamplingBuffers.allocate(6, vocabulary, device, 2, 64)
-    chosen = torch.full((6,), -7, dtype=torch.int32, device=device)
+    sampled = torch.full((6,), -7, dtype=torch.int32, device=device)
     results = torch.full((6, 2), -7, dtype=torch.int32, device=device)
-    argmax(torch.from_numpy(logits).to(device), buffers, chosen, results)
-    assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == chosen[:4].tolist()
+    argmax(torch.from_numpy(logits).to(device), buffers, sampled, results)
+    assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == sampled[:4].tolist()
     assert results[:4, 1].tolist() == [SAMPLED] * 4
     assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
 

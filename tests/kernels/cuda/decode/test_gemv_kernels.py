@@ -24,9 +24,9 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.device_matrices import (
     PLANES,
     activation_planes,
+    block_order,
     device_matrix,
     normal_rows,
-    places,
     quantized,
     random_bits,
     relative,
@@ -176,7 +176,7 @@ def test_gate_and_up_are_multiplied_in_one_launch(
     g, u = (
         values_read(name, x) @ weights(name, raw).T * inverse for name, raw in zip(names, raws, strict=True)
     )
-    floats = hidden.cpu().numpy()[:, 12:, places(512)[0]].view(np.float32)
+    floats = hidden.cpu().numpy()[:, 12:, block_order(512)[0]].view(np.float32)
     assert relative(floats, g / (1 + np.exp(-g)) * u) < 4 * EXACT
 
 
@@ -210,4 +210,4 @@ def test_quantized_test_activations_match_their_source() -> None:
     codes, scales = quantized(x)
     assert np.abs(codes).max() == 127
     assert np.abs(codes * scales - x.reshape(2, -1, 16)).max() <= scales.max() / 2
-    assert sorted(places(1056)) == list(range(48))
+    assert sorted(block_order(1056)) == list(range(48))

@@ -57,7 +57,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter.engine.backend, CudaBackend)
         controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 3))
+        controller.length = lambda limit: max(0, min(limit, 3))
         controller.min_probs = lambda length: (0.0, 0.0)
         actual = model.generate(ids, max_tokens=6, temperature=0.0)
         assert actual.ids == expected
@@ -66,7 +66,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         # The device samples the tokens after a draft, with the uniforms of the host.
         controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
-        controller.length = lambda most: min(most, next(lengths))
+        controller.length = lambda limit: min(limit, next(lengths))
         controller.min_probs = lambda length: (0.0, 0.0)
         assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
         completions = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
@@ -119,7 +119,7 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
         assert backend.nbytes <= drafts[0].bytes
         assert " and the draft model; " in model.warnings[0]
         controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 2))
+        controller.length = lambda limit: max(0, min(limit, 2))
         controller.min_probs = lambda length: (0.0, 0.0)
         drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
         assert drafted.speed.accepted_share is not None

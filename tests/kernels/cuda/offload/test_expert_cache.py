@@ -28,7 +28,7 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
 from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
-from tests.kernels.cuda.split_decoders import divided
+from tests.kernels.cuda.split_decoders import split_decoder
 from tests.model_zoo import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)
@@ -38,8 +38,8 @@ LAYERS = () if HAS_GPU else (0, 1)
 class AlwaysChangingPolicy(ExpertCachePolicy):
     """Always requests the expert with the lowest number that has no slot, in each layer in turn."""
 
-    turn = 0
-    noted: npt.NDArray[np.int64]
+    layer_turn = 0
+    counted: npt.NDArray[np.int64]
 
     def __init__(self, count: int, used: int, residents: Sequence[Sequence[int]]) -> None:
         super().__init__(count, used, residents)
@@ -47,13 +47,13 @@ class AlwaysChangingPolicy(ExpertCachePolicy):
 
     def record(self, requests: npt.NDArray[np.int64]) -> None:
         before = getattr(self, "noted", np.zeros_like(requests))
-        self.noted = before + requests
+        self.counted = before + requests
         super().record(requests)
 
     def proposals(self) -> list[Swap]:
-        self.turn += 1
+        self.layer_turn += 1
         self.look_after = 1
-        row = self.turn % len(self.slots)
+        row = self.layer_turn % len(self.slots)
         leaves = int(np.argmax(self.slots[row]))
         expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > leaves, self.slots[row], 9)))
         if self.slots[row, expert] >= 0:
@@ -86,7 +86,7 @@ def test_expert_changes_do_not_change_the_logits(
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
         splits, ids = cached_splits(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
-        with divided(decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens) as backend:
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
             policy, gpu_shard = AlwaysChangingPolicy(count, used, experts_of(splits)), backend.gpu_shard
             assert isinstance(gpu_shard, CudaBackend)
@@ -118,7 +118,7 @@ def test_the_host_counts_the_experts_of_steps_and_prompts(
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
         splits, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
         spec = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             policy.look_after = 1 << 20
             backend.gpu_shard.start_expert_cache(policy)
@@ -136,7 +136,7 @@ def test_the_policy_receives_request_counts_since_its_last_update(
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
         splits = cached_splits(decoder)
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             spec = decoder.specification.layers[0].block_of(MoeSpec)
             policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             policy.look_after = 4
@@ -146,7 +146,7 @@ def test_the_policy_receives_request_counts_since_its_last_update(
             seen, _ = backend.expert_counts
         # A device that is in its step has received either no change, or all of it.
         received = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
-        assert policy.noted.sum() in received
+        assert policy.counted.sum() in received
 
 
 class Garbling(expert_loading.Packer):
@@ -172,7 +172,7 @@ def test_a_packing_failure_stops_expert_changes_but_not_generation(
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
         splits, ids = cached_splits(decoder), decoder.ids(6)
         spec = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
             policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             reported = backend.gpu_shard.start_expert_cache(policy)
@@ -196,7 +196,7 @@ def test_experts_are_uploaded_in_pieces(
     with opened(model, tmp_path, LAYERS) as decoder:
         splits, ids = cached_splits(decoder), decoder.ids(len(steps))
         spec = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(
                 AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))

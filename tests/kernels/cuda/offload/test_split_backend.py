@@ -14,7 +14,7 @@ from edgeinfer_kernels.stages import LayerSplit
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
-from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, divided
+from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, split_decoder
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
@@ -49,7 +49,7 @@ def mixed(decoder: Decoder, index: int) -> LayerSplit:
     return kinds[index % 4]
 
 
-def halves(decoder: Decoder, index: int) -> LayerSplit:
+def split_halves(decoder: Decoder, index: int) -> LayerSplit:
     """Some neurons of every feed-forward on the GPU, in one layer all; of every MoE layer some experts."""
     second = decoder.weights.layers[index].blocks[1].block
     if isinstance(second, MoeWeights):
@@ -75,22 +75,22 @@ CASES = [
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     on_a_gpu("granite", mixed),
-    ("llama", halves),
-    on_a_gpu("starcoder2", halves),
+    ("llama", split_halves),
+    on_a_gpu("starcoder2", split_halves),
     on_a_gpu("qwen3moe", attention_alone),
     ("qwen2moe", attention_alone),
-    ("gpt-oss", halves),
-    on_a_gpu("qwen2moe", halves),
-    on_a_gpu("granitemoe", halves),
+    ("gpt-oss", split_halves),
+    on_a_gpu("qwen2moe", split_halves),
+    on_a_gpu("granitemoe", split_halves),
     ("lfm2", mixed),
     ("smallthinker", mixed),
-    ("smallthinker", halves),
+    ("smallthinker", split_halves),
 ]
 
 
 def model_for(name: str, split_rule: Divide) -> RandomModel:
     model = ZOO[name]
-    if split_rule is not halves or model.experts:
+    if split_rule is not split_halves or model.experts:
         return model
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
@@ -116,22 +116,22 @@ def test_a_prompt_and_steps_equal_the_unsplit_logits(
     with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
         splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             result = read_split(backend, ids, (10, 1, 3, 1))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 SENT = [
-    on_a_gpu("llama", halves),
+    on_a_gpu("llama", split_halves),
     ("llama", mixed),
     on_a_gpu("starcoder2", mixed),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     ("lfm2", mixed),
     on_a_gpu("qwen2moe", attention_alone),
-    ("qwen2moe", halves),
-    ("gpt-oss", halves),
-    on_a_gpu("smallthinker", halves),
+    ("qwen2moe", split_halves),
+    ("gpt-oss", split_halves),
+    on_a_gpu("smallthinker", split_halves),
 ]
 
 
@@ -143,7 +143,7 @@ def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
     with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
         splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(22)
-        with divided(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
             result = read_split(backend, ids, (10, 6, 5, 1))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
@@ -153,11 +153,11 @@ def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
 def test_steps_of_every_token_count_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
-    with opened(model_for(name, halves), tmp_path, layers_for(name, halves)) as decoder:
-        splits = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_halves), tmp_path, layers_for(name, split_halves)) as decoder:
+        splits = [split_halves(decoder, index) for index in range(len(decoder.weights.layers))]
         widths = tuple(range(1, 9)) if HAS_GPU else (1, 2, 5)
         ids = decoder.ids(sum(widths))
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             result = read_split(backend, ids, widths)
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
@@ -168,7 +168,7 @@ def test_a_device_without_in_graph_synchronization_synchronizes_between_launches
     with opened(ZOO["llama"], tmp_path) as decoder:
         splits = [mixed(decoder, index) for index in range(3)]
         ids = decoder.ids(6)
-        with divided(decoder, device, splits, kernels, meets_in_graph=False) as backend:
+        with split_decoder(decoder, device, splits, kernels, meets_in_graph=False) as backend:
             result = read_split(backend, ids, (1, 3, 2))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
@@ -176,7 +176,7 @@ def test_a_device_without_in_graph_synchronization_synchronizes_between_launches
 def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         splits = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             x = backend.embed(decoder.ids(4))
             backend.forward(x, 0)
             token = int(backend.logits(x[-1:])[0].argmax())
@@ -190,11 +190,11 @@ def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, t
 
 @pytest.mark.slow
 def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernels, tmp_path: Path) -> None:
-    with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", halves)) as decoder:
+    with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", split_halves)) as decoder:
         count = len(decoder.weights.layers)
-        for split_rule, expected in ((attention_alone, 1.0), (halves, None)):
+        for split_rule, expected in ((attention_alone, 1.0), (split_halves, None)):
             splits = [split_rule(decoder, index) for index in range(count)]
-            with divided(decoder, device, splits, kernels) as backend:
+            with split_decoder(decoder, device, splits, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
                 seen, here = backend.expert_counts
             assert seen == 12 * count * 3
@@ -204,7 +204,7 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
 def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         splits = [cut(1)(decoder, index) for index in range(3)]
-        with divided(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels) as backend:
             with pytest.raises(ValueError, match="have not passed the layers"):
                 backend.logits(backend.embed([1, 2]))
             with pytest.raises(ValueError, match="17 tokens in one step"):

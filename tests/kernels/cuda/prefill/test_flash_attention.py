@@ -21,7 +21,7 @@ def check(device: str, spec: AttentionSpec, start: int, tokens: int, kind: Cache
           tile: AttentionTile = SMALL, spread: float = 1.0) -> None:  # fmt: skip
     random = np.random.default_rng(start * 1000 + tokens)
     end = start + tokens
-    cache = DeviceCache.poisoned(device, spec, end + 5, kind)
+    cache = DeviceCache.filled_with_nan(device, spec, end + 5, kind)
     for tensor in (cache.keys, cache.values):
         values: Any = random.standard_normal((spec.kv_heads, end, tensor.shape[2])) * spread
         if kind != "f16":

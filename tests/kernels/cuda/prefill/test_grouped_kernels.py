@@ -101,7 +101,7 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool)
         if 0 <= row < count:
             expected[pair // used] += weights[pair] * (scales[row] * y[row] + bias[slot + 1])
     total = tensor(device, before, torch.float32)
-    poisoned = np.vstack([y, np.full((1, width), NAN)])
+    with_nan = np.vstack([y, np.full((1, width), NAN)])
     selection = ExpertRows(
         slots=tensor(device, slots, torch.int32),
         weights=tensor(device, weights, torch.float32),
@@ -111,7 +111,7 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool)
     )
     given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
     add_experts(
-        tensor(device, poisoned, torch.float32),
+        tensor(device, with_nan, torch.float32),
         tensor(device, scales, torch.float32),
         given,
         selection,

@@ -59,7 +59,7 @@ def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     scales = np.array([1, 2, 4], np.float32)
     lengths = (head_dim, head_dim) if qk_norm == "head" else (heads * head_dim, kv_heads * head_dim)
     q_norm, k_norm = (random.standard_normal(length).astype(np.float32) for length in lengths)
-    cache = DeviceCache.poisoned(device, spec, POSITIONS, kind)
+    cache = DeviceCache.filled_with_nan(device, spec, POSITIONS, kind)
     queries = torch.full((TOKENS, heads, head_dim), float("nan"), dtype=torch.float16, device=device)
     table = spec.rope.table(0, POSITIONS)
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
@@ -89,7 +89,7 @@ def test_zeros_are_quantized_to_zeros_and_large_values_are_finite(device: str) -
     table = torch.from_numpy(spec.rope.table(0, 4)).to(device)
     queries = torch.empty(2, 1, 64, dtype=torch.float16, device=device)
     for kind, held in zip(KINDS, (65504.0, 1e6, 65504.0), strict=True):
-        cache = DeviceCache.poisoned(device, spec, 4, kind)
+        cache = DeviceCache.filled_with_nan(device, spec, 4, kind)
         projected = ProjectedHeads(torch.from_numpy(qkv).to(device), torch.ones(2, device=device))
         rope_append(projected, table, spec, 0, queries, cache.args)
         keys, values = cache.read(2)

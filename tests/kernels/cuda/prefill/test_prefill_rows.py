@@ -25,7 +25,7 @@ def on(device: str, array: Any) -> Any:
     return None if array is None else torch.from_numpy(array.copy()).to(device)
 
 
-def poisoned(device: str, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+def nan_tensor(device: str, *shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
 
 
@@ -43,7 +43,7 @@ def test_norm_rows_equal_the_reference(
     x = random(3, width, spread=3) + 1
     x[2] = 0
     weight, bias = random(width, seed=1) if weighted else None, random(width, seed=2) if biased else None
-    out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
+    out, scales = nan_tensor(device, 3, width), nan_tensor(device, 3, dtype=torch.float32)
     norm_rows(on(device, x), norm, on(device, weight), on(device, bias), out, scales)
     expected = normalize(x.astype(np.float64), norm, weight, bias)
     assert scales.tolist() == [1, 1, 1]
@@ -55,7 +55,7 @@ def test_a_row_too_large_for_float16_is_divided_by_a_power_of_two(device: str) -
     x[1] *= 1e5
     x[2] *= 1e20
     x[3] = 29999
-    out, scales = poisoned(device, 4, 96), poisoned(device, 4, dtype=torch.float32)
+    out, scales = nan_tensor(device, 4, 96), nan_tensor(device, 4, dtype=torch.float32)
     norm_rows(on(device, x), RMS, None, None, out, scales)
     assert scales[0] == 1
     assert scales[3] == 1
@@ -71,7 +71,7 @@ def test_non_finite_values_propagate(device: str) -> None:
     x[0, 3], x[1, 5] = np.nan, np.inf
     out, scales = (
         torch.zeros(2, 64, dtype=torch.float16, device=device),
-        poisoned(device, 2, dtype=torch.float32),
+        nan_tensor(device, 2, dtype=torch.float32),
     )
     norm_rows(on(device, x), RMS, None, None, out, scales)
     assert torch.isnan(out[0, 3])
@@ -88,7 +88,7 @@ def test_add_norm_rows_add_the_residual_and_normalize_the_next_input(
     y_bias, weight, bias = (random(width, seed=seed) for seed in (2, 3, 4))
     post_weight = None if post is None else random(width, seed=5)
     x_device = on(device, x)
-    out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
+    out, scales = nan_tensor(device, 3, width), nan_tensor(device, 3, dtype=torch.float32)
     add_norm_rows(
         x_device, ScaledRows(on(device, y), on(device, y_scales)), on(device, y_bias),
         NextNorm(post or RMS, on(device, post_weight), None), 0.7,
@@ -119,13 +119,13 @@ def test_activation_rows_equal_the_reference(
     both[2] *= 1e3
     biases = random(2, width, seed=1) if biased else (None, None)
     product = on(device, both)
-    out, scales = poisoned(device, 3, width), poisoned(device, 3, dtype=torch.float32)
+    out, scales = nan_tensor(device, 3, width), nan_tensor(device, 3, dtype=torch.float32)
     activation_rows(
         product[:, :width] if gated else None, product[:, width:], on(device, biases[0]),
         on(device, biases[1]), on(device, in_scales), activation, out, scales,
     )  # fmt: skip
-    halves = both.astype(np.float64) * in_scales[:, None]
-    gate, up = halves[:, :width], halves[:, width:]
+    scaled = both.astype(np.float64) * in_scales[:, None]
+    gate, up = scaled[:, :width], scaled[:, width:]
     if biased:
         gate, up = gate + biases[0], up + biases[1]
     with np.errstate(over="ignore"):

@@ -137,7 +137,7 @@ def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes"),
+    ("old", "new"),
     [
         ('"splits": 64', '"splits": 128'),
         ('"splits": 64', '"splits": 31'),
@@ -150,12 +150,12 @@ def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
         ("{", ""),
     ],
 )
-def test_invalid_tunings_are_not_stored(tmp_path: Path, was: str, becomes: str) -> None:
+def test_invalid_tunings_are_not_stored(tmp_path: Path, old: str, new: str) -> None:
     remember_tuning(tmp_path, "a", BEST)
     file = tmp_path / FILE
     text = " ".join(file.read_text(encoding="utf-8").split()).replace("[ ", "[")
-    assert was in text
-    file.write_text(text.replace(was, becomes, 1), encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
     assert remembered_tuning(tmp_path, "a") is None
     remember_tuning(tmp_path, "a", BEST)
     assert remembered_tuning(tmp_path, "a") == BEST
