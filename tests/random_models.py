@@ -193,12 +193,12 @@ class RandomModel:
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
         if layer in self.convolutions:
-            kept = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
+            others = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
             return {
                 "shortconv.in_proj.weight": (3 * width, width),
                 "shortconv.out_proj.weight": (width, width),
                 "shortconv.conv.weight": (width, self.taps),
-                **kept,
+                **others,
             }
         return shapes
 

@@ -25,7 +25,14 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantized
+from tests.edgeinfer.make_logit_goldens import (
+    CONTEXT,
+    GOLDENS,
+    IDS,
+    STORED_POSITIONS,
+    llama_cpp_logits,
+    quantized,
+)
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
@@ -57,7 +64,7 @@ def logits_of(path: Path, backend_name: str) -> Logits:
         batch = len(IDS) if backend_name == "exact" else 16
         engine = NativeEngine(specification, backend, CONTEXT, batch)
         try:
-            return engine.append_all(IDS)[KEPT]
+            return engine.append_all(IDS)[STORED_POSITIONS]
         finally:
             engine.close()
 
@@ -129,7 +136,7 @@ def test_logits_equal_llama_cpp(
 def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
     pytest.importorskip("llama_cpp")
     path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
-    check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
+    check(path, name, variant, llama_cpp_logits(path, IDS)[STORED_POSITIONS])
 
 
 @pytest.mark.default_cases(1)
@@ -147,6 +154,6 @@ def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, vari
 )
 def test_omitted_metadata_have_the_defaults_of_llama_cpp(tmp_path: Path, name: str, omitted: str) -> None:
     pytest.importorskip("llama_cpp")
-    kept = {key: value for key, value in ZOO[name].extra.items() if key != omitted}
-    path = replace(ZOO[name], extra=kept).write(tmp_path / "model.gguf")
-    check(path, name, "plain", llama_cpp_logits(path, IDS)[KEPT])
+    extra = {key: value for key, value in ZOO[name].extra.items() if key != omitted}
+    path = replace(ZOO[name], extra=extra).write(tmp_path / "model.gguf")
+    check(path, name, "plain", llama_cpp_logits(path, IDS)[STORED_POSITIONS])

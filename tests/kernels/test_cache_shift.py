@@ -59,12 +59,12 @@ def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
     spec = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
-    kept = np.sort(random.choice(END, 70, replace=False))
-    gone = np.setdiff1d(np.arange(END), kept)
+    remaining = np.sort(random.choice(END, 70, replace=False))
+    evicted = np.setdiff1d(np.arange(END), remaining)
     shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
     shifted.write(0, apply_rope(keys, spec.rope, 0), values)
-    AttentionState(spec, shifted).evict(gone, END)
-    expected.write(0, apply_rope(keys[kept], spec.rope, 0), values[kept])
+    AttentionState(spec, shifted).evict(evicted, END)
+    expected.write(0, apply_rope(keys[remaining], spec.rope, 0), values[remaining])
     (found_keys, found_values), (want_keys, want_values) = (
         cache.read(70, 32) for cache in (shifted, expected)
     )
@@ -72,7 +72,7 @@ def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
     assert np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys) < NEAR[kind]
 
 
-@pytest.mark.parametrize("gone", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
-def test_positions_outside_the_cache_are_refused(gone: list[int]) -> None:
+@pytest.mark.parametrize("evicted", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
+def test_positions_outside_the_cache_are_refused(evicted: list[int]) -> None:
     with pytest.raises(ValueError, match=f"to evict, wanted rising ones of {END}"):
-        check_evicted(np.array(gone, np.int64), END)
+        check_evicted(np.array(evicted, np.int64), END)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeinfer_quant_formats import block_format, decode
 
 GOLDENS = Path(__file__).parent / "goldens"
-FIGURES = GOLDENS / "llama_cpp_errors.json"
+ERRORS_FILE = GOLDENS / "llama_cpp_errors.json"
 SEARCHED_BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *SEARCHED_BY_IMPORTANCE)
 ARRAYS = ("gaussian", "heavy tails", "real weights")
@@ -82,4 +82,4 @@ def measure_llama_cpp() -> dict[str, dict[str, dict[str, float]]]:
 
 
 if __name__ == "__main__":
-    FIGURES.write_text(json.dumps(measure_llama_cpp(), indent=1) + "\n", encoding="utf-8")
+    ERRORS_FILE.write_text(json.dumps(measure_llama_cpp(), indent=1) + "\n", encoding="utf-8")

@@ -72,7 +72,7 @@ def test_gaussian_weights_round_trip_within_the_format_error(name: str) -> None:
 @pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("array", quantizer_errors.ARRAYS)
 def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importance: str) -> None:
-    expected = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))[array][name][importance]
+    expected = json.loads(quantizer_errors.ERRORS_FILE.read_text(encoding="utf-8"))[array][name][importance]
     weights = quantizer_errors.weights_of(array)
     columns = quantizer_errors.importance_of(weights.shape[1]) if importance == "importance" else None
     seen = quantizer_errors.error(weights, encode(weights, name, columns), name, columns)
@@ -82,7 +82,7 @@ def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importa
 @pytest.mark.llama_cpp
 def test_the_stored_errors_equal_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")
-    stored = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))
+    stored = json.loads(quantizer_errors.ERRORS_FILE.read_text(encoding="utf-8"))
     measured = quantizer_errors.measure_llama_cpp()
     for array, formats in measured.items():
         for name, errors in formats.items():

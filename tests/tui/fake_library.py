@@ -158,7 +158,7 @@ class FakeModel:
 
     def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
-        self.warnings: tuple[str, ...] = ("a remark on the loading",)
+        self.warnings: tuple[str, ...] = ("a warning of loading",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()
@@ -166,7 +166,7 @@ class FakeModel:
         self.prompt_style: str | None = "raw"
         self.response = response
         self.options = options
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
         self.settings: list[dict[str, Any]] = []
         self.chats: list[FakeChat] = []
         self.loaded_with: dict[str, Any] = {}
@@ -180,7 +180,7 @@ class FakeModel:
             raise ContextOverflowError("prompt: 2000 tokens, wanted at most 1024")
         if "explode" in prompt:
             raise ZeroDivisionError("float division\nby zero")
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         settings = dict(settings)
         settings.pop("progress")(1, 2)
         self.settings.append(settings)

@@ -14,7 +14,7 @@ from edgeinfer_quant_formats import FormatError
 from tests.random_models import RandomModel
 
 LARGE = RandomModel("llama", width=256, layers=2, heads=4, head_dim=64, feed_forward=512)
-READS_BEYOND = """
+READS_PAST_END = """
 import mmap, os, sys
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 explain_bus_errors()
@@ -66,7 +66,7 @@ def test_a_read_past_the_end_is_explained(tmp_path: Path) -> None:
     path.write_bytes(bytes(16384))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", READS_BEYOND, str(path)], env=environment, capture_output=True, timeout=60
+        [sys.executable, "-c", READS_PAST_END, str(path)], env=environment, capture_output=True, timeout=60
     )
     assert ended.returncode == -7
     assert ended.stderr == MESSAGE

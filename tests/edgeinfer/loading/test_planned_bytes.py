@@ -55,8 +55,8 @@ def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name
         states = engine.backend.state.blocks.values()
         caches = [state.cache for state in states if isinstance(state, AttentionState)]
         of_cache = {id(array) for cache in caches for array in cache.arrays()}
-        byte_arrays = [kept for kept in engine.backend.decoder.arena.arrays if kept.dtype == np.uint8]
-        arrays = [kept for kept in byte_arrays if id(kept) not in of_cache]
+        byte_arrays = [each for each in engine.backend.decoder.arena.arrays if each.dtype == np.uint8]
+        arrays = [each for each in byte_arrays if id(each) not in of_cache]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)

@@ -13,7 +13,7 @@ from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
+NO_OTHER_MODELS = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
 """A machine without models of other programs."""
 
 
@@ -152,7 +152,7 @@ def pulled(folder: Path, file: str, seconds: int = 0) -> Path:
 
 def test_a_registry_model_that_is_not_downloaded_names_the_pull_command(tmp_path: Path) -> None:
     with pytest.raises(NotPulledError) as caught:
-        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert str(caught.value) == (
         "qwen3-8b:Q6_K: not on this disk yet; fetch it with: edgeinfer pull qwen3-8b:Q6_K"
     )
@@ -162,27 +162,27 @@ def test_a_registry_model_that_is_not_downloaded_names_the_pull_command(tmp_path
 def test_the_most_recently_downloaded_quantization_is_selected(tmp_path: Path) -> None:
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", 100)
     last = pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 200)
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).path == last
-    result = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NOWHERE)
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).path == last
+    result = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert (result.name, result.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
     assert result.licence == "Apache-2.0"
     with pytest.raises(NotPulledError):
-        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
-    listed = list_models(models_folder=tmp_path, others=NOWHERE)
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NO_OTHER_MODELS)
+    listed = list_models(models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert [model.name for model in listed] == ["tiny", "qwen3-8b:Q8_0", "qwen3-8b:Q4_K_M"]
 
 
 def test_a_registry_draft_is_used_once_it_is_downloaded(tmp_path: Path) -> None:
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf")
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path is None
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).draft_path is None
     draft = pulled(tmp_path, "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf")
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path == draft
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).draft_path == draft
 
 
 def test_a_split_registry_model_is_found_by_its_first_part(tmp_path: Path) -> None:
     folder = "ggml-org/gpt-oss-120b-GGUF/gpt-oss-120b-MXFP4"
     make_models(tmp_path, f"{folder}-00001-of-00002.gguf", f"{folder}-00002-of-00002.gguf")
-    result = find_model("gpt-oss-120b", models_folder=tmp_path, others=NOWHERE)
+    result = find_model("gpt-oss-120b", models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert (result.path.name, result.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
 
 

@@ -205,7 +205,7 @@ class Allowing:
     """A constraint that allows these tokens; `requested`: how often the full mask was requested."""
 
     def __init__(self, mask: Any) -> None:
-        self.mask, self.asked = mask, 0
+        self.mask, self.requested = mask, 0
 
     def begin(self) -> None:
         """No forced tokens."""
@@ -214,11 +214,11 @@ class Allowing:
         return bool(self.mask[token_id])
 
     def few(self) -> Any:
-        self.asked += 1
+        self.requested += 1
         return np.flatnonzero(self.mask) if 0 < self.mask.sum() <= 64 else None
 
     def allowed(self) -> Any:
-        self.asked += 1
+        self.requested += 1
         return self.mask
 
     def in_time(self, token_id: int) -> int:
@@ -262,7 +262,7 @@ def test_the_most_probable_allowed_token_is_sampled(penalty: float) -> None:
     for mask, best in (([1, 1, 0, 0], 1), ([1, 0, 1, 0], 2), ([0, 0, 1, 1], 3)):
         constraint = Allowing(np.array(mask, bool))
         assert Sampler(settings, 4, constraint=constraint).sample(logits, [0]) == best
-        assert constraint.asked == (best != 1)
+        assert constraint.requested == (best != 1)
 
 
 def test_a_non_finite_logit_is_reported_under_any_mask() -> None:

@@ -313,7 +313,7 @@ def test_repacking_is_counted_and_memory_mapping_copies_nothing(tmp_path: Path) 
         backend = engine_for(path, cpu(repack=repack)).backend
         assert isinstance(backend, CpuBackend)
         assert (backend.repacked_bytes > 100_000, backend.repack_seconds > 0) == (repack, repack)
-        in_file = [kept for kept in backend.decoder.arena.arrays if not kept.flags.writeable]
+        in_file = [array for array in backend.decoder.arena.arrays if not array.flags.writeable]
         assert len(in_file) == (0 if repack else 3 * 7 + 1)
         backend.close()
 

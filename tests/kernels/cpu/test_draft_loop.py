@@ -101,25 +101,25 @@ def drafted_tokens(
 def test_a_draft_ends_before_the_first_token_unlikely_to_be_reached(draft: NativeEngine) -> None:
     whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
-    for kept in range(6):
+    for length in range(6):
         min_probs = [
-            *(0.999 * prob for prob in reached[:kept]),
-            *(1.001 * prob for prob in reached[kept:]),
+            *(0.999 * prob for prob in reached[:length]),
+            *(1.001 * prob for prob in reached[length:]),
         ]
         actual = drafted_tokens(draft, min_probs)
-        assert actual.ids == whole.ids[:kept]
-        assert actual.read == 9 + kept  # the rejected draft token comes after all others
+        assert actual.ids == whole.ids[:length]
+        assert actual.read == 9 + length  # the rejected draft token comes after all others
         assert draft.ids == [*IDS[:9], *actual.ids]
 
 
 def test_a_draft_ends_after_the_last_profitable_token(draft: NativeEngine) -> None:
     whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
-    for kept in range(1, 6):
-        max_probs = [*[0.0] * (kept - 1), 1.001 * reached[kept - 1], *[0.0] * (6 - kept)]
+    for length in range(1, 6):
+        max_probs = [*[0.0] * (length - 1), 1.001 * reached[length - 1], *[0.0] * (6 - length)]
         actual = drafted_tokens(draft, [0.0] * 6, max_probs)
-        assert actual.ids == whole.ids[:kept]
-        assert actual.read == 9 + kept - 1
+        assert actual.ids == whole.ids[:length]
+        assert actual.read == 9 + length - 1
         assert draft.ids == [*IDS[:9], *actual.ids[:-1]]
 
 

@@ -46,19 +46,19 @@ def test_a_prompt_equals_single_steps_to_the_bit(tmp_path: Path) -> None:
     assert relative(actual, expected) < 1e-6
 
 
-@pytest.mark.parametrize("kept", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
+@pytest.mark.parametrize("length", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
 def test_a_rewound_state_continues_as_if_later_tokens_were_never_evaluated(
-    tmp_path: Path, build: Build, kept: int
+    tmp_path: Path, build: Build, length: int
 ) -> None:
     tested = engine(tmp_path, build)
-    expected = tested.append_all(IDS)[kept:]
-    tested.rewind(kept)
-    assert tested.ids == IDS[:kept]
-    result = tested.append_all(IDS[kept:])
+    expected = tested.append_all(IDS)[length:]
+    tested.rewind(length)
+    assert tested.ids == IDS[:length]
+    result = tested.append_all(IDS[length:])
     # The second time, the ring may hold the rows of later positions.
-    tested.rewind(max(1, kept - 3))
-    again = tested.append_all(IDS[max(1, kept - 3) :])[-len(expected) :]
+    tested.rewind(max(1, length - 3))
+    again = tested.append_all(IDS[max(1, length - 3) :])[-len(expected) :]
     tested.close()
     assert relative(result, expected) < 1e-6
     assert relative(again, expected) < 1e-6

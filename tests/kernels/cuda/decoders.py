@@ -54,16 +54,16 @@ class Decoder:
         return np.asarray(backend.logits(x), np.float64)
 
     def shifted_logits(
-        self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
+        self, ids: Sequence[int], evicted: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
     ) -> Logits:
         """Logits of `more` after `ids` without the tokens at `gone`."""
         spec = self.specification
         state = DecoderState.allocate(spec, CONTEXT, kind)
         backend = ReferenceBackend(spec, self.weights, state, np.float64)
         backend.forward(backend.embed(ids), 0)
-        backend.evict(gone, len(ids))
+        backend.evict(evicted, len(ids))
         x = backend.embed(more)
-        backend.forward(x, len(ids) - len(gone))
+        backend.forward(x, len(ids) - len(evicted))
         return np.asarray(backend.logits(x), np.float64)
 
     def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:

@@ -49,8 +49,8 @@ def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> 
     """The result of Triton's bitonic sort, along the last dimension."""
     data = np.sort(x.handle.data, axis=-1)
     data = data[..., ::-1] if getattr(descending, "value", descending) else data
-    kept = data[..., : getattr(k, "value", k)].copy()
-    return tl.core.tensor(interpreter.TensorHandle(kept, x.dtype), tl.block_type(x.dtype, list(kept.shape)))
+    best = data[..., : getattr(k, "value", k)].copy()
+    return tl.core.tensor(interpreter.TensorHandle(best, x.dtype), tl.block_type(x.dtype, list(best.shape)))
 
 
 def _tuple_without_type(self: Any, args: Sequence[Any], type: Any = None) -> None:

@@ -120,7 +120,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     async def open_chat(
         *models: FakeModel | Exception,
         stored: StoredChat | None = None,
-        kept: bool = True,
+        is_stored: bool = True,
         size: tuple[int, int] = (90, 30),
         load_when: threading.Event | None = None,
         missing: Sequence[str] = (),
@@ -147,11 +147,11 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
         monkeypatch.setattr(library, "load_model", load)
         monkeypatch.setattr(library, "check_model", check)
-        position = tmp_path / "chats.sqlite"
-        store = SessionStore(position, stored=stored) if kept else None
+        path = tmp_path / "chats.sqlite"
+        store = SessionStore(path, stored=stored) if is_stored else None
         app = ObservedChatApp(ParsedOptions("tiny", None, **options), store, warnings=warnings)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
-            chat = Chat(pilot, app, position)
+            chat = Chat(pilot, app, path)
             if load_when is None:
                 await chat.settle()
             else:

@@ -72,13 +72,13 @@ async def test_a_file_in_a_message_reaches_the_model_and_an_invalid_one_is_repor
         await chat.until(lambda: chat.screen.input.text)
         assert chat.screen.input.text == f"@{tmp_path}/notes.txt "
         await chat.press("enter")
-        await chat.until(lambda: model.asked)
+        await chat.until(lambda: model.prompts)
         await chat.settle()
-        assert "notes.txt:\n```txt\nfoxes\n```" in model.asked[0]
+        assert "notes.txt:\n```txt\nfoxes\n```" in model.prompts[0]
         await chat.say(f"@{tmp_path}/binary")
         assert any("no text" in notice for notice in chat.notices())
         assert chat.screen.input.text == f"@{tmp_path}/binary"
-        assert len(model.asked) == 1
+        assert len(model.prompts) == 1
 
 
 async def test_a_pasted_text_keeps_its_lines(opened: Opened) -> None:

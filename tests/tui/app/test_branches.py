@@ -73,7 +73,7 @@ async def test_an_edited_message_begins_a_branch_and_the_old_one_stays(opened: O
         await chat.say("Three")
         assert chat.shown() == ["Three", ANSWER]
         assert "2/2" in head(chat, 0)
-        assert model.asked[-1] == "chat[None] Three"
+        assert model.prompts[-1] == "chat[None] Three"
         await chat.press("tab", "up", "left")
         await chat.settle()
         assert chat.shown() == ["One", ANSWER, "Two", ANSWER]

@@ -49,7 +49,7 @@ async def test_settings_apply_from_the_next_response_on(opened: Opened) -> None:
         await chat.press("ctrl+s")
         await chat.say("Hi")
         assert chat.stored()[0].system == "Be kind."
-    assert model.asked == ["chat[Be kind.] Hi"]
+    assert model.prompts == ["chat[Be kind.] Hi"]
     assert model.settings == [{"temperature": 0.5, "stop": ["x"]}]
 
 
@@ -145,7 +145,7 @@ async def test_an_unknown_command_is_cleared_and_the_nearest_named(opened: Opene
     async with opened(model) as chat:
         await chat.say("/sytem x")
         assert any(notice == "/sytem: no such command; did you mean /system?" for notice in chat.notices())
-        assert model.asked == []
+        assert model.prompts == []
         assert chat.screen.input.text == ""
 
 
@@ -173,7 +173,7 @@ async def test_the_memory_panel_shows_each_device_and_kind(opened: Opened) -> No
         assert "CPU  8.0 MiB of 16.0 MiB" in text
         assert "draft" in text
         assert "disk" not in text
-        assert "a remark on the loading" in text
+        assert "a warning of loading" in text
         await chat.press("f6")
         assert not panel.display
 
@@ -190,6 +190,6 @@ async def test_f7_toggles_dark_and_light(opened: Opened) -> None:
 async def test_load_warnings_are_shown_until_a_message_is_sent(opened: Opened) -> None:
     async with opened() as chat:
         warning = chat.screen.query_one("#note")
-        assert str(warning.render()) == "a remark on the loading"
+        assert str(warning.render()) == "a warning of loading"
         await chat.say("Hi")
         assert not warning.display

@@ -35,7 +35,7 @@ async def test_letters_are_written_after_a_chat_is_opened(opened: Opened, tmp_pa
         await chat.settle()
         await chat.press(*"recent")
         assert chat.screen.input.text == "recent"
-        assert model.asked == []
+        assert model.prompts == []
 
 
 async def test_the_footer_shows_the_keys_of_a_focused_message(opened: Opened) -> None:
@@ -68,7 +68,7 @@ async def test_an_unbound_letter_is_inserted(opened: Opened) -> None:
         await chat.press("ctrl+u", "tab")
         await chat.press("t", "1")  # nothing can be unfolded and no code copied
         assert chat.screen.input.text == "t1"
-        assert len(model.asked) == 1
+        assert len(model.prompts) == 1
 
 
 async def test_tab_stays_in_a_message_that_is_being_written(opened: Opened) -> None:
@@ -154,7 +154,7 @@ async def test_a_missing_file_is_reported_and_nothing_is_lost(opened: Opened, na
         await chat.say(f"Explain @{name}")
         assert chat.screen.input.text == f"Explain @{name}"
         assert any("no such file; the message wasn't sent" in notice for notice in chat.notices())
-        assert model.asked == []
+        assert model.prompts == []
 
 
 async def test_a_title_holds_no_text_of_a_file(opened: Opened, tmp_path: Path) -> None:

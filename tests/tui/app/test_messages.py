@@ -23,7 +23,7 @@ async def test_a_message_and_its_response_are_saved(opened: Opened) -> None:
             ("assistant", ANSWER, "whole"),
         ]
         assert chat.screen.input.text == ""
-    assert model.asked == ["chat[None] Hi"]
+    assert model.prompts == ["chat[None] Hi"]
     assert model.settings == [{"temperature": 0.0}]
     assert (model.snapshots, model.closed) == (1, True)
     assert model.snapshot_owners[0] is not None
@@ -64,7 +64,7 @@ async def test_escape_stops_a_response_and_keeps_the_text(opened: Opened) -> Non
         assert (chat.messages()[1].text, chat.messages()[1].state) == ("There was a ", "stopped")
         model.allow(99)
         await chat.say("Go on")
-        assert model.asked == ["chat[None] Hi", "chat[None] Go on"]
+        assert model.prompts == ["chat[None] Hi", "chat[None] Go on"]
 
 
 async def test_quitting_during_a_response_keeps_its_text(opened: Opened) -> None:
@@ -89,7 +89,7 @@ async def test_a_second_message_stays_in_the_input_line_during_a_response(opened
         assert "a response is being generated; Esc stops it" in chat.notices()
         model.allow(99)
         await chat.settle()
-        assert model.asked == ["chat[None] Hi"]
+        assert model.prompts == ["chat[None] Hi"]
 
 
 async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(opened: Opened) -> None:
@@ -120,7 +120,7 @@ async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path:
             ANSWER,
         ]
         assert len(chat.stored()) == 1
-    assert model.asked == ["chat[Be brief.] And then?"]
+    assert model.prompts == ["chat[Be brief.] And then?"]
     assert model.chats[0].messages[:2] == [
         {"role": "user", "content": "Where?"},
         {"role": "assistant", "content": "In a den."},
@@ -144,16 +144,16 @@ async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, t
 
 
 async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> None:
-    async with opened(kept=False) as chat:
+    async with opened(is_stored=False) as chat:
         await chat.say("Hi")
         assert chat.shown() == ["Hi", ANSWER]
     assert not (tmp_path / "chats.sqlite").exists()
 
 
 async def test_a_chat_that_cannot_be_stored_is_reported_until_a_message_is_sent(opened: Opened) -> None:
-    async with opened(kept=False, warnings=["this chat won't be kept: no room"]) as chat:
+    async with opened(is_stored=False, warnings=["this chat won't be kept: no room"]) as chat:
         warning = chat.screen.query_one("#note")
-        assert str(warning.render()) == "this chat won't be kept: no room; a remark on the loading"
+        assert str(warning.render()) == "this chat won't be kept: no room; a warning of loading"
         await chat.say("Hi")
         assert not warning.display
 

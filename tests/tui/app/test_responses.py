@@ -133,7 +133,7 @@ async def test_clicks_regenerate_and_edit(opened: Opened) -> None:
     async with opened(model) as chat:
         await chat.say("Hi")
         await chat.click(1, "[again]")
-        await chat.until(lambda: len(model.asked) == 2)
+        await chat.until(lambda: len(model.prompts) == 2)
         await chat.settle()
         assert "2/2" in str(chat.views()[1].query_one(".head").render())
         await chat.click(0, "[edit]")

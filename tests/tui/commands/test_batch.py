@@ -37,7 +37,7 @@ def test_each_line_of_the_input_is_a_prompt(
 ) -> None:
     pipe_in(monkeypatch, "Ein Mädchen\r\n\n  \nAnd a fox".encode())
     assert edgeinfer("run", "tiny", "--batch").out == f"{ANSWER}\n" * 2
-    assert fake.asked == ["raw Ein Mädchen", "raw And a fox"]
+    assert fake.prompts == ["raw Ein Mädchen", "raw And a fox"]
     pipe_in(monkeypatch, b"A fox\nA bear\n")
     outcome = edgeinfer("run", "tiny", "Describe it.", "--batch", "--output", "json")
     assert [result["prompt"] for result in records(outcome.out)] == [
@@ -63,7 +63,7 @@ def test_empty_input_gives_no_responses(
 ) -> None:
     pipe_in(monkeypatch, b"\n")
     outcome = edgeinfer("run", "tiny", "--batch")
-    assert (outcome.code, outcome.out, fake.asked) == (0, "", [])
+    assert (outcome.code, outcome.out, fake.prompts) == (0, "", [])
 
 
 def test_an_undecodable_line_is_named_after_earlier_responses(

@@ -33,7 +33,7 @@ def pipe_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 def test_only_the_completion_is_on_stdout(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Once upon a time")
     assert (outcome.code, outcome.out, outcome.err) == (0, ANSWER + "\n", "")
-    assert fake.asked == ["raw Once upon a time"]
+    assert fake.prompts == ["raw Once upon a time"]
     assert fake.closed
 
 
@@ -110,7 +110,7 @@ def test_several_completions_follow_one_another(edgeinfer: CommandLine, fake: Fa
     edgeinfer("run", "tiny", "Once", "--beams", "2", "--chat", "--system", "Be kind.")
     assert fake.counts == {"beams": 2}
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Once"}]
-    assert fake.asked == ["Once", str(messages)]
+    assert fake.prompts == ["Once", str(messages)]
     assert edgeinfer("run", "tiny", "Once", "-n", "0").code == 2
 
 
@@ -126,13 +126,13 @@ def test_a_prompt_is_a_chat_message_if_the_model_prefers_it(edgeinfer: CommandLi
     edgeinfer("run", "tiny", "Hi", "--raw")
     fake.chat_format = None
     edgeinfer("run", "tiny", "Hi")
-    assert fake.asked == ["chat[None] Hi", "raw Hi", "raw Hi"]
+    assert fake.prompts == ["chat[None] Hi", "raw Hi", "raw Hi"]
 
 
 def test_chat_and_system_apply_the_template(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi", "--chat")
     edgeinfer("run", "tiny", "Hi", "--system", "Be brief.")
-    assert fake.asked == ["chat[None] Hi", "chat[Be brief.] Hi"]
+    assert fake.prompts == ["chat[None] Hi", "chat[Be brief.] Hi"]
 
 
 def test_a_chat_without_a_template_names_the_option(edgeinfer: CommandLine, fake: FakeModel) -> None:
@@ -149,7 +149,7 @@ def test_piped_text_is_the_prompt_less_its_last_newline(
 ) -> None:
     pipe_in(monkeypatch, "Es war einmal ein Mädchen\n".encode())
     edgeinfer("run", "tiny")
-    assert fake.asked == ["raw Es war einmal ein Mädchen"]
+    assert fake.prompts == ["raw Es war einmal ein Mädchen"]
 
 
 def test_piped_text_comes_before_the_prompt(
@@ -157,7 +157,7 @@ def test_piped_text_comes_before_the_prompt(
 ) -> None:
     pipe_in(monkeypatch, b"a diff\nof two lines\n")
     edgeinfer("run", "tiny", "Explain this.")
-    assert fake.asked == ["raw a diff\nof two lines\n\nExplain this."]
+    assert fake.prompts == ["raw a diff\nof two lines\n\nExplain this."]
 
 
 def test_a_pipe_without_a_writer_is_ignored(
@@ -165,7 +165,7 @@ def test_a_pipe_without_a_writer_is_ignored(
 ) -> None:
     monkeypatch.setattr(prompt_source, "is_ready", lambda raw: False)
     outcome = edgeinfer("run", "tiny", "Hi")
-    assert fake.asked == ["raw Hi"]
+    assert fake.prompts == ["raw Hi"]
     assert outcome.err == ("edgeinfer: standard input had no data within 5 s: using the prompt alone\n")
 
 
@@ -187,7 +187,7 @@ def test_logprobs_go_to_stderr(edgeinfer: CommandLine, fake: FakeModel) -> None:
 def test_verbose_shows_plan_and_settings(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-v", "--seed", "3")
     assert "edgeinfer: given: seed 3\neverything lies in RAM\n" in outcome.err
-    assert outcome.err.startswith("edgeinfer: a remark on the loading\nedgeinfer: fake loaded in ")
+    assert outcome.err.startswith("edgeinfer: a warning of loading\nedgeinfer: fake loaded in ")
     assert "context 1024 tokens" in outcome.err
 
 

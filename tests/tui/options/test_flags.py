@@ -173,7 +173,7 @@ def test_a_refused_flag_may_be_a_value(edgeinfer: CommandLine, fake: FakeModel) 
     assert edgeinfer("run", "tiny", "Hi", "--stop", "-ngl", "--temp", "0").code == 0
     assert fake.settings == [{"stop": ("-ngl",), "temperature": 0.0}]
     assert edgeinfer("run", "tiny", "--", "-ngl").code == 0
-    assert fake.asked[-1].endswith("-ngl")
+    assert fake.prompts[-1].endswith("-ngl")
 
 
 def test_the_prompt_may_be_an_option_or_a_file(
@@ -182,7 +182,7 @@ def test_the_prompt_may_be_an_option_or_a_file(
     (tmp_path / "prompt.txt").write_text("From a file.\n", encoding="utf-8")
     edgeinfer("run", "tiny", "-p", "Hello")
     edgeinfer("run", "tiny", "--file", str(tmp_path / "prompt.txt"))
-    assert [user_message.removeprefix("raw ") for user_message in fake.asked] == ["Hello", "From a file."]
+    assert [user_message.removeprefix("raw ") for user_message in fake.prompts] == ["Hello", "From a file."]
     outcome = edgeinfer("run", "tiny", "Hi", "-p", "Hello")
     assert (outcome.code, outcome.out) == (2, "")
     assert "PROMPT and --prompt both give the prompt; drop one" in outcome.err
@@ -209,7 +209,7 @@ def test_a_named_pipe_is_read(edgeinfer: CommandLine, fake: FakeModel, tmp_path:
     writer.start()
     assert edgeinfer("run", "tiny", "--file", str(pipe)).code == 0
     writer.join()
-    assert fake.asked == ["raw From a pipe."]
+    assert fake.prompts == ["raw From a pipe."]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--batch"]])

@@ -54,14 +54,14 @@ def run_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunChat:
 
 def test_messages_get_responses_until_ctrl_d(run_chat: RunChat) -> None:
     session = run_chat("Hi", "", "And you?")
-    assert session.model.asked == ["chat[None] Hi", "chat[None] And you?"]
+    assert session.model.prompts == ["chat[None] Hi", "chat[None] And you?"]
     assert session.out == f"{ANSWER}\n{ANSWER}\n\n"
     assert session.model.settings == [{"temperature": 0.0}] * 2
     assert session.err.startswith("fake, context 1024 tokens. /help lists the commands, Ctrl-D leaves.\n")
 
 
 def test_exit_quits(run_chat: RunChat) -> None:
-    assert run_chat("/exit", "Hi").model.asked == []
+    assert run_chat("/exit", "Hi").model.prompts == []
 
 
 def test_help_lists_every_command(run_chat: RunChat) -> None:
@@ -73,12 +73,12 @@ def test_help_lists_every_command(run_chat: RunChat) -> None:
 def test_an_unknown_command_suggests_the_nearest(run_chat: RunChat) -> None:
     session = run_chat("/sytem x")
     assert "/sytem: no such command; did you mean /system?\n" in session.err
-    assert session.model.asked == []
+    assert session.model.prompts == []
 
 
 def test_a_fence_holds_several_lines_and_a_backslash_continues_a_line(run_chat: RunChat) -> None:
     session = run_chat('"""first', "/not a command", 'last"""', "one \\", "two", '"""all in one"""')
-    assert session.model.asked == [
+    assert session.model.prompts == [
         "chat[None] first\n/not a command\nlast",
         "chat[None] one \ntwo",
         "chat[None] all in one",
@@ -86,20 +86,20 @@ def test_a_fence_holds_several_lines_and_a_backslash_continues_a_line(run_chat: 
 
 
 def test_a_fence_left_open_ends_with_ctrl_d(run_chat: RunChat) -> None:
-    assert run_chat('"""', "open", EOFError).model.asked == ["chat[None] open"]
+    assert run_chat('"""', "open", EOFError).model.prompts == ["chat[None] open"]
 
 
 def test_system_is_shown_and_set(run_chat: RunChat) -> None:
     session = run_chat("/system", "/system Be brief.", "/system", "Hi")
     assert "none; /system TEXT sets one\nfrom the next response on\nBe brief.\n" in session.err
-    assert session.model.asked == ["chat[Be brief.] Hi"]
+    assert session.model.prompts == ["chat[Be brief.] Hi"]
 
 
 def test_regen_replaces_the_response(run_chat: RunChat) -> None:
     session = run_chat("/regen", "Hi", "/regen")
     assert "no message yet to respond to again" in session.err
     assert [message["role"] for message in session.chat.messages] == ["user", "assistant"]
-    assert session.model.asked == ["chat[None] Hi"] * 2
+    assert session.model.prompts == ["chat[None] Hi"] * 2
 
 
 def test_regen_uses_the_next_seed(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_ctrl_c_stops_and_keeps_the_response(run_chat: RunChat) -> None:
 def test_ctrl_c_at_the_prompt_explains_how_to_quit(run_chat: RunChat) -> None:
     session = run_chat(KeyboardInterrupt, "Hi")
     assert "(Ctrl-D or /exit leaves)\n" in session.err
-    assert session.model.asked == ["chat[None] Hi"]
+    assert session.model.prompts == ["chat[None] Hi"]
 
 
 def test_dropped_messages_are_reported(run_chat: RunChat) -> None:
@@ -161,7 +161,7 @@ def test_a_context_shift_is_reported(run_chat: RunChat) -> None:
 def test_a_failed_response_is_one_line_and_the_chat_continues(run_chat: RunChat) -> None:
     session = run_chat("overflow", "Hi")
     assert "edgeinfer: prompt: 2000 tokens, wanted at most 1024\n" in session.err
-    assert session.model.asked == ["chat[None] Hi"]
+    assert session.model.prompts == ["chat[None] Hi"]
 
 
 def test_an_input_history_that_cannot_be_saved_is_reported(

@@ -62,7 +62,7 @@ class StoredSession:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> StoredSession:
+def stored_session(tmp_path: Path) -> StoredSession:
     return StoredSession(tmp_path / "chats.sqlite")
 
 
@@ -75,92 +75,96 @@ def quiet(done: int, total: int) -> None:
     """A progress callback that does nothing."""
 
 
-def test_each_token_is_stored_at_once(kept: StoredSession) -> None:
-    stream = kept.stream("Hi")
+def test_each_token_is_stored_at_once(stored_session: StoredSession) -> None:
+    stream = stored_session.stream("Hi")
     started = iter(stream)
     next(started)
-    assert kept.texts == ["Hi", "There "]
-    kept.drain(started)
-    assert kept.texts == ["Hi", ANSWER]
-    assert kept.warnings == []
+    assert stored_session.texts == ["Hi", "There "]
+    stored_session.drain(started)
+    assert stored_session.texts == ["Hi", ANSWER]
+    assert stored_session.warnings == []
 
 
-def test_a_regenerated_response_and_an_edit_are_branches(kept: StoredSession) -> None:
-    kept.send("Hi")
-    kept.send("And?")
-    user_message = kept.session.last_user_message
+def test_a_regenerated_response_and_an_edit_are_branches(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored_session.send("And?")
+    user_message = stored_session.session.last_user_message
     assert user_message is not None
-    kept.drain(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
-    completions = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
+    stored_session.drain(
+        stored_session.session.regenerate(stored_session.chat, user_message, {"progress": quiet})
+    )
+    completions = stored_session.store.alternatives(
+        stored_session.store.branch(stored_session.store.chat("kept"))[-1]
+    )
     assert [message.text for message in completions] == [ANSWER, ANSWER]
-    kept.drain(kept.stream("Hello", kept.session.line[0]))
-    assert kept.texts == ["Hello", ANSWER]
-    first = kept.store.branch(kept.store.chat("kept"))[0]
-    assert [message.text for message in kept.store.alternatives(first)] == ["Hi", "Hello"]
-    kept.send("More")
-    assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
+    stored_session.drain(stored_session.stream("Hello", stored_session.session.line[0]))
+    assert stored_session.texts == ["Hello", ANSWER]
+    first = stored_session.store.branch(stored_session.store.chat("kept"))[0]
+    assert [message.text for message in stored_session.store.alternatives(first)] == ["Hi", "Hello"]
+    stored_session.send("More")
+    assert stored_session.texts == ["Hello", ANSWER, "More", ANSWER]
 
 
-def test_an_interrupted_response_is_saved_partially(kept: StoredSession) -> None:
-    stream = kept.stream("Hi")
+def test_an_interrupted_response_is_saved_partially(stored_session: StoredSession) -> None:
+    stream = stored_session.stream("Hi")
     started = iter(stream)
     next(started)
     next(started)
     stream.cancel()
-    (_, response) = kept.store.branch(kept.store.chat("kept"))
+    (_, response) = stored_session.store.branch(stored_session.store.chat("kept"))
     assert (response.text, response.state) == ("There was ", "stopped")
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_after_clear_the_chat_continues_from_its_root(kept: StoredSession) -> None:
-    kept.send("Hi")
-    kept.session.tip = None
-    kept.send("Anew")
-    assert kept.texts == ["Anew", ANSWER]
-    kept.session.set_system("Be kind.")
-    assert kept.store.chat("kept").system == "Be kind."
+def test_after_clear_the_chat_continues_from_its_root(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored_session.session.tip = None
+    stored_session.send("Anew")
+    assert stored_session.texts == ["Anew", ANSWER]
+    stored_session.session.set_system("Be kind.")
+    assert stored_session.store.chat("kept").system == "Be kind."
 
 
-def test_a_full_disk_does_not_stop_the_conversation(kept: StoredSession) -> None:
-    kept.send("Hi")
-    (pages,) = kept.store.connection.execute("PRAGMA page_count").fetchone()
-    kept.store.connection.execute(f"PRAGMA max_page_count = {pages}")
-    kept.send("long " * 5000)
-    assert kept.warnings == ["this part of the chat isn't on the disk: database or disk is full"]
-    assert len(kept.chat.messages) == 4
-    kept.store.connection.execute("PRAGMA max_page_count = 100000")
-    kept.send("And now?")
-    assert kept.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
-    assert len(kept.warnings) == 1
+def test_a_full_disk_does_not_stop_the_conversation(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    (pages,) = stored_session.store.connection.execute("PRAGMA page_count").fetchone()
+    stored_session.store.connection.execute(f"PRAGMA max_page_count = {pages}")
+    stored_session.send("long " * 5000)
+    assert stored_session.warnings == ["this part of the chat isn't on the disk: database or disk is full"]
+    assert len(stored_session.chat.messages) == 4
+    stored_session.store.connection.execute("PRAGMA max_page_count = 100000")
+    stored_session.send("And now?")
+    assert stored_session.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
+    assert len(stored_session.warnings) == 1
 
 
-def test_a_continued_chat_omits_messages_without_response(kept: StoredSession) -> None:
-    kept.send("Hi")
-    stored = kept.store.chat("kept")
-    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
-    kept.store.begin_message(stored.id, lost.id)
-    session = kept.continued()
+def test_a_continued_chat_omits_messages_without_response(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored = stored_session.store.chat("kept")
+    lost = stored_session.store.add_message(stored.id, stored.tip, "user", "Lost")
+    stored_session.store.begin_message(stored.id, lost.id)
+    session = stored_session.continued()
     assert read(session) == ["Hi", ANSWER]
-    kept.drain(session.stream(FakeChat(kept.model, None), "More", {"progress": quiet}))
-    assert kept.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
+    stored_session.drain(session.stream(FakeChat(stored_session.model, None), "More", {"progress": quiet}))
+    assert stored_session.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
     assert read(session) == ["Hi", ANSWER, "More", ANSWER]
 
 
-def test_a_message_without_response_between_others_is_omitted(kept: StoredSession) -> None:
-    kept.send("Hi")
-    stored = kept.store.chat("kept")
-    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
-    writer = kept.store.begin_message(stored.id, lost.id)
-    user_message = kept.store.add_message(stored.id, writer.message, "user", "Again")
-    kept.store.add_message(stored.id, user_message.id, "assistant", "Found")
-    assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
+def test_a_message_without_response_between_others_is_omitted(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored = stored_session.store.chat("kept")
+    lost = stored_session.store.add_message(stored.id, stored.tip, "user", "Lost")
+    writer = stored_session.store.begin_message(stored.id, lost.id)
+    user_message = stored_session.store.add_message(stored.id, writer.message, "user", "Again")
+    stored_session.store.add_message(stored.id, user_message.id, "assistant", "Found")
+    assert read(stored_session.continued()) == ["Hi", ANSWER, "Again", "Found"]
 
 
 def test_a_session_continues_after_restart(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert edgeinfer("run", "tiny", "Hi", "--session", "foxes", "--system", "Be kind.").out == f"{ANSWER}\n"
     assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
     assert edgeinfer("run", "tiny", "More", "--continue").code == 0
-    assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
+    assert fake.prompts == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
     # The prompt cache is stored too, so that continuing needs no prefill.
     assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
     assert len(set(fake.snapshot_owners)) == 1
@@ -174,7 +178,7 @@ def test_a_lone_argument_after_continue_is_the_message(edgeinfer: CommandLine, f
     edgeinfer("run", "tiny", "Hi", "--session", "foxes")
     assert edgeinfer("run", "--continue", "And?").code == 0
     assert edgeinfer("run", "--continue", "And then?").code == 0
-    assert fake.asked == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
+    assert fake.prompts == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
     assert fake.loaded_with["model"] == "tiny"
 
 
@@ -197,7 +201,7 @@ def test_an_invalid_session_name_is_refused_before_any_message(
     outcome = edgeinfer("run", "tiny", "Hi", "--session", name)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert f"{name[:80]!r}: wanted a name" in outcome.err
-    assert fake.asked == []
+    assert fake.prompts == []
 
 
 EXCLUDED = {
@@ -254,7 +258,7 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     shown = 4 + terminal.seen.count("word")
     with chats_of(home) as store:
         (user_message, response) = store.branch(store.chats(1)[0])
-    assert (user_message.text, response.state) == ("Count", "reader")
+    assert (user_message.text, response.state) == ("Count", "coming")
     assert response.text.count("word ") >= shown
     again = Terminal(home, "run", "--continue")
     opened.append(again)

@@ -26,14 +26,14 @@ ROPES = {
 }
 
 
-def filled(device: str, spec: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
+def filled(device: str, spec: AttentionSpec, kind: CacheType, positions: list[int]) -> DeviceCache:
     """The cache with these of some random tokens."""
     random = np.random.default_rng(1)
-    rows = random.standard_normal((END, 4 * spec.head_dim)).astype(np.float32)[kept]
+    rows = random.standard_normal((END, 4 * spec.head_dim)).astype(np.float32)[positions]
     cache = DeviceCache.filled_with_nan(device, spec, POSITIONS, kind)
     qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * spec.head_dim].copy()).to(device)
-    projected = ProjectedHeads(qkv, torch.ones(len(kept), device=device))
-    queries = torch.empty(len(kept), 2, spec.head_dim, dtype=torch.float16, device=device)
+    projected = ProjectedHeads(qkv, torch.ones(len(positions), device=device))
+    queries = torch.empty(len(positions), 2, spec.head_dim, dtype=torch.float16, device=device)
     rope_append(projected, table_of(device, spec), spec, 0, queries, cache.args)
     return cache
 

@@ -55,9 +55,9 @@ def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name
             assert worst(result, same) < min(AGREES["q4_0"], lost / 3)
 
 
-GONE = np.r_[5:9, 12:24]
+EVICTED = np.r_[5:9, 12:24]
 """Of 45 positions, in two ranges."""
-SLID = [
+SHIFTED = [
     (ORDERED, "f16"),
     ("windows, two kinds of RoPE", "q4_0"),
     on_a_gpu("windows, two kinds of RoPE", "f16"),
@@ -68,7 +68,7 @@ SLID = [
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize(("name", "kind"), SLID)
+@pytest.mark.parametrize(("name", "kind"), SHIFTED)
 def test_a_shifted_cache_equals_the_reference(
     device: str, tmp_path: Path, name: str, kind: CacheType
 ) -> None:
@@ -78,11 +78,11 @@ def test_a_shifted_cache_equals_the_reference(
         backend = decoder.backend(device, kv=kind, chunk=45)
         taken = backend.nbytes
         read(backend, ids, (45,))
-        backend.evict(GONE, 45)
+        backend.evict(EVICTED, 45)
         result = read(backend, ids[45:], (1, 2, 3) if HAS_GPU else (2,), expected=3, start=29)
         assert backend.nbytes == taken
         backend.close()
-        expected = decoder.shifted_logits(ids[:45], GONE, ids[45:], kind)
+        expected = decoder.shifted_logits(ids[:45], EVICTED, ids[45:], kind)
         assert worst(result, expected) < AGREES[kind]
         if kind == "f16":
             assert worst(result, decoder.reference_logits(ids)[45:]) > 0.02
@@ -124,6 +124,6 @@ def test_shards_of_a_split_decoder_shift_together(
         ) as backend:
             shard: Any = backend
             read(shard, ids, (16, 16, 13), expected=1)
-            backend.evict(GONE, 45)
+            backend.evict(EVICTED, 45)
             result = read(shard, ids[45:], (1, 3) if HAS_GPU else (2,), expected=3, start=29)
-        assert worst(result, decoder.shifted_logits(ids[:45], GONE, ids[45:], kind)) < 2 * AGREES[kind]
+        assert worst(result, decoder.shifted_logits(ids[:45], EVICTED, ids[45:], kind)) < 2 * AGREES[kind]

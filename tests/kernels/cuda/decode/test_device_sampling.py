@@ -30,13 +30,13 @@ def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
 
 
 def run(device: str, logits: Any, settings: list[DeviceSamplingParams], recent: list[list[int]],
-        uniforms: list[float], kept: int, size: int) -> tuple[Any, Any]:  # fmt: skip
+        uniforms: list[float], max_candidates: int, size: int) -> tuple[Any, Any]:  # fmt: skip
     """Results (rows, 2) and the sampled ids, -7 where nothing was written."""
     rows, vocabulary = logits.shape
     requests = [one.request(len(ids), u) for one, ids, u in zip(settings, recent, uniforms, strict=True)]
     room = max(1, *map(len, recent))
     padded = torch.tensor([ids + [0] * (room - len(ids)) for ids in recent], dtype=torch.int32, device=device)
-    buffers = SamplingBuffers.allocate(rows, vocabulary, device, kept, size)
+    buffers = SamplingBuffers.allocate(rows, vocabulary, device, max_candidates, size)
     sampled = torch.full((rows,), -7, dtype=torch.int32, device=device)
     results = torch.full((rows, 2), -7, dtype=torch.int32, device=device)
     table = torch.tensor(requests, dtype=torch.float64, device=device)
@@ -93,9 +93,11 @@ def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> lis
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize(("vocabulary", "kept", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)])
+@pytest.mark.parametrize(
+    ("vocabulary", "max_candidates", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)]
+)
 def test_the_device_samples_the_same_token_as_the_host(
-    device: str, vocabulary: int, kept: int, size: int
+    device: str, vocabulary: int, max_candidates: int, size: int
 ) -> None:
     random = np.random.default_rng(vocabulary)
     compared = refused = 0
@@ -110,7 +112,7 @@ def test_the_device_samples_the_same_token_as_the_host(
         uniforms = [float(prob) for prob in random.random(ROWS)]
         uniforms[0] = 0.0
         results, sampled = run(
-            device, logits, [device_settings(one) for one in settings], recent, uniforms, kept, size
+            device, logits, [device_settings(one) for one in settings], recent, uniforms, max_candidates, size
         )
         for row in range(ROWS):
             ids, probabilities = samplers[row].distribution(logits[row], histories[row])
@@ -119,7 +121,7 @@ def test_the_device_samples_the_same_token_as_the_host(
                 refused += 1
                 assert token == -1
                 assert sampled[row] == -7
-                assert needs_more_than(kept, settings[row], logits[row], histories[row])
+                assert needs_more_than(max_candidates, settings[row], logits[row], histories[row])
                 continue
             assert status == SAMPLED
             assert sampled[row] == token
@@ -134,12 +136,12 @@ def test_the_device_samples_the_same_token_as_the_host(
             assert token == ids[min(position, ids.size - 1)], (settings[row], uniforms[row])
             compared += 1
     assert compared > 120
-    assert (refused > 20) == (vocabulary > kept)
+    assert (refused > 20) == (vocabulary > max_candidates)
 
 
-def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
+def needs_more_than(max_candidates: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
     """Whether the host needed more than the `kept` best: candidates, or the mass of a longer top-k."""
-    if settings.top_k > kept and settings.top_p < 1:
+    if settings.top_k > max_candidates and settings.top_p < 1:
         return True
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
@@ -147,7 +149,7 @@ def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: l
     adjusted = Sampler(looser, logits.size).adjusted(logits, history)
     remaining = Sampler(looser, logits.size).distribution(logits, history)[0].size
     disallowed = np.isneginf(adjusted).sum()
-    return bool(remaining >= kept or remaining + disallowed > kept)
+    return bool(remaining >= max_candidates or remaining + disallowed > max_candidates)
 
 
 def test_temperature_zero_samples_the_lowest_id_among_equals(device: str) -> None:

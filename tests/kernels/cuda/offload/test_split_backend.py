@@ -121,7 +121,7 @@ def test_a_prompt_and_steps_equal_the_unsplit_logits(
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
-SENT = [
+STREAMED = [
     on_a_gpu("llama", split_halves),
     ("llama", mixed),
     on_a_gpu("starcoder2", mixed),
@@ -136,7 +136,7 @@ SENT = [
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize(("name", "split_rule"), SENT)
+@pytest.mark.parametrize(("name", "split_rule"), STREAMED)
 def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
 ) -> None:

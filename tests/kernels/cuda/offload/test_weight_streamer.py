@@ -14,7 +14,7 @@ PIECE, COUNT = 4096, 200_000
 
 
 @pytest.fixture(params=["pinned", "refused"])
-def sender(
+def streamer(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightStreamer]:
     if request.param == "refused":
@@ -30,19 +30,19 @@ def memory() -> torch.Tensor:
     return torch.randint(0, 256, (COUNT,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def test_spans_arrive_in_order_and_stay_until_released(sender: WeightStreamer) -> None:
+def test_spans_arrive_in_order_and_stay_until_released(streamer: WeightStreamer) -> None:
     here = memory()
-    refused = sender.connect([here])
-    sender.begin()
+    refused = streamer.connect([here])
+    streamer.begin()
     assert refused in (0, COUNT)
     assert refused == 0 or HAS_GPU
     sums, requested = [], []
     for first in range(0, COUNT - PIECE, 1777):
         spans = [(first + 900, first + 907), (first, first + 777)]
-        there = sender.send(here, spans)
+        there = streamer.send(here, spans)
         assert there.shape == (784,)
         sums.append(there.clone())
-        sender.done()
+        streamer.done()
         requested.append(torch.cat([here[begin:end] for begin, end in spans]))
     for result, expected in zip(sums, requested, strict=True):
         assert torch.equal(result.cpu(), expected)
@@ -52,10 +52,10 @@ def test_spans_arrive_in_order_and_stay_until_released(sender: WeightStreamer) -
 def test_a_failed_pinning_is_reported(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, register = [memory(), memory()], weight_streamer.pin_in_place
     monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
-    sender = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
-    assert sender.connect(here) == COUNT
-    sender.begin()
+    streamer = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
+    assert streamer.connect(here) == COUNT
+    streamer.begin()
     for each in here:
-        assert torch.equal(sender.send(each, [(5, 50)]).cpu(), each[5:50])
-        sender.done()
-    sender.close()
+        assert torch.equal(streamer.send(each, [(5, 50)]).cpu(), each[5:50])
+        streamer.done()
+    streamer.close()
