@@ -64,12 +64,12 @@ def imported_packages(path: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("package", PARTS)
 def test_imports_go_down_only(package: str) -> None:
-    floor = PARTS[package][0]
+    layer = PARTS[package][0]
     upward = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules_of(package)
         for name in imported_packages(path) & PARTS.keys()
-        if PARTS[name][0] > floor
+        if PARTS[name][0] > layer
     ]
     assert upward == []
 
@@ -141,13 +141,13 @@ def test_importing_edgeinfer_loads_no_heavy_package() -> None:
 
 def test_a_folder_has_at_most_fourteen_files() -> None:
     files = Counter(path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    uncounted = Counter(
+    excluded = Counter(
         path.parent
         for folder in FOLDERS
         for name in ("__init__.py", "conftest.py")
         for path in (ROOT / folder).rglob(name)
     )
-    counts = {str(folder.relative_to(ROOT)): count for folder, count in (files - uncounted).items()}
+    counts = {str(folder.relative_to(ROOT)): count for folder, count in (files - excluded).items()}
     assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
 
 

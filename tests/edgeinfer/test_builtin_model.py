@@ -80,8 +80,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
 def test_sixty_greedy_tokens_equal_llama_cpp_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
     completions = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
     assert completions[0].prompt_ids == completions[1].prompt_ids
-    for mine, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
-        if mine.id != other.id:
+    for actual, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
+        if actual.id != other.id:
             (_, best), (_, second) = other.top_logprobs
             assert best - second < 0.05
             break

@@ -175,5 +175,5 @@ KINDS = {
 }
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    report(KINDS[sys.argv[2]](place, int(sys.argv[3])), place / "report.json")
+    root_folder = Path(sys.argv[1])
+    report(KINDS[sys.argv[2]](root_folder, int(sys.argv[3])), root_folder / "report.json")

@@ -21,12 +21,12 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])
 def test_keys_are_rotated_back_and_values_are_moved(
-    kind: CacheType, halves: bool, keep: int, dropped: int
+    kind: CacheType, neox: bool, keep: int, dropped: int
 ) -> None:
-    spec = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
+    spec = attention(RopeSpec(FREQUENCIES, neox, magnitude=1.3))
     random = np.random.default_rng(keep)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
     shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
@@ -34,12 +34,12 @@ def test_keys_are_rotated_back_and_values_are_moved(
     AttentionState(spec, shifted).evict(np.arange(keep, keep + dropped), END)
     rest = [*range(keep), *range(keep + dropped, END)]
     expected.write(0, apply_rope(keys[rest], spec.rope, 0), values[rest])
-    (found_keys, found_values), (want_keys, want_values) = (
+    (actual_keys, actual_values), (expected_keys, expected_values) = (
         cache.read(len(rest), 32) for cache in (shifted, expected)
     )
-    np.testing.assert_array_equal(found_values, want_values)
-    np.testing.assert_array_equal(found_keys[:, :keep], want_keys[:, :keep])
-    error = np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys)
+    np.testing.assert_array_equal(actual_values, expected_values)
+    np.testing.assert_array_equal(actual_keys[:, :keep], expected_keys[:, :keep])
+    error = np.linalg.norm(actual_keys - expected_keys) / np.linalg.norm(expected_keys)
     assert error < NEAR[kind]
 
 
@@ -65,11 +65,11 @@ def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
     shifted.write(0, apply_rope(keys, spec.rope, 0), values)
     AttentionState(spec, shifted).evict(evicted, END)
     expected.write(0, apply_rope(keys[remaining], spec.rope, 0), values[remaining])
-    (found_keys, found_values), (want_keys, want_values) = (
+    (actual_keys, actual_values), (expected_keys, expected_values) = (
         cache.read(70, 32) for cache in (shifted, expected)
     )
-    np.testing.assert_array_equal(found_values, want_values)
-    assert np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys) < NEAR[kind]
+    np.testing.assert_array_equal(actual_values, expected_values)
+    assert np.linalg.norm(actual_keys - expected_keys) / np.linalg.norm(expected_keys) < NEAR[kind]
 
 
 @pytest.mark.parametrize("evicted", [[], [-1, 3], [5, END], [7, 6], [6, 6]])

@@ -16,8 +16,8 @@ BLOCK_FORMATS = [name for name in FORMATS if name not in NUMBERS]
 BLOCKS = 5000
 
 # Zeros, the smallest and largest subnormal and normal float16, one, infinities, quiet and signalling NaN.
-SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
-HALF_OFFSETS = {
+SPECIAL_F16 = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
+F16_OFFSETS = {
     name: tuple(range(spec.scales.offset, spec.scales.offset + 2 * spec.scales.count, 2))
     for name, spec in FORMATS.items()
     if spec.scales and spec.scales.unit == 2
@@ -45,20 +45,20 @@ def test_random_bits_decode_as_in_gguf_py(name: str) -> None:
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
-@pytest.mark.parametrize("name", [name for name in HALF_OFFSETS if name != "Q1_0"])
+@pytest.mark.parametrize("name", [name for name in F16_OFFSETS if name != "Q1_0"])
 def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
-    offsets = HALF_OFFSETS[name]
-    shape = (len(SPECIAL_HALVES) ** 2, FORMATS[name].block_bytes)
+    offsets = F16_OFFSETS[name]
+    shape = (len(SPECIAL_F16) ** 2, FORMATS[name].block_bytes)
     raw = np.random.default_rng(12).integers(0, 256, shape, dtype=np.uint8)
-    first, second = np.meshgrid(SPECIAL_HALVES, SPECIAL_HALVES)
-    for offset, halves in zip(offsets, (first, second), strict=False):
-        raw[:, offset : offset + 2] = halves.reshape(-1, 1).astype("<u2").view(np.uint8)
+    first, second = np.meshgrid(SPECIAL_F16, SPECIAL_F16)
+    for offset, scales in zip(offsets, (first, second), strict=False):
+        raw[:, offset : offset + 2] = scales.reshape(-1, 1).astype("<u2").view(np.uint8)
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
 def test_q1_0_is_plus_or_minus_its_scale() -> None:
-    raw = np.random.default_rng(18).integers(0, 256, (len(SPECIAL_HALVES), 18), dtype=np.uint8)
-    raw[:, :2] = np.array(SPECIAL_HALVES, "<u2")[:, None].view(np.uint8)
+    raw = np.random.default_rng(18).integers(0, 256, (len(SPECIAL_F16), 18), dtype=np.uint8)
+    raw[:, :2] = np.array(SPECIAL_F16, "<u2")[:, None].view(np.uint8)
     d = raw[:, :2].copy().view("<f2").astype(np.float32)
     signs = (raw[:, 2:, None] >> np.arange(8, dtype=np.uint8)) & 1
     assert_same_bits(decode(raw, "Q1_0"), np.where(signs.reshape(-1, 128), d, -d).reshape(-1))

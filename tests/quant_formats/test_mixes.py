@@ -78,20 +78,20 @@ def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str
         Override(re.compile(each.pattern.decode()), FORMATS[format])
         for each, format in zip(overrides, ("Q8_0", "Q6_K"), strict=False)
     )
-    for theirs, mine in (
+    for theirs, actual in (
         ({"pure": True}, {"pure": True}),
         ({"output_tensor_type": 0}, {"output": FORMATS["F32"]}),
         ({"token_embedding_type": 8}, {"embedding": FORMATS["Q8_0"]}),
         ({"tt_overrides": ctypes.cast(overrides, ctypes.c_void_p)}, {"overrides": ours}),
     ):
-        if mix == "F16" and "overrides" in mine:
+        if mix == "F16" and "overrides" in actual:
             continue  # llama.cpp ignores the user's overrides there
         options: dict[str, Any] = dict(theirs)
         if "tt_overrides" in options:
             kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)
             options["tt_overrides"] = ctypes.cast(overrides, kind)
         expected = mix_models.by_llama_cpp(path, mix, **options)
-        assert formats(MODELS[name], mix, **mine) == expected, mine
+        assert formats(MODELS[name], mix, **actual) == expected, actual
 
 
 def test_rows_with_partial_blocks_use_the_fallback() -> None:

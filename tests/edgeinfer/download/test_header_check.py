@@ -46,23 +46,25 @@ UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("what", UNSUPPORTED)
+@pytest.mark.parametrize("case", UNSUPPORTED)
 def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
-    what: str, valid_model: bytes, tmp_path: Path
+    case: str, valid_model: bytes, tmp_path: Path
 ) -> None:
-    change, reason = UNSUPPORTED[what]
+    change, reason = UNSUPPORTED[case]
     settings = Pull(tmp_path, Hearing(), quick_retries())
     with HostileServer(change(valid_model)) as server:
-        came: list[int] = []
-        received = replace(settings, hearing=Hearing(progress=lambda done, total: came.append(done)))
+        received_bytes: list[int] = []
+        reporting = replace(
+            settings, hearing=Hearing(progress=lambda done, total: received_bytes.append(done))
+        )
         with pytest.raises(DownloadError) as caught:
-            pull(server.url("/m.gguf"), received)
+            pull(server.url("/m.gguf"), reporting)
         text = str(caught.value)
         assert reason in text
         assert "needs --engine llama.cpp" in text
         assert text.endswith("/m.gguf --engine llama.cpp")
         assert "\n" not in text
-        assert max(came) < len(valid_model) / 4
+        assert max(received_bytes) < len(valid_model) / 4
         assert list(tmp_path.rglob("m.gguf*")) == []
         pulled = pull(server.url("/m.gguf"), replace(settings, engine="llama.cpp"))
         assert pulled.path.stat().st_size == len(valid_model)

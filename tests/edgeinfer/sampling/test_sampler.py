@@ -179,13 +179,13 @@ def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
     logits = np.random.default_rng(5).standard_normal(300).astype(np.float32) * 2
     sampler = Sampler(SamplingParams(seed=11, **fields), logits.size)
     ids, probabilities = sampler.distribution(logits, [1, 2, 3])
-    draws = 3000
+    samples = 3000
     seeded_logits = np.bincount(
-        [sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size
+        [sampler.sample(logits, [1, 2, 3]) for _ in range(samples)], minlength=logits.size
     )
     assert seeded_logits.sum() == seeded_logits[ids].sum()
     # Cells with an expectation below five are pooled, as the chi-square approximation requires.
-    expected, seen = probabilities * draws, seeded_logits[ids].astype(float)
+    expected, seen = probabilities * samples, seeded_logits[ids].astype(float)
     rare = expected < 5
     if rare.any():
         expected = np.append(expected[~rare], expected[rare].sum())

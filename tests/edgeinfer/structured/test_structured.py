@@ -249,8 +249,8 @@ def test_samples_follow_the_masked_distribution(share: float, settings: dict[str
     chain = SamplingParams.from_keywords({"temperature": 0.8, "seed": 1, **settings})
     ids, probs = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
     masked = np.where(mask, logits, np.float32(-np.inf))
-    want_ids, expected = Sampler(chain, size).distribution(masked, history)
-    np.testing.assert_array_equal(ids, want_ids)
+    expected_ids, expected = Sampler(chain, size).distribution(masked, history)
+    np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(probs, expected, rtol=1e-6)
     assert mask[ids].all()
 

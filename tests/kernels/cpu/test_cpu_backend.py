@@ -234,14 +234,14 @@ def test_a_quantized_cache_is_rounded_as_in_the_formula(
     for engine in (ours, formula):
         engine.append(IDS[:-1])
         engine.append(IDS[-1:])
-    for mine, expected in zip(caches_of(ours), caches_of(formula), strict=True):
-        keys, values = mine.read(len(IDS), head_dim)
-        want_keys, want_values = expected.read(len(IDS), head_dim)
+    for actual, expected in zip(caches_of(ours), caches_of(formula), strict=True):
+        keys, values = actual.read(len(IDS), head_dim)
+        expected_keys, expected_values = expected.read(len(IDS), head_dim)
         # At the edge of a code, the next one is possible: an element is off by one step of its group at most.
-        assert np.abs(keys - want_keys).max() <= code * np.abs(want_keys).max()
-        assert np.abs(values - want_values).max() <= code * np.abs(want_values).max()
-        assert relative(keys, want_keys) < near
-        assert relative(values, want_values) < near
+        assert np.abs(keys - expected_keys).max() <= code * np.abs(expected_keys).max()
+        assert np.abs(values - expected_values).max() <= code * np.abs(expected_values).max()
+        assert relative(keys, expected_keys) < near
+        assert relative(values, expected_values) < near
     ours.close()
     plain = logits_of(path, exact)
     assert min_distance < relative(logits_of(path, cpu(isa), kind), plain) < max_distance

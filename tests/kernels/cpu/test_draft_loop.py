@@ -140,17 +140,17 @@ def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> 
     sampler = Sampler(settings, draft.vocabulary_size)
     for end in range(9, 30, 3):
         draft.rewind(0)
-        want_ids, expected = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
+        expected_ids, expected = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         for number in (0.0, 0.3, 0.9999999):
             draft.rewind(end - 1)
             actual = draft.draft(
                 IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, params, [number])
             )
             (ids, weights), prob = actual.candidates[0], actual.probs[0]
-            assert ids.tolist() == want_ids.tolist()
+            assert ids.tolist() == expected_ids.tolist()
             np.testing.assert_allclose(weights / weights.sum(), expected, rtol=2e-5)
             index = min(int(np.searchsorted(np.cumsum(expected), number, side="right")), len(expected) - 1)
-            assert actual.ids == [int(want_ids[index])]
+            assert actual.ids == [int(expected_ids[index])]
             if len(expected) > 1:
                 assert prob == pytest.approx(expected[index], rel=2e-5)
 

@@ -42,13 +42,13 @@ def split_decoder(
     kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
     """The decoder's layers, placed by `splits`."""
-    spec, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    exchange_buffer = ExchangeBuffer(where, CHUNK, spec.hidden_size, max_experts_per_token(spec))
+    spec, weights, target_device = decoder.specification, decoder.weights, torch.device(device)
+    exchange_buffer = ExchangeBuffer(target_device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
     upper = CudaBackend(
         spec,
         weights,
         CONTEXT,
-        where,
+        target_device,
         DeviceOptions(chunk=CHUNK, kv=kv, splits=tuple(splits), stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,

@@ -210,13 +210,13 @@ def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
         texts = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
         same = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
         ids = [*prompt, *texts[0][:same]]
-        mine, theirs = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
-    distance = np.linalg.norm(mine - theirs) / np.linalg.norm(mine)
+        cpu_logits, gpu_logits = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
+    distance = np.linalg.norm(cpu_logits - gpu_logits) / np.linalg.norm(cpu_logits)
     assert distance < ROUNDING
     if same is None:
         assert len(texts[0]) == len(texts[1])
         return
-    margin = mine[texts[0][same]] - mine[texts[1][same]]
+    margin = cpu_logits[texts[0][same]] - cpu_logits[texts[1][same]]
     record_property("stories part", f"at token {same}, by {margin:.4f}; logits differ by {distance:.2%}")
     # the second device prefers another token by no more than the difference of their logits
-    assert 0 <= margin <= 2 * np.abs(mine - theirs).max()
+    assert 0 <= margin <= 2 * np.abs(cpu_logits - gpu_logits).max()

@@ -63,8 +63,8 @@ def test_feed_forwards_are_split_so_that_both_devices_work() -> None:
     split = [item for item in plan.layers if 0 < item.hot_neurons < item.neurons]
     assert split
     assert all(item.hot_neurons % 512 == 0 for item in split)
-    halves = [item for item in plan.items if item.overlapped]
-    assert len(halves) == len(split)
+    overlapped = [item for item in plan.items if item.overlapped]
+    assert len(overlapped) == len(split)
     awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
     assert awaited == pytest.approx(plan.ms_per_token)
 

@@ -62,8 +62,8 @@ def test_keys_are_rotated_back_and_values_are_moved(
     rest = [*range(keep), *range(keep + dropped, END)]
     cache, expected = (filled(device, spec, kind, tokens) for tokens in ([*range(END)], rest))
     shift_cache(device, cache, spec, keep, dropped)
-    (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, expected))
-    np.testing.assert_array_equal(values, want_values)
-    np.testing.assert_array_equal(keys[:, :keep], want_keys[:, :keep])
-    error = np.linalg.norm(keys - want_keys) / np.linalg.norm(want_keys)
+    (keys, values), (expected_keys, expected_values) = (each.read(len(rest)) for each in (cache, expected))
+    np.testing.assert_array_equal(values, expected_values)
+    np.testing.assert_array_equal(keys[:, :keep], expected_keys[:, :keep])
+    error = np.linalg.norm(keys - expected_keys) / np.linalg.norm(expected_keys)
     assert error < NEAR[kind] if spec.rope else error == 0

@@ -221,14 +221,16 @@ def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None
     raw = np.random.default_rng(7).integers(
         0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
     )
-    stack, where = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
+    stack, target_device = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
     sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
-    loaded, target = (Arena(where, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2))
+    loaded, target = (
+        Arena(target_device, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2)
+    )
     order = (2, 0, 1)
     for slot, expert in enumerate(order):
-        loaded.fill(slot * rows, sources[expert].to(where))
+        loaded.fill(slot * rows, sources[expert].to(target_device))
     pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
-    packers = {count: expert_loading.Packer(stack, count, where, pool) for count in (3, 1)}
+    packers = {count: expert_loading.Packer(stack, count, target_device, pool) for count in (3, 1)}
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):
