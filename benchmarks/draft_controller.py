@@ -52,7 +52,7 @@ NEUTRAL: dict[str, tuple[Any, str, float]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A text, and the costs of a draft token and of each further token of a forward, relative to a forward."""
+    """A text, and the costs of a draft token and of each further token of a forward, in forwards."""
 
     acceptance: str
     draft: float
