@@ -165,7 +165,7 @@ def test_a_banned_word_is_found_in_prose() -> None:
     assert banned_prose("# Meanwhile nobody reads it.") == ["Meanwhile", "nobody"]
     assert banned_prose("dequantised") == ["dequantised"]
     assert banned_prose("a mixture") == ["mixture"]
-    assert banned_prose('a mixture of experts; `beside_model`; the message "nobody"') == []
+    assert banned_prose('a mixture of experts; `adjacent_profile_path`; the message "nobody"') == []
 
 
 def test_no_test_has_a_banned_name() -> None:

@@ -54,10 +54,10 @@ class Shape:
         }
         head = (self.vocabulary, self.width)
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
-        found: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
-            found |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
-        return found
+            shapes |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
+        return shapes
 
     def _feed_forward_matrices(self) -> dict[str, tuple[int, ...]]:
         rows, columns = (self.feed_forward, self.width), (self.width, self.feed_forward)
@@ -80,10 +80,10 @@ class Shape:
             layer |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
         if self.row_norms:
             layer |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
-        found = {"output_norm.weight": self.width}
+        lengths = {"output_norm.weight": self.width}
         for index in range(self.layers):
-            found |= {f"blk.{index}.{name}": size for name, size in layer.items()}
-        return found
+            lengths |= {f"blk.{index}.{name}": size for name, size in layer.items()}
+        return lengths
 
     @property
     def parameters(self) -> int:
@@ -164,7 +164,7 @@ SHAPES = {shape.name: shape for shape in _ALL}
 
 def find_shape(name: str) -> Shape:
     """The shape of that name. Raises `SettingError` if there is none."""
-    found = SHAPES.get(name.lower())
-    if found is None:
+    shape = SHAPES.get(name.lower())
+    if shape is None:
         raise SettingError(f"shape: saw {name!r}, wanted one of {', '.join(SHAPES)}")
-    return found
+    return shape

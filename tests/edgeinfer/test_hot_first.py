@@ -11,7 +11,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.profiling.profiling import profile
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from edgeinfer_quant_formats import FormatError, GGUFFile
-from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_a_block
+from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_per_block
 from tests.model_zoo import ZOO
 
 TEXT = "the heron ate in the rain on a stone " * 30
@@ -99,9 +99,7 @@ def test_llama_cpp_reads_the_file_and_agrees(tmp_path: Path, formats: tuple[str,
 
 def test_without_a_profile_the_error_names_the_command(tmp_path: Path) -> None:
     source = ZOO["arcee"].write(tmp_path / "m.gguf")
-    with pytest.raises(
-        SettingError, match="no profile says which neurons are hot; make one with edgeinfer profile"
-    ):
+    with pytest.raises(SettingError, match="it has no activity profile; create one with edgeinfer profile"):
         edgeinfer.quantize(source, tmp_path / "hot.gguf", hot_first=True)
 
 
@@ -110,8 +108,8 @@ def test_orders_move_whole_blocks_and_must_be_permutations(tmp_path: Path) -> No
     assert hottest_first(counts, 1).tolist() == [2, 3, 4, 5, 1, 0]
     assert hottest_first(counts, 2).tolist() == [2, 3, 4, 5, 0, 1]
     with GGUFFile.open(ZOO["arcee"].write(tmp_path / "m.gguf")) as file:
-        assert neurons_a_block(file, 0) == 1
+        assert neurons_per_block(file, 0) == 1
         with pytest.raises(FormatError, match=r"no blk\.9\.ffn_down\.weight; only dense feed-forwards"):
-            neurons_a_block(file, 9)
+            neurons_per_block(file, 9)
         with pytest.raises(FormatError, match="order of 96 neurons for layer 0, wanted each of its 96 once"):
             ReorderedFile(file, {0: np.zeros(96, np.int64)})

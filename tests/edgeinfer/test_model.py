@@ -162,12 +162,12 @@ def test_a_model_closes_if_its_with_block_raises() -> None:
 
 def test_closing_waits_for_the_token_of_another_thread() -> None:
     engine = FakeEngine(scripted("Hello", 3))
-    reached, go_on, order = threading.Event(), threading.Event(), []
+    reached, may_continue, order = threading.Event(), threading.Event(), []
     original = engine.logits_function
 
     def slow(ids: list[int]) -> np.ndarray:
         reached.set()
-        assert go_on.wait(10)
+        assert may_continue.wait(10)
         order.append("computed")
         return original(ids)
 
@@ -183,7 +183,7 @@ def test_closing_waits_for_the_token_of_another_thread() -> None:
 
     closing = threading.Thread(target=close)
     closing.start()
-    go_on.set()
+    may_continue.set()
     reader.join(10)
     closing.join(10)
     assert order == ["computed", "closed"]
@@ -245,5 +245,5 @@ def test_chat_messages_are_accepted_as_prompt(zoo_file: ZooFile) -> None:
         for wrong in invalid_calls:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)
-        with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):
+        with pytest.raises(SettingError, match="tools: wanted the messages of a chat as prompt"):
             model.generate("the rain", tools=[{"name": "look"}])

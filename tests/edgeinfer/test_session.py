@@ -209,12 +209,12 @@ def test_an_edit_before_the_dropped_messages_restores_those_that_fit(chat_model:
 def test_a_missing_message_cannot_be_edited(chat_model: FakeChatModel, index: int) -> None:
     chat = chat_model.chat()
     chat.say("a")
-    with pytest.raises(ValueError, match=rf"turn {index}: this chat has 1 turns, counted from 0"):
+    with pytest.raises(ValueError, match=rf"message {index}: this chat has 1 user messages, counted from 0"):
         chat.edit(index, "b")
 
 
 def test_regenerate_before_the_first_message_is_an_error(chat_model: FakeChatModel) -> None:
-    with pytest.raises(ValueError, match="nothing has been said yet"):
+    with pytest.raises(ValueError, match="there is no response yet"):
         chat_model.chat().regenerate()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import edgeinfer
 from edgeinfer.download.http_source import RemoteFile
-from edgeinfer.download.transfer import Hearing, fetch
+from edgeinfer.download.transfer import TransferCallbacks, fetch
 from edgeinfer.quantizing import quantize
 
 Progress = Callable[..., None]
@@ -41,7 +41,9 @@ def make(folder: Path, progress: Progress) -> None:
 
 def pull(folder: Path, progress: Progress) -> None:
     url = (folder / "url").read_text()
-    fetch(RemoteFile(url, "model.gguf"), folder / "pulled" / "model.gguf", Hearing(progress=progress))
+    fetch(
+        RemoteFile(url, "model.gguf"), folder / "pulled" / "model.gguf", TransferCallbacks(progress=progress)
+    )
     print((folder / "pulled" / "model.gguf").stat().st_size)
 
 

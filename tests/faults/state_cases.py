@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatTree, line_to
+from edgeinfer.history.tree import ChatTree, branch_to
 from edgeinfer.registry.entries import read_registry
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import DIGEST_BYTES, KernelCache, objects_folder
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
-from edgeinfer_tui.options.settings import sound_settings
+from edgeinfer_tui.options.settings import valid_settings
 from tests.faults.outcomes import Case, report
 
 Damage = Callable[[bytearray, random.Random], None]
@@ -110,7 +110,7 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
         for _ in range(2):  # damage found at one start must not affect the next
             with ChatStore(path) as store:
                 for chat in store.chats():
-                    line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
+                    branch_to(ChatTree(store.messages(chat)).with_number(chat.tip))
                     store.branch(chat)
                 store.search("turn")
                 fresh = store.new_chat("tiny")
@@ -157,7 +157,7 @@ def toml_cases(folder: Path, count: int) -> Iterator[Case]:
     settings, models = folder / "settings.toml", folder / "models.toml"
 
     def read_settings() -> None:
-        _, wrong = sound_settings({"EDGEINFER_CONFIG": str(settings)})
+        _, wrong = valid_settings({"EDGEINFER_CONFIG": str(settings)})
         for error in wrong:
             raise error
 

@@ -144,8 +144,10 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
         begin = always.seconds if always else 0.0
         if costs.granules == 0 and side == GPU:  # no expert can be on the GPU
             elsewhere = np.array([True])
-        return begin + _at_once(own, other) + sync_seconds * elsewhere, np.full(len(granules), side)
-    seconds = _at_once(own, other) + sync_seconds * elsewhere
+        return begin + _overlapped_seconds(own, other) + sync_seconds * elsewhere, np.full(
+            len(granules), side
+        )
+    seconds = _overlapped_seconds(own, other) + sync_seconds * elsewhere
     out = np.full(len(granules), side)
     whole = 0 if side == GPU else costs.granules
     if side == GPU or costs.granules:
@@ -154,7 +156,7 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
     return seconds, out
 
 
-def _at_once(own: Array, other: Array) -> Array:
+def _overlapped_seconds(own: Array, other: Array) -> Array:
     """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
     return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
 

@@ -13,11 +13,11 @@ from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, find_mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantized
-from edgeinfer_quant_formats.quantizer.type_choice import (
+from edgeinfer_quant_formats.quantizer.type_selection import (
     Override,
-    TypeChoice,
     TypeOptions,
-    choose_types,
+    TypeSelection,
+    select_types,
     unmatched,
 )
 from tests.quant_formats import mix_models
@@ -31,10 +31,10 @@ def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
     return [TensorInfo(name, shape, kind, 0, kind.nbytes(shape), part=0) for name, shape in shapes.items()]
 
 
-def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeChoice]:
+def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeSelection]:
     tied = OUTPUT not in model.shapes()
     spec = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
-    return choose_types(infos(model.shapes()), spec, find_mix(mix), TypeOptions(**options))
+    return select_types(infos(model.shapes()), spec, find_mix(mix), TypeOptions(**options))
 
 
 def formats(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, str]:
@@ -132,7 +132,7 @@ def test_a_layer_that_the_metadata_do_not_count_is_refused() -> None:
     spec = SourceModel("llama", layers=2, experts=4)
     tensors = infos({"blk.2.ffn_down_exps.weight": (4, 4, 256)})
     with pytest.raises(FormatError, match=r"blk\.2\.ffn_down_exps\.weight: layer 2, wanted 0 to 1"):
-        choose_types(tensors, spec, find_mix("Q4_K_M"))
+        select_types(tensors, spec, find_mix("Q4_K_M"))
 
 
 def test_mixes_are_found_in_any_case_and_by_their_short_names() -> None:

@@ -118,7 +118,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
     metadata = {"split.no": np.uint16(2), "split.count": np.uint16(3)}
     with GGUFWriter(paths[2], metadata) as writer:
         writer.add_tensor("blk.0", np.zeros(32, np.float32), "F32")
-    message = r"00003-of-00003\.gguf: tensor blk\.0 stands in model-00001-of-00003\.gguf too"
+    message = r"00003-of-00003\.gguf: tensor blk\.0 is in model-00001-of-00003\.gguf too"
     with pytest.raises(FormatError, match=message):
         GGUFFile.open(paths[0])
 

@@ -33,7 +33,7 @@ def quantize(source: Path, mix: str, processes: int = 1, importance: Importance 
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces a tensor, and workers for the smallest model."""
     monkeypatch.setattr(quantizing, "PIECE_WEIGHTS", 600)
-    monkeypatch.setattr(quantizing, "FEWEST_WEIGHTS_FOR_WORKERS", 1)
+    monkeypatch.setattr(quantizing, "MIN_WEIGHTS_FOR_WORKERS", 1)
 
 
 @pytest.mark.default_cases
@@ -188,6 +188,6 @@ def test_a_killed_worker_is_an_error() -> None:
             worker.send_signal(signal.SIGKILL)
             worker.wait()
         with pytest.raises(
-            WorkerError, match="tensor w: a worker process ended with code -9, wanted its answer"
+            WorkerError, match="tensor w: a worker process ended with code -9, wanted its result"
         ):
             next(pool.recoded([lambda: piece]))

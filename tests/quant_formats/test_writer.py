@@ -174,7 +174,7 @@ def test_a_callable_is_called_only_when_the_file_is_written(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("source", "format_name", "shape", "message"),
     [
-        (bytes(10), "F32", None, "shape missing, wanted one beside a source of type bytes"),
+        (bytes(10), "F32", None, "shape missing, wanted one for a source of type bytes"),
         (np.zeros((2, 100)), "Q4_K", None, r"row of 100 weights is not a multiple of the Q4_K block \(256\)"),
         (
             np.zeros((2, 100), np.uint8),

@@ -33,7 +33,7 @@ def test_a_row_shows_measured_and_planned_memory() -> None:
 
 def test_a_failed_load_reports_the_reason() -> None:
     failed = BudgetRow("m", GIB, 0.05, failure="main memory is too small")
-    assert not failed.is_kept
+    assert not failed.is_within_budget
     assert failed.cells()[3] == "main memory is too small"
     assert len(failed.cells()) == len(HEAD)
 

@@ -4,7 +4,7 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
 from harness import cuda_runs
-from harness.cuda_runs import Comparison, own_seconds
+from harness.cuda_runs import Comparison, workload_seconds
 
 
 def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Comparison:
@@ -31,8 +31,8 @@ def test_every_workload_is_timed_after_its_depth() -> None:
     ]
     with load("tiny", context=64, device="cpu", draft=None) as model:
         for workload in workloads:
-            assert own_seconds(model, workload) > 0
+            assert workload_seconds(model, workload) > 0
             if workload.kind != "generate":
                 assert len(model.engine.ids) == workload.depth + workload.tokens
-        again = own_seconds(model, workloads[1])
+        again = workload_seconds(model, workloads[1])
         assert 0 < again < 10

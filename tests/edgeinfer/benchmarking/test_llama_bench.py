@@ -60,5 +60,5 @@ def test_the_output_of_a_failed_program_is_quoted(tmp_path: Path) -> None:
 
 def test_a_missing_test_is_named(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nprint('[]')\n"))
-    with pytest.raises(EdgeInferError, match="said nothing of pp8"):
+    with pytest.raises(EdgeInferError, match="returned no result for pp8"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)

@@ -78,7 +78,7 @@ def test_repeated_doubling_is_stopped(expression: str, monkeypatch: pytest.Monke
     macro = "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s=['ab']) %}"
     if expression not in ("ns.s + ns.s", "[ns.s]|batch(2, ns.s)|list"):
         macro = macro.replace("['ab']", "'ab'")
-    assert "characters made" in failure(
+    assert "characters besides" in failure(
         macro
         + "{% for i in range(60) %}{% set ns.s = "
         + expression
@@ -106,7 +106,7 @@ def test_repeated_doubling_is_stopped(expression: str, monkeypatch: pytest.Monke
     ],
 )
 def test_text_multiplication_is_stopped_before_allocation(source: str) -> None:
-    assert "characters made" in failure(source)
+    assert "characters besides" in failure(source)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_repeated_squaring_is_stopped() -> None:
 def test_nested_loops_are_stopped_by_iteration_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     inner = "{% for b in range(1000) %}{% endfor %}"
-    assert "more than 5000 loop turns" in failure("{% for a in range(1000) %}" + inner + "{% endfor %}")
+    assert "more than 5000 loop iterations" in failure("{% for a in range(1000) %}" + inner + "{% endfor %}")
 
 
 def test_nested_loops_are_stopped_by_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_recursive_macros_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
     assert "RecursionError" in failure(macro + "{{ m(500) }}")
-    assert "loop turns and macro calls" in failure(macro + "{{ m(30) }}")
+    assert "loop iterations and macro calls" in failure(macro + "{{ m(30) }}")
 
 
 def test_each_rendering_has_a_separate_budget() -> None:
@@ -168,7 +168,7 @@ def test_a_long_chat_stays_within_the_limits() -> None:
 
 @pytest.mark.parametrize("arguments", ["1", "width=1", "2, true"])
 def test_wrapping_a_long_word_counts_copied_bytes(arguments: str) -> None:
-    assert "characters made" in failure(LONG + "{{ s|wordwrap(" + arguments + ") }}")
+    assert "characters besides" in failure(LONG + "{{ s|wordwrap(" + arguments + ") }}")
     assert render("{{ 'a b'|wordwrap(1) }}") == "a\nb"
 
 

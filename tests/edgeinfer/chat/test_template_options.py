@@ -41,7 +41,7 @@ def test_reasoning_levels_come_from_the_template(name: str) -> None:
     ("options", "expected"),
     [
         ({"thinking": "maybe"}, "'maybe', wanted one of on, off, low, medium, high"),
-        ({"thinking": "low"}, "saw 'low', but the model's chat template knows on, off"),
+        ({"thinking": "low"}, "saw 'low', but the model's chat template supports on, off"),
         ({"args": {"foo": 1}}, "doesn't read 'foo'; it reads: enable_thinking"),
         ({"args": {"messages": []}}, "'messages' is set by edgeinfer"),
         ({"args": 5}, "saw '5', wanted template variables by name"),

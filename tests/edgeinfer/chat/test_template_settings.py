@@ -34,9 +34,9 @@ def test_a_request_sets_reasoning_and_variables(model: edgeinfer.Model) -> None:
         chat = model.chat(thinking="off")
         chat.say("hi", max_tokens=1, template_args={"mood": "!"})
         assert chat.context_used
-        with pytest.raises(SettingError, match="saw 'high', but the model's chat template knows on, off"):
+        with pytest.raises(SettingError, match="saw 'high', but the model's chat template supports on, off"):
             prompt_of(model, thinking="high")
-        with pytest.raises(SettingError, match="doesn't go through a chat template"):
+        with pytest.raises(SettingError, match="the chat template isn't applied to the prompt"):
             model.generate("hi", thinking="off")
 
 

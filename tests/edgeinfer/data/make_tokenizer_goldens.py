@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.tokenizer import known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, spell
+from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
 from edgeinfer_quant_formats import GGUFWriter
 
 FOLDER = Path(__file__).parent / "tokenizer"
@@ -131,7 +131,7 @@ def corpus(path: str) -> list[str]:
 
 
 def byte_pair_vocabulary(texts: list[str]) -> dict[str, Any]:
-    merges = learned_merges([list(spell(text)) for text in texts], MERGES)
+    merges = learned_merges([list(to_byte_alphabet(text)) for text in texts], MERGES)
     alphabet = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<ud>", "<|ctl|>"]
     joined = dict.fromkeys(left + right for left, right in merges)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.download.http_source import RemoteFile
-from edgeinfer.download.transfer import Fetched, RetryPolicy, fetch
+from edgeinfer.download.transfer import DownloadedFile, RetryPolicy, fetch
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.hostile_server import HostileServer
@@ -34,7 +34,7 @@ def remote_of(server: HostileServer, **known: object) -> RemoteFile:
     return replace(RemoteFile(server.url(), "model.gguf"), **known)  # type: ignore[arg-type]
 
 
-def downloaded(server: HostileServer, folder: Path, **known: object) -> Fetched:
+def downloaded(server: HostileServer, folder: Path, **known: object) -> DownloadedFile:
     return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=quick_retries())
 
 

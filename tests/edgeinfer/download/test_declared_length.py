@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer.download import transfer
 from edgeinfer.download.pulling import Pull, pull
-from edgeinfer.download.transfer import Hearing
+from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 from tests.edgeinfer.download import hostile_server as does
@@ -32,7 +32,7 @@ def test_the_header_gives_the_length_of_a_file(model: bytes) -> None:
 def test_an_endless_response_is_aborted(model: bytes, server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.endless(model, MANY)]
     text = refusal(server, tmp_path)
-    assert f"more came than the {len(model)} bytes that the file's own header declares; deleted" in text
+    assert f"received more than the {len(model)} bytes that the file's own header declares; deleted" in text
     assert not list(tmp_path.glob("model.gguf*"))
 
 
@@ -66,6 +66,6 @@ def test_a_valid_chunked_response_is_complete(model: bytes, tmp_path: Path) -> N
 )
 def test_an_invalid_url_gives_a_one_line_error(address: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError) as caught:
-        pull(address, Pull(tmp_path, Hearing(), quick_retries()))
+        pull(address, Pull(tmp_path, TransferCallbacks(), quick_retries()))
     assert str(caught.value).isprintable()
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.download.header_check import incoming_support
 from edgeinfer.download.pulling import Pull, pull
-from edgeinfer.download.transfer import Hearing
+from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.fetching import quick_retries
 from tests.edgeinfer.download.hostile_server import HostileServer
@@ -51,11 +51,11 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
     case: str, valid_model: bytes, tmp_path: Path
 ) -> None:
     change, reason = UNSUPPORTED[case]
-    settings = Pull(tmp_path, Hearing(), quick_retries())
+    settings = Pull(tmp_path, TransferCallbacks(), quick_retries())
     with HostileServer(change(valid_model)) as server:
         received_bytes: list[int] = []
         reporting = replace(
-            settings, hearing=Hearing(progress=lambda done, total: received_bytes.append(done))
+            settings, callbacks=TransferCallbacks(progress=lambda done, total: received_bytes.append(done))
         )
         with pytest.raises(DownloadError) as caught:
             pull(server.url("/m.gguf"), reporting)
@@ -77,6 +77,8 @@ def test_a_supported_model_is_downloaded_completely(valid_model: bytes, tmp_path
     assert support.is_native
     with HostileServer(valid_model) as server:
         assert (
-            pull(server.url("/m.gguf"), Pull(tmp_path, Hearing(), quick_retries())).path.read_bytes()
+            pull(
+                server.url("/m.gguf"), Pull(tmp_path, TransferCallbacks(), quick_retries())
+            ).path.read_bytes()
             == valid_model
         )

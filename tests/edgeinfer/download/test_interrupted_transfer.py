@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import partial_path
-from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, fetch
+from edgeinfer.download.transfer import DownloadedFile, RetryPolicy, TransferCallbacks, fetch
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.fetching import SHA256, downloaded, quick_retries, refusal, remote_of
@@ -18,11 +18,11 @@ from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 def test_an_interrupted_download_resumes(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.cut(100_000), *[does.status(500)] * 3]
-    assert "100000 of 300004 bytes are here" in refusal(server, tmp_path, sha256=SHA256)
+    assert "100000 of 300004 bytes are received" in refusal(server, tmp_path, sha256=SHA256)
     assert partial_path(tmp_path / "model.gguf").stat().st_size == 100_000
     server.seen.clear()
     checked: list[tuple[int, int]] = []
-    progress = Hearing(checking=lambda done, total: checked.append((done, total)))
+    progress = TransferCallbacks(checking=lambda done, total: checked.append((done, total)))
     fetch(remote_of(server, sha256=SHA256), tmp_path / "model.gguf", progress, quick_retries())
     assert server.ranges() == ["100000"]
     assert checked[-1] == (300_004, 300_004)
@@ -77,7 +77,7 @@ def test_a_download_with_unreadable_metadata_resumes(server: HostileServer, tmp_
 
 def test_a_corrupted_partial_download_is_deleted(server: HostileServer, tmp_path: Path) -> None:
     partial_path(tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(996))
-    assert "thrown away, pull it again" in refusal(server, tmp_path, sha256=SHA256)
+    assert "deleted, pull it again" in refusal(server, tmp_path, sha256=SHA256)
     assert list(tmp_path.iterdir()) == []
     downloaded(server, tmp_path, sha256=SHA256)
 
@@ -103,14 +103,19 @@ def test_concurrent_downloads_of_one_file_leave_one_complete_file(
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = [does.stall(1000), does.cut(9000)]
-    result: list[Fetched] = []
+    result: list[DownloadedFile] = []
     text: list[str] = []
     retry_policy = RetryPolicy(stall_seconds=0.5, poll_seconds=0.01, first_wait=0.01)
     destination = tmp_path / "model.gguf"
     threads = [
         threading.Thread(
             target=lambda: result.append(
-                fetch(remote_of(server, sha256=SHA256), destination, Hearing(say=text.append), retry_policy)
+                fetch(
+                    remote_of(server, sha256=SHA256),
+                    destination,
+                    TransferCallbacks(say=text.append),
+                    retry_policy,
+                )
             )
         )
         for _ in range(4)
@@ -120,7 +125,7 @@ def test_concurrent_downloads_of_one_file_leave_one_complete_file(
     for thread in threads:
         thread.join()
     assert destination.read_bytes() == CONTENT
-    assert sorted(one.was_there for one in result) == [False, True, True, True]
+    assert sorted(one.existed for one in result) == [False, True, True, True]
     assert text == ["another program is fetching model.gguf; waiting for it"] * 3
     assert server.ranges() == ["0", "1000", "10000"]
 
@@ -159,6 +164,6 @@ def test_progress_starts_at_the_partial_size(server: HostileServer, tmp_path: Pa
         json.dumps({"tag": does.TAG, "total": len(CONTENT), "sha256": None})
     )
     seen: list[tuple[int, int | None]] = []
-    progress = Hearing(progress=lambda done, total: seen.append((done, total)))
+    progress = TransferCallbacks(progress=lambda done, total: seen.append((done, total)))
     fetch(remote_of(server), tmp_path / "model.gguf", progress, quick_retries())
     assert (seen[0], seen[-1]) == ((1000, 300_004), (300_004, 300_004))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgeinfer.download import transfer
-from edgeinfer.download.pulling import Pull, Pulled, pull
-from edgeinfer.download.transfer import Hearing, RetryPolicy
+from edgeinfer.download.pulling import Pull, PulledModel, pull
+from edgeinfer.download.transfer import RetryPolicy, TransferCallbacks
 from edgeinfer.errors import DownloadError, UnknownModelError
-from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.registry import find_model
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
@@ -53,10 +53,10 @@ def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> P
     write_own(tmp_path, OWN)
     return Pull(
         models_folder=tmp_path / "models",
-        hearing=Hearing(),
+        callbacks=TransferCallbacks(),
         retry_policy=RetryPolicy(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
         endpoint=hub.url("").rstrip("/"),
-        others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
+        others=ExternalFolders.usual(environment={}, home=tmp_path / "nowhere"),
         machine=lambda: machine_with(8 * GIBIBYTE),
     )
 
@@ -102,10 +102,10 @@ def refusal(expected: str, settings: Pull) -> str:
 
 def recording(settings: Pull) -> tuple[Pull, list[str]]:
     output: list[str] = []
-    return replace(settings, hearing=Hearing(say=output.append)), output
+    return replace(settings, callbacks=TransferCallbacks(say=output.append)), output
 
 
-def files_of(pulled: Pulled, settings: Pull) -> list[str]:
+def files_of(pulled: PulledModel, settings: Pull) -> list[str]:
     return [file.path.relative_to(settings.models_folder).as_posix() for file in pulled.files]
 
 
@@ -128,7 +128,7 @@ def test_a_downloaded_model_needs_no_network(hub: FakeHub, settings: Pull, model
     offline = replace(settings, endpoint="http://127.0.0.1:9")
     for expected in ("mini", "mini:Q4_K_M", "hf:me/mini-GGUF/mini-Q4_K_M.gguf"):
         again = pull(expected, offline)
-        assert (again.path, again.files[0].was_there) == (first.path, True)
+        assert (again.path, again.files[0].existed) == (first.path, True)
     assert hub.fetched() == ["mini-Q4_K_M.gguf"]
 
 
@@ -182,7 +182,7 @@ def test_an_interrupted_pull_resumes_its_quantization(
     partial.write_bytes(models["Q6_K"][: 1 << 17])
     settings, output = recording(settings)
     assert pull("mini", settings).name == "mini:Q6_K"
-    assert output == ["Q6_K: 0 MiB of it are here already"]
+    assert output == ["Q6_K: 0 MiB of it are downloaded already"]
     assert hub.ranges()[-1] == str(1 << 17)
 
 
@@ -199,10 +199,10 @@ def test_a_file_that_differs_from_the_registry_is_not_downloaded(
     offer(hub, models)
     write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{"0" * 64}"\nparameters'))
     output = refusal("mini:Q4_K_M", settings)
-    assert output.startswith(f"mini:Q4_K_M: the catalogue knows it with sha256 {'0' * 64}, the hub has ")
+    assert output.startswith(f"mini:Q4_K_M: the model registry has sha256 {'0' * 64}, the hub has ")
     assert output.endswith("edgeinfer pull hf:me/mini-GGUF/mini-Q4_K_M.gguf")
     write_own(tmp_path, OWN.replace("parameters", "size_bytes.Q4_K_M = 7\nparameters"))
-    assert "the catalogue knows it with bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
+    assert "the model registry has bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
     assert hub.fetched() == []
 
 
@@ -264,7 +264,7 @@ def test_a_split_model_is_downloaded_completely(hub: FakeHub, settings: Pull, tm
     assert result.size_bytes == sum(map(len, parts.values()))
     pulled.files[1].path.unlink()
     again = pull("mini:Q8_0", settings)
-    assert [file.was_there for file in again.files] == [True, False]
+    assert [file.existed for file in again.files] == [True, False]
 
 
 def write_parts(folder: Path) -> dict[str, bytes]:
@@ -289,8 +289,8 @@ HUB_REFUSALS = {
     "no such repository": ((404, "RepoNotFound"), "the hub has no such repository, or it is private"),
     "gated": ((403, "GatedRepo"), "accept its licence at "),
     "no such revision": ((404, "RevisionNotFound"), "the hub has no such revision of it"),
-    "broken": ((500, ""), "the hub answers 500; try again later"),
-    "busy": ((429, ""), "the hub answers 429; try again later"),
+    "broken": ((500, ""), "the hub returned status 500; try again later"),
+    "busy": ((429, ""), "the hub returned status 429; try again later"),
 }
 
 
@@ -312,9 +312,7 @@ def test_an_unreachable_hub_gives_a_one_line_error(settings: Pull) -> None:
 def test_offline_mode_gives_a_one_line_error(settings: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     output = refusal("mini", settings)
-    assert output.startswith(
-        "me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE keeps off it; on this disk: "
-    )
+    assert output.startswith("me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE is set; on this disk: ")
 
 
 def test_a_repository_without_models_is_reported(hub: FakeHub, settings: Pull) -> None:
@@ -353,7 +351,7 @@ def test_a_damaged_model_without_a_known_digest_is_deleted(
 ) -> None:
     server.content = models["Q6_K"][:-1000]
     server.default = does.without_length
-    assert refusal(server.url("/x.gguf"), settings).endswith("damaged on the way, or there: thrown away")
+    assert refusal(server.url("/x.gguf"), settings).endswith("damaged in transfer, or on the server: deleted")
     assert not (settings.models_folder / "127.0.0.1" / "x.gguf").exists()
 
 
@@ -366,7 +364,7 @@ def test_a_registry_entry_may_have_its_own_url(
     pulled = pull("elsewhere", settings)
     assert (pulled.name, pulled.files[0].digest_source) == ("elsewhere", "models.toml")
     assert find_model("elsewhere", models_folder=settings.models_folder).path == pulled.path
-    assert pull("elsewhere", settings).files[0].was_there
+    assert pull("elsewhere", settings).files[0].existed
 
 
 def test_a_full_disk_is_reported_before_downloading(
@@ -374,14 +372,14 @@ def test_a_full_disk_is_reported_before_downloading(
 ) -> None:
     offer(hub, models)
     monkeypatch.setattr(transfer, "SPARE_BYTES", 1 << 60)
-    assert "more than what comes; make room for" in refusal("mini:Q8_0", settings)
+    assert "more than the download; free" in refusal("mini:Q8_0", settings)
     assert hub.fetched() == []
 
 
 NONSENSE = {
-    "tiny": "tiny: comes with edgeinfer",
-    "mine": "mine: comes with edgeinfer or lies at mine.gguf; nothing to fetch",
-    "no-such-model": "no-such-model: not in the catalogue; name one of `edgeinfer list --all`",
+    "tiny": "tiny: is built in or a local file",
+    "mine": "mine: is built in or a local file (mine.gguf); nothing to download",
+    "no-such-model": "no-such-model: not in the model registry; name one of `edgeinfer list --all`",
     "hf:me": "hf:me: wanted hf:owner/name/file.gguf",
     "hf:me/x:Q4/file.gguf": "hf:me/x:Q4/file.gguf: wanted hf:owner/name/file.gguf",
     "https://example.org/": "https://example.org/: wanted an address that ends in .gguf",

@@ -14,7 +14,7 @@ import pytest
 from edgeinfer.download import transfer
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import PartialFile, partial_path
-from edgeinfer.download.transfer import Hearing, fetch, read_start
+from edgeinfer.download.transfer import TransferCallbacks, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
@@ -65,17 +65,17 @@ def test_transient_failures_are_retried(
 REFUSED = {
     "401": (does.status(401), "401 Unauthorized; set HF_TOKEN"),
     "403": (does.status(403), "403 Forbidden; set HF_TOKEN"),
-    "404": (does.status(404), "404 Not Found; nothing of that name is there"),
+    "404": (does.status(404), "404 Not Found; no such file"),
     "418": (does.status(418), "418 I'm a Teapot"),
-    "500 for ever": (does.status(500), "given up after 3 attempts without a byte"),
-    "hung up for ever": (does.hang_up, "given up after 3 attempts without a byte"),
+    "500 for ever": (does.status(500), "given up after 3 attempts without data"),
+    "hung up for ever": (does.hang_up, "given up after 3 attempts without data"),
     "another length": (does.claims_total(7), "the server offers 7 bytes, wanted 300004"),
     "a web page": (does.page, "the server offers 1900 bytes, wanted 300004"),
     "packed": (
         lambda request: request.begin(200, 0, Content_Encoding="gzip"),
-        "sent packed (gzip), wanted the file as it is",
+        "sent compressed (gzip), wanted the file uncompressed",
     ),
-    "damaged": (does.corrupt(150_000), f"models.toml says {SHA256}: damaged on the way"),
+    "damaged": (does.corrupt(150_000), f"wanted {SHA256} (models.toml): damaged in transfer"),
 }
 
 
@@ -90,7 +90,7 @@ def test_permanent_failures_give_a_one_line_error(
 
 def test_a_web_page_instead_of_a_model_is_detected_at_once(server: HostileServer, tmp_path: Path) -> None:
     server.default = does.page
-    assert "no GGUF file lies there, but something else" in refusal(server, tmp_path)
+    assert "the received data is no GGUF file" in refusal(server, tmp_path)
     assert len(server.seen) == 1
 
 
@@ -104,7 +104,7 @@ def test_an_empty_file_is_refused(responder: Responder, server: HostileServer, t
 
 def test_more_bytes_than_declared_are_refused(server: HostileServer, tmp_path: Path) -> None:
     server.default = does.without_length
-    assert "more than the 1000 bytes promised came" in refusal(server, tmp_path, size_bytes=1000)
+    assert "more than the 1000 announced bytes were received" in refusal(server, tmp_path, size_bytes=1000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,7 +120,7 @@ def test_the_server_digest_is_verified(
 ) -> None:
     server.headers = {header: value}
     server.script = [does.corrupt(200_000)]
-    assert f"{header} says {SHA256}: damaged" in refusal(server, tmp_path)
+    assert f"wanted {SHA256} ({header}): damaged" in refusal(server, tmp_path)
     assert downloaded(server, tmp_path).digest_source == header
 
 
@@ -159,7 +159,7 @@ def test_a_redirect_on_the_same_host_keeps_the_token(server: HostileServer, tmp_
 
 def test_a_redirect_loop_is_aborted(server: HostileServer, tmp_path: Path) -> None:
     server.default = does.redirect("/model.gguf")
-    assert "the server leads in circles or nowhere" in refusal(server, tmp_path)
+    assert "the server redirects in a loop, or without a target" in refusal(server, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
@@ -194,7 +194,7 @@ def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_p
 def test_a_stalled_server_is_reported(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
     text: list[str] = []
-    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), quick_retries())
+    fetch(remote_of(server), tmp_path / "model.gguf", TransferCallbacks(say=text.append), quick_retries())
     assert text == [
         f"{server.url()}: 429 Too Many Requests; again in 7 s",
         f"{server.url()}: 503 Service Unavailable; again in 1 s",
@@ -212,7 +212,7 @@ def test_a_server_that_always_declares_too_much_is_given_up(server: HostileServe
         request.wfile.write(body)
 
     server.default = declare_more
-    assert "the server promises 301004 bytes, and has no more than 300004" in refusal(server, tmp_path)
+    assert "the server announced 301004 bytes, and sends no more than 300004" in refusal(server, tmp_path)
 
 
 def test_a_failure_before_the_first_byte_leaves_no_file(server: HostileServer, tmp_path: Path) -> None:
@@ -235,8 +235,11 @@ def test_a_full_disk_is_reported_before_the_request(
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
     monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda index: usage)
     text = refusal(server, tmp_path)
-    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in text
-    assert text.endswith("make room for 0.3 MiB")
+    assert (
+        "0.3 MiB still to download, 64.0 MiB free on that disk, wanted 64.0 MiB more than the download"
+        in text
+    )
+    assert text.endswith("free 0.3 MiB")
     assert not partial_path(tmp_path / "model.gguf").exists()
 
 
@@ -248,7 +251,7 @@ def test_a_disk_that_fills_up_is_not_retried(
 
     monkeypatch.setattr(PartialFile, "add", add)
     text = refusal(server, tmp_path)
-    assert text == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
+    assert text == f"{tmp_path}: Disk quota exceeded; partial data is kept: free some space, and pull again"
     assert len(server.seen) == 1
 
 
@@ -271,7 +274,7 @@ def test_a_large_file_is_downloaded_in_several_ranges(
 
 def test_an_existing_file_is_not_downloaded(server: HostileServer, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"mine")
-    assert downloaded(server, tmp_path).was_there
+    assert downloaded(server, tmp_path).existed
     assert server.seen == []
 
 

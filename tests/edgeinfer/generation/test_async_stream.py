@@ -27,19 +27,19 @@ async def test_async_tokens_equal_those_of_a_synchronous_stream() -> None:
 
 
 async def test_other_tasks_run_while_a_token_is_computed() -> None:
-    started, go_on = threading.Event(), threading.Event()
+    started, may_continue = threading.Event(), threading.Event()
 
     def waiting(ids: list[int]) -> np.ndarray:
         if len(ids) > len(PROMPT):
             started.set()
-            assert go_on.wait(10)
+            assert may_continue.wait(10)
         return seeded_logits(ids)
 
     async def both() -> int:
         completion = asyncio.create_task(model_on(FakeEngine(waiting)).generate_async(PROMPT, max_tokens=5))
         while not started.is_set():
             await asyncio.sleep(0)
-        go_on.set()
+        may_continue.set()
         return len((await completion).ids)
 
     assert (await both()) == 5

@@ -187,7 +187,7 @@ def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
     [
         ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
         ({"best_of": True}, "best_of: saw True, wanted"),
-        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
+        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 completions of n"),
         ({"beams": 2, "best_of": 2}, "sampling and beam search exclude each other"),
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
@@ -203,5 +203,5 @@ def test_each_sequence_follows_the_grammar_separately(tiny: Model) -> None:
     )
     assert {completion.text for completion in actual} <= {"yes", "no", "maybe"}
     assert {completion.finish_reason for completion in actual} == {"stop"}
-    with pytest.raises(SettingError, match="beams keep to none"):
+    with pytest.raises(SettingError, match="beam search doesn't support them"):
         tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

@@ -102,13 +102,13 @@ def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
 
 def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
     engine = FakeEngine(scripted("Hello there", 3))
-    reached, go_on = threading.Event(), threading.Event()
+    reached, may_continue = threading.Event(), threading.Event()
     original = engine.logits_function
 
     def slow(ids: list[int]) -> Any:
         if len(ids) == 6:
             reached.set()
-            assert go_on.wait(10)
+            assert may_continue.wait(10)
         return original(ids)
 
     engine.logits_function = slow
@@ -117,7 +117,7 @@ def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
     reader.start()
     assert reached.wait(10)
     stream.cancel()
-    go_on.set()
+    may_continue.set()
     reader.join(10)
     assert not reader.is_alive()
     assert stream.result.text == "Hell"

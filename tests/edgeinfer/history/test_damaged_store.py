@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.history.damaged_store import DamagedStoreError
 from edgeinfer.history.store import ChatStore, ChatStoreError
-from edgeinfer.history.tree import ChatTree, line_to
+from edgeinfer.history.tree import ChatTree, branch_to
 
 
 def filled(path: Path, messages: int = 40) -> Path:
@@ -38,7 +38,7 @@ def used(path: Path) -> int:
     with ChatStore(path) as store:
         chats = store.chats()
         for chat in chats:
-            line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
+            branch_to(ChatTree(store.messages(chat)).with_number(chat.tip))
             for message in store.branch(chat):
                 store.alternatives(message)
                 store.move_to(message)

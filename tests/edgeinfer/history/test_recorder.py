@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer.history.recorder import Recorder
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatTree, line_to, newest_end, read_by_the_model
+from edgeinfer.history.tree import ChatTree, branch_to, model_messages, newest_end
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_a_tree_has_branches_alternatives_and_a_newest_leaf() -> None:
     user_message = tree.add(None, "user", "Hi")
     first, second = tree.add(user_message, "assistant", "One"), tree.add(user_message, "assistant", "Two")
     more = tree.add(second, "user", "More")
-    assert line_to(more) == [user_message, second, more]
+    assert branch_to(more) == [user_message, second, more]
     assert list(tree.alternatives(first)) == [first, second]
     assert tree.sibling(first, 1) is second
     assert tree.sibling(first, -1) is None
@@ -39,7 +39,7 @@ def test_only_messages_with_a_response_are_in_the_prompt() -> None:
     silent = tree.add(user_message, "assistant", "", "failed")
     again = tree.add(silent, "user", "Hello?")
     response = tree.add(again, "assistant", "Yes.")
-    assert read_by_the_model(line_to(response)) == [
+    assert model_messages(branch_to(response)) == [
         {"role": "user", "content": "Hello?"},
         {"role": "assistant", "content": "Yes."},
     ]
@@ -77,10 +77,10 @@ def test_a_failed_write_is_repeated_with_the_next_message(
         recorder.add("A fox.")
         response.text, response.state = "A fox.", "whole"
         recorder.finish(response, "whole")
-        assert recorder.trouble == "database or disk is full"
+        assert recorder.last_error == "database or disk is full"
     more = tree.add(response, "user", "More")
     recorder.record(more)
-    assert recorder.trouble is None
+    assert recorder.last_error is None
     assert recorder.stored is not None
     line = store.branch(store.chat(str(recorder.stored.id)))
     assert [message.text for message in line] == ["Hi", "A fox.", "More"]
@@ -96,10 +96,10 @@ def test_an_unwritten_end_of_a_response_is_written_later(store: ChatStore) -> No
     recorder.add("long " * 5000)
     response.text, response.state = f"A {'long ' * 5000}", "whole"
     recorder.finish(response, "whole")
-    assert recorder.trouble == "database or disk is full"
+    assert recorder.last_error == "database or disk is full"
     store.connection.execute("PRAGMA max_page_count = 100000")
     recorder.record(tree.add(response, "user", "More"))
-    assert recorder.trouble is None
+    assert recorder.last_error is None
     assert response.stored is not None
     assert (store.message(response.stored).text, store.message(response.stored).state) == (
         response.text,
@@ -113,7 +113,7 @@ def test_the_shown_branch_is_restored(store: ChatStore) -> None:
     first, second = tree.add(user_message, "assistant", "One"), tree.add(user_message, "assistant", "Two")
     recorder.record(first)
     recorder.record(second)
-    recorder.leave_at(first)
+    recorder.set_tip(first)
     recorder.set_system("Be brief.")
     recorder.set_model("other")
     assert recorder.stored is not None

@@ -190,7 +190,7 @@ def test_ctrl_c_after_a_write_neither_loses_nor_repeats_text(store: ChatStore) -
     with pytest.raises(KeyboardInterrupt):
         writer.add("little ")
     writer.add("fox")
-    assert (writer.trouble, store.message(message).text) == (None, "A little fox")
+    assert (writer.last_error, store.message(message).text) == (None, "A little fox")
     assert writer.finish("stopped") is None
     connection.close()
     assert (store.message(message).text, store.message(message).state) == ("A little fox", "stopped")
@@ -213,7 +213,7 @@ def test_a_full_disk_is_reported_and_pending_text_is_written_later(store: ChatSt
     fill(store)
     for _ in range(40):
         writer.add("x" * 1000)
-    assert writer.trouble == "database or disk is full"
+    assert writer.last_error == "database or disk is full"
     assert writer.finish("stopped") == "database or disk is full"
     assert texts(store, chat)[1].startswith("before. ")
     store.connection.execute("PRAGMA max_page_count = 1000000")
@@ -245,7 +245,7 @@ def test_two_programs_may_write_at_once(tmp_path: Path) -> None:
                 message = store.begin_message(chat.id, None, "user")
                 for number in range(50):
                     message.add(f"{number} ")
-                    assert message.trouble is None
+                    assert message.last_error is None
                 message.finish()
         except Exception as error:
             failures.append(error)

@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 

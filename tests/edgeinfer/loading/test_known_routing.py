@@ -7,7 +7,7 @@ import pytest
 
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.planning.plan_request import known_routing
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from tests.model_zoo import ZOO
 
 
@@ -22,9 +22,9 @@ def save_counts(path: Path, hot: int) -> None:
     ActivityProfile(
         model_hash(path),
         (100, 100),
-        "an expert that the router chose",
+        "an expert that the router selected",
         {f"experts.{i}": counts for i in range(3)},
-    ).save(beside_model(path))
+    ).save(adjacent_profile_path(path))
 
 
 def test_a_profile_next_to_the_model_gives_hot_experts(moe_file: Path) -> None:
@@ -41,7 +41,7 @@ def test_a_profile_next_to_the_model_gives_hot_experts(moe_file: Path) -> None:
 def test_a_profile_of_another_model_gives_a_warning(moe_file: Path, tmp_path: Path) -> None:
     save_counts(moe_file, hot=1)
     other = ZOO["olmoe"].write(tmp_path / "other.gguf")
-    beside_model(moe_file).rename(beside_model(other))
+    adjacent_profile_path(moe_file).rename(adjacent_profile_path(other))
     routing, (warning,) = known_routing(other, model_sizes(other))
     assert routing is None
     assert warning.startswith("all experts count as equally likely: ")

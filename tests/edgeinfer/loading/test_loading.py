@@ -107,9 +107,7 @@ def test_a_folder_is_loaded_if_it_holds_one_model(tmp_path: Path) -> None:
 def test_a_file_without_a_language_model_is_refused(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf", {"general.architecture": "llama"}):
         pass
-    with pytest.raises(
-        UnsupportedModelError, match=r"token_embd\.weight is missing; this file holds no lang"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"token_embd\.weight is missing; this file is no lang"):
         edgeinfer.load(tmp_path / "model.gguf")
 
 
@@ -148,7 +146,7 @@ def test_a_context_beyond_training_gives_a_warning(zoo_file: ZooFile) -> None:
         assert model.context == 300
         assert model.warnings == (
             "the context of 300 is longer than the 256 that the model was trained for; "
-            "expect worse answers beyond",
+            "expect worse output beyond",
         )
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         assert (model.context, model.warnings) == (256, ())
@@ -194,7 +192,7 @@ def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
     [
         (UnsupportedProcessorError("no such processor"), KernelError, "no such processor"),
         (KernelBuildError("building rows_Q4_0 failed"), KernelError, "building rows_Q4_0 failed"),
-        (MemoryError(), OutOfMemoryError, "llama: the system gave no more memory; "),
+        (MemoryError(), OutOfMemoryError, "llama: out of memory; "),
     ],
 )
 def test_failures_of_lower_layers_give_a_one_line_error(

@@ -142,7 +142,7 @@ def test_a_budget_too_small_for_any_context_suggests_a_smaller_model(zoo_file: Z
     with pytest.raises(OutOfMemoryError) as caught:
         edgeinfer.load(zoo_file("llama"), ram="64 KiB")
     assert "0.1 MiB may be used" in str(caught.value)
-    assert str(caught.value).endswith("take a smaller model or fewer bits a weight")
+    assert str(caught.value).endswith("take a smaller model or fewer bits per weight")
 
 
 def test_a_context_beyond_memory_is_refused_before_allocation(zoo_file: ZooFile) -> None:

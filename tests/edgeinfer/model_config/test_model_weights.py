@@ -53,9 +53,9 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_file_without_an_embedding_holds_no_language_model(tmp_path: Path) -> None:
     text = refusal(tmp_path, Altered("llama", altered={"token_embd.weight": None}))
-    assert text == "model.gguf: token_embd.weight is missing; this file holds no language model"
+    assert text == "model.gguf: token_embd.weight is missing; this file is no language model"
     text = refusal(tmp_path, Altered("llama", altered={"token_embd.weight": (64,)}))
-    assert text == "model.gguf: token_embd.weight has shape (64,); this file holds no language model"
+    assert text == "model.gguf: token_embd.weight has shape (64,); this file is no language model"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_unused_tensors_are_refused_with_the_alternative_engine(tmp_path: Path) 
     extra: dict[str, tuple[int, ...]] = {f"blk.{layer}.attn_sub_norm.weight": (64,) for layer in range(3)}
     extra |= {"blk.0.ffn_gate_exps.weight": (96, 64), "v.patch.weight": (4, 4)}
     text = refusal(tmp_path, Altered("llama", altered=extra))
-    assert text.startswith("architecture llama has no use for blk.0.attn_sub_norm.weight, ")
+    assert text.startswith("architecture llama doesn't use blk.0.attn_sub_norm.weight, ")
     assert "and 2 more" in text
     assert "--engine llama.cpp" in text
 

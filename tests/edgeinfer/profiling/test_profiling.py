@@ -74,9 +74,7 @@ def test_smooth_activations_count_by_magnitude(tmp_path: Path) -> None:
     result = profile(llama, [TEXT], tokens=64)
     assert result.profile.rule == "at least the root mean square of its row"
     assert 0.05 < result.overall.active < 0.6
-    with pytest.raises(
-        SettingError, match="predictors name neurons that a ReLU lets through; its activation is silu"
-    ):
+    with pytest.raises(SettingError, match="predictors need a ReLU; its activation is silu"):
         profile(llama, [TEXT], tokens=64, predictor=True)
 
 
@@ -142,12 +140,12 @@ def test_predictors_are_trained_and_stored_with_the_profile(path: Path) -> None:
 def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
     path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
     result = profile(path, [TEXT], tokens=100)
-    assert "an expert that the router chose" in result.profile.rule
+    assert "an expert that the router selected" in result.profile.rule
     for layer, counts in result.profile.layers("experts").items():
         with edgeinfer.load(path, device="cpu") as model:
             spec = cpu_engine(model)[0].specification.layers[layer].block_of(MoeSpec)
         assert counts.shape == (2, spec.experts)
         assert counts.sum() == 100 * spec.experts_per_token
         assert counts.max() <= max(result.profile.tokens)
-    with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
+    with pytest.raises(SettingError, match="predictors need a ReLU"):
         profile(path, [TEXT], tokens=100, predictor=True)

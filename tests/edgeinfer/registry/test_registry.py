@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
-from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]
-NO_OTHER_MODELS = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
+NO_OTHER_MODELS = ExternalFolders.usual(environment={}, home=ROOT / "no such folder")
 """A machine without models of other programs."""
 
 

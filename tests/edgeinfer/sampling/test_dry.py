@@ -71,9 +71,9 @@ def test_a_breaker_inside_a_token_counts() -> None:
 
 def test_a_breaker_across_two_tokens_counts_from_its_end() -> None:
     breakers = SequenceBreakers(("END",), WORDS.__getitem__)
-    assert breakers.tokens_behind([0, 6, 7, 1, 2], 99) == 2
-    assert breakers.tokens_behind([0, 6, 1, 7, 2], 99) == 5
-    assert SequenceBreakers(("e DEND",), WORDS.__getitem__).tokens_behind([8, 6, 7], 99) == 0
+    assert breakers.tokens_after([0, 6, 7, 1, 2], 99) == 2
+    assert breakers.tokens_after([0, 6, 1, 7, 2], 99) == 5
+    assert SequenceBreakers(("e DEND",), WORDS.__getitem__).tokens_after([8, 6, 7], 99) == 0
 
 
 def test_a_token_that_contains_a_breaker_is_not_penalized() -> None:
@@ -82,7 +82,7 @@ def test_a_token_that_contains_a_breaker_is_not_penalized() -> None:
 
 
 def test_without_token_bytes_no_breaker_applies() -> None:
-    assert SequenceBreakers(("\n",), None).tokens_behind([4, 4, 4], 99) == 3
+    assert SequenceBreakers(("\n",), None).tokens_after([4, 4, 4], 99) == 3
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 10])

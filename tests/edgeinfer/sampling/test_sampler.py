@@ -150,7 +150,7 @@ def test_one_finite_logit_is_certain() -> None:
     [
         ([0.0, math.nan, 1.0], "logits: saw NaN for 1 of 3 tokens (first: token 1), wanted numbers; "),
         ([0.0, math.inf, 1.0], "logits: saw +inf for token 1, wanted finite numbers"),
-        ([-math.inf] * 3, "logits: saw -inf for all 3 tokens, wanted at least one that may be said"),
+        ([-math.inf] * 3, "logits: saw -inf for all 3 tokens, wanted at least one allowed token"),
         ([0.0, 1.0], "logits: saw shape (2,), wanted (3,)"),
     ],
 )

@@ -81,7 +81,7 @@ async def test_only_local_programs_and_pages_are_accepted(headers: Any, status: 
         ),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs: saw [1], wanted an object"),
         ({"chat_template_kwargs": {"messages": []}}, "'messages' is set by edgeinfer"),
-        ({"stream_options": {"include_usage": True}}, "stream_options: wants stream true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: needs stream true"),
         (
             {"stream": True, "stream_options": {"include_usge": True}},
             "stream_options.include_usge: no such field; did you mean include_usage?",
@@ -95,8 +95,8 @@ async def test_only_local_programs_and_pages_are_accepted(headers: Any, status: 
             {"messages": [{"role": "user", "content": "x", "nme": "y"}]},
             "messages[0].nme: no such field; did you mean name?",
         ),
-        ({"tools": [TOOL]}, "tools: the chat template of fake has no place for them"),
-        ({"top_logprobs": 2}, "top_logprobs: wants logprobs true"),
+        ({"tools": [TOOL]}, "tools: the chat template of fake doesn't support them"),
+        ({"top_logprobs": 2}, "top_logprobs: needs logprobs true"),
         ({f"f{i}": 1 for i in range(60_000)}, "the body: saw 60002 fields, wanted 100 at most"),
     ],
 )
@@ -157,7 +157,11 @@ async def test_wrong_and_oversized_values_give_a_short_error(body: Any, output: 
     ("path", "body", "output"),
     [
         ("completions", {"prompt": ["x"] * 200_001}, "prompt: saw 200001, wanted 64 at most"),
-        ("completions", {"prompt": ["x"] * 9, "n": 8}, "prompt: saw 9 prompts with n 8, wanted 64 answers"),
+        (
+            "completions",
+            {"prompt": ["x"] * 9, "n": 8},
+            "prompt: saw 9 prompts with n 8, wanted 64 completions",
+        ),
         ("completions", {"prompt": [1] * 2_000}, "the prompt has 2000 tokens, the context holds 512"),
         ("embeddings", {"input": ["x"] * 3_000}, "input: saw 3000, wanted 2048 at most"),
     ],

@@ -68,12 +68,12 @@ async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
             {"messages": HELLO, "tempature": 1},
             "tempature: no such field; did you mean temperature?",
         ),
-        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: a prompt's log probabilities"),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: log probabilities of a prompt"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0]: wanted an object with a role"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "saw a part of type 'image_url', only text is read here",
+            "saw a part of type 'image_url', only text is supported",
         ),
         ("chat/completions", {"messages": HELLO, "temperature": -1}, "temperature"),
         ("chat/completions", {"messages": HELLO, "n": 99}, "n: saw 99, wanted 1 to 16"),
@@ -97,7 +97,7 @@ async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
         ("completions", {"prompt": [["a"]]}, "prompt: saw"),
         ("completions", {"prompt": [99999]}, "saw token id 99999"),
         ("embeddings", {"input": []}, "input: wanted a text"),
-        ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's width"),
+        ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's hidden size"),
     ],
 )
 async def test_errors_have_the_openai_format(path: str, body: Any, output: str) -> None:

@@ -101,7 +101,7 @@ def test_a_damaged_snapshot_is_deleted(tmp_path: Path, damage: bytes | None) -> 
     with pytest.raises(DamagedSnapshotError):
         read_snapshot(path)
     assert store.longest(list(range(9))) is None
-    assert store.trouble is not None
+    assert store.last_error is not None
     assert files(tmp_path) == 0
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("edgeinfer.snapshots.store.write_snapshot", full)
     store = SnapshotStore(tmp_path, "a" * 32)
     assert not store.keep(snapshot(5))
-    assert store.trouble == f"{tmp_path}: No space left on device"
+    assert store.last_error == f"{tmp_path}: No space left on device"
 
 
 def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_the_next_best_snapshot_is_used_if_the_best_is_damaged(tmp_path: Path) -
     result = store.longest([0, 1, 2, 3, 4, 5, 7])
     assert result is not None
     assert (len(result[0].ids), result[1]) == (8, 4)
-    assert store.trouble == f"{damaged}: its digest is not that of its bytes"
+    assert store.last_error == f"{damaged}: its digest is wrong"
     assert not damaged.exists()
 
 

@@ -221,7 +221,7 @@ class Allowing:
         self.requested += 1
         return self.mask
 
-    def in_time(self, token_id: int) -> int:
+    def token_or_ending(self, token_id: int) -> int:
         return token_id
 
     def accept(self, token_id: int) -> None:

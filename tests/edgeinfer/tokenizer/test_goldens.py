@@ -6,7 +6,7 @@ import pytest
 from tokenizers.models import BPE
 
 from edgeinfer.tokenizer import Tokenizer, known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, spell
+from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
 from edgeinfer.tokenizer.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
 
@@ -57,5 +57,5 @@ def test_merging_equals_the_tokenizers_library(byte_pairs: Any) -> None:
     oracle = BPE({symbol: index for index, symbol in enumerate(symbols)}, pairs)
     ranks = {pair: index for index, pair in enumerate(merges)}
     for text in byte_pairs.texts:
-        spelled = spell(text.encode("utf-8", "replace").decode())
+        spelled = to_byte_alphabet(text.encode("utf-8", "replace").decode())
         assert merge(spelled, ranks, " ") == [token.value for token in oracle.tokenize(spelled)]

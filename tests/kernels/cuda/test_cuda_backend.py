@@ -196,7 +196,7 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
         assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
         backend.close()
     # Five of sixteen experts are used.
-    share = resting["layer 0 resting experts"] / (nbytes["layer 0 feed-forward"])
+    share = resting["layer 0 inactive experts"] / (nbytes["layer 0 feed-forward"])
     assert 1.0 < share < 11 / 5
 
 

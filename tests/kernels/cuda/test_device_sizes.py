@@ -64,7 +64,7 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
-    over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
+    over = blocks - counted(parts, "feed-forward") - counted(parts, "inactive experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
     caches = sum(block.state_device_bytes(CONTEXT, kind) for block in sizes.blocks)
     assert caches == counted(parts, "keys and values")
@@ -105,9 +105,9 @@ def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: st
             for stream_min_tokens in (None, 1)
         ]
     attends = not all(split.on_gpu for split in splits)
-    counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
+    counted = cuda_buffers.streaming_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
-    pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)
+    pieces = cuda_buffers.STREAMED_PIECES * cuda_buffers.streamed_piece_bytes(sizes)
     assert taken[1] >= taken[0] + pieces
 
 

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
 from tests.model_zoo import ZOO
@@ -115,15 +115,15 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
 def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
     with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
         ids, backend = decoder.ids(8), decoder.backend("cuda")
-        backend.warm_up(EVERY_WIDTH)
-        for count in EVERY_WIDTH:
+        backend.warm_up(ALL_STEP_SIZES)
+        for count in ALL_STEP_SIZES:
             first = step_logits(backend, ids, count, "graph")
             for how in ("graph", "launches", "dependent launches", "graph"):
                 np.testing.assert_array_equal(step_logits(backend, ids, count, how), first, err_msg=how)
         backend.close()
 
 
-@pytest.mark.parametrize("widths", [FEW_WIDTHS, EVERY_WIDTH])
+@pytest.mark.parametrize("widths", [COMMON_STEP_SIZES, ALL_STEP_SIZES])
 def test_no_step_waits_for_a_compiler_or_a_graph(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]
 ) -> None:
@@ -137,7 +137,7 @@ def test_no_step_waits_for_a_compiler_or_a_graph(
     monkeypatch.setattr(JITFunction, "_do_compile", refuse)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
     expected = decoder.reference_logits(ids)
-    for count in EVERY_WIDTH:
+    for count in ALL_STEP_SIZES:
         result = step_logits(backend, ids, count, "graph")
         for position in range(count):
             distance = np.linalg.norm(result[position] - expected[position]) / np.linalg.norm(

@@ -68,7 +68,7 @@ def test_a_machine_may_have_no_gpu() -> None:
         ("mine: 256GB/s", "'mine': no card in the table, and described without its memory, as 8GiB"),
         ("8GiB", "a GPU was described without its bandwidth, as 256GB/s"),
         ("256GB/s", "a GPU was described without its memory, as 8GiB"),
-        ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted more than nothing"),
+        ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted a positive number"),
         ("x: 8GiB, 256GB/s, pcie 9 x8", "'pcie 9 x8' in "),
         ("", "'': wanted a known card, or terms as"),
         (" : , ", "' : , ': wanted a known card, or terms as"),

@@ -8,7 +8,7 @@ import pytest
 from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, StepSpeed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import this_machine
-from edgeinfer_offload.machine.measure import remembered_figures
+from edgeinfer_offload.machine.measure import stored_figures
 from edgeinfer_offload.machine.this_machine import GPU_FIGURES, unmeasured_machine, with_cpu_speeds, with_gpu
 
 GPU = Gpu(0, "NVIDIA GeForce RTX 4060 Laptop GPU", 89, 8 << 30)
@@ -33,7 +33,7 @@ def test_each_format_is_measured_on_first_use_only(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(this_machine, "kernel_speed", speed)
     monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
     monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: StepSpeed(7e-6, 5e-5))
-    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    monkeypatch.setattr(this_machine, "measured_bandwidth", lambda folder, threads: 3e10)
     machines = [
         with_cpu_speeds(unmeasured_machine(2), tmp_path, formats)
         for formats in (["Q4_K"], ["Q4_K", "Q6_K", "TQ1_0"], ["Q6_K", "Q4_K"])
@@ -60,7 +60,7 @@ def test_cacheable_weights_have_the_measured_cache_bandwidth(
     monkeypatch.setattr(this_machine, "cached_speed", cached)
     monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: StepSpeed(7e-6, 5e-5))
     monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
-    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    monkeypatch.setattr(this_machine, "measured_bandwidth", lambda folder, threads: 3e10)
     result = [
         with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"], size << 20).processor
         for size in (1, 20, 15, 255, 256, 4096)
@@ -76,7 +76,7 @@ def test_the_better_of_two_measurements_counts(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(this_machine, "kernel_speed", lambda *arguments: next(speeds))
     monkeypatch.setattr(this_machine, "step_speed", lambda *arguments: next(blocks))
     monkeypatch.setattr(this_machine, "load_kernels", lambda *arguments: None)
-    monkeypatch.setattr(this_machine, "remembered_bandwidth", lambda folder, threads: 3e10)
+    monkeypatch.setattr(this_machine, "measured_bandwidth", lambda folder, threads: 3e10)
     result = with_cpu_speeds(unmeasured_machine(2), tmp_path, ["Q4_K"]).processor
     assert (result.block_seconds, result.token_seconds) == (7e-6, 5e-5)
     assert (result.kernels["Q4_K"], result.products["Q4_K"]) == (5e10, 3e11)
@@ -85,7 +85,7 @@ def test_the_better_of_two_measurements_counts(tmp_path: Path, monkeypatch: pyte
 def test_a_measured_gpu_has_its_measurements(tmp_path: Path) -> None:
     known = {f"gpu 0 {name}": 1e10 for name in GPU_FIGURES} | {"gpu 0 Q4_K": 9e9, "gpu 0 Q8_0": 5e10}
     known |= {"gpu 0 launch_seconds": 3e-6, "gpu 0 sync_seconds": 2e-5}
-    remembered_figures(tmp_path).keep(known)
+    stored_figures(tmp_path).keep(known)
     machine = with_gpu(unmeasured_machine(2), GPU, 7 << 30, tmp_path)
     assert machine.graphics is not None
     assert machine.link is not None

@@ -9,7 +9,7 @@ import pytest
 from edgeinfer_kernels.blocks.block import DivisibleSizes
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
-from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES, sent_piece_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES, streamed_piece_bytes
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
@@ -217,5 +217,7 @@ def test_a_pinned_ring_is_counted_unless_memory_is_pinned_in_place() -> None:
     other = with_link(machine, pins_in_place=False)
     options = replace(PLAN_OPTIONS, vram=3 * GIB)
     plain, ring = (plan_memory(dense_model(), each, options) for each in (machine, other))
-    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == SENT_PIECES * sent_piece_bytes(dense_model())
+    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == STREAMED_PIECES * streamed_piece_bytes(
+        dense_model()
+    )
     assert ring.prediction == plain.prediction

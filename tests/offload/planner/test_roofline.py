@@ -2,9 +2,9 @@
 
 import pytest
 
-from edgeinfer_offload.planner.roofline import Roof, Work, add, attention_product, linear, norm, softmax
+from edgeinfer_offload.planner.roofline import Roofline, Work, add, attention_product, linear, norm, softmax
 
-A6000 = Roof(155e12, 768e9)
+A6000 = Roofline(155e12, 768e9)
 WIDTH, HIDDEN, HEADS, HEAD, TOKENS = 4096, 11008, 32, 128, 2048
 
 # work -> operations, bytes, operations a byte, reachable operations a second, bound; rounded, as printed (the

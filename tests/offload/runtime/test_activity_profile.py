@@ -12,7 +12,7 @@ import pytest
 from edgeinfer_offload.runtime.activity_profile import (
     ActivityProfile,
     ProfileError,
-    beside_model,
+    adjacent_profile_path,
     find_profile,
     model_hash,
     save_profile,
@@ -42,7 +42,7 @@ def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> No
     data = tmp_path / "data"
     assert find_profile(model, data) is None
     stored = a_profile(model)
-    assert save_profile(stored, model, data) == beside_model(model)
+    assert save_profile(stored, model, data) == adjacent_profile_path(model)
     result = find_profile(model, data)
     assert result is not None
     assert (result.model_hash, result.tokens, result.rule) == (stored.model_hash, (4, 2), "not exactly zero")
@@ -56,13 +56,13 @@ def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> No
 
 def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    beside_model(model).mkdir()  # nothing can be written there, even by root
+    adjacent_profile_path(model).mkdir()  # nothing can be written there, even by root
     path = save_profile(a_profile(model), model, data)
     assert path.parent == data / "profiles"
-    beside_model(model).rmdir()
+    adjacent_profile_path(model).rmdir()
     assert find_profile(model, data) is not None
     assert save_profile(a_profile(model), model, data, in_data_folder=True) == path
-    assert not beside_model(model).exists()
+    assert not adjacent_profile_path(model).exists()
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -71,7 +71,7 @@ def test_a_profile_of_another_model_gives_a_one_line_error(model: Path, tmp_path
     expected = model_hash(model)[:12]
     line = (
         f"profile of another model (hash 000000000000, wanted {expected}); "
-        "write it anew with edgeinfer profile"
+        "create it again with edgeinfer profile"
     )
     with pytest.raises(ProfileError, match=re.escape(line)):
         find_profile(model, tmp_path)
@@ -83,7 +83,7 @@ def test_damaged_profiles_give_a_one_line_error(model: Path, tmp_path: Path) -> 
     random = np.random.default_rng(1)
     for length in (0, 1, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ProfileError, match=r"no sound activity profile \(.*\); write it anew"):
+        with pytest.raises(ProfileError, match=r"not a valid activity profile \(.*\); create it again"):
             ActivityProfile.load(path)
     for _ in range(200):
         mutated = bytearray(whole)
@@ -109,7 +109,7 @@ def test_invalid_counts_are_refused(
 ) -> None:
     path = tmp_path / "p.npz"
     replace(a_profile(model), counts={name: counts}).save(path)
-    with pytest.raises(ProfileError, match="no sound activity profile"):
+    with pytest.raises(ProfileError, match="not a valid activity profile"):
         ActivityProfile.load(path)
 
 

@@ -5,13 +5,13 @@ import os
 import pty
 from typing import IO, TextIO, cast
 
-from edgeinfer_tui.app.disconnect_safe_driver import Screen
+from edgeinfer_tui.app.disconnect_safe_driver import TerminalFile
 
 
 def test_output_to_a_closed_terminal_is_dropped() -> None:
     window, terminal = pty.openpty()
     file = os.fdopen(terminal, "w")
-    screen = Screen(file)
+    screen = TerminalFile(file)
     screen.write("seen")
     screen.flush()
     assert os.read(window, 16) == b"seen"
@@ -45,7 +45,7 @@ class SlowOnce(io.TextIOBase):
 def test_a_slow_terminal_is_not_treated_as_closed() -> None:
     window, terminal = pty.openpty()
     file = os.fdopen(terminal, "w")
-    screen, number = Screen(cast(IO[str], SlowOnce(file))), file.fileno()
+    screen, number = TerminalFile(cast(IO[str], SlowOnce(file))), file.fileno()
     assert screen.write("lost") == 4
     assert os.isatty(number)
     screen.write("still")

@@ -10,7 +10,7 @@ from edgeinfer.history.records import title_of, written_part
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui.app.message_input import with_files
 from edgeinfer_tui.app.model_status import StatusBar, keys_text
-from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
+from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
 from tests.tui.app.conftest import Chat, Opened
 from tests.tui.fake_library import FakeModel
 
@@ -134,9 +134,11 @@ def test_a_line_has_completions() -> None:
     assert completions("", commands) == []
     assert common_beginning(["/model a1", "/model a2"]) == "/model a"
     assert common_beginning([]) == ""
-    assert no_such_command("/modle", list(commands)) == "/modle: no such command; did you mean /model?"
-    assert no_such_command("/zzz", list(commands)) == "/zzz: no such command; there are /model /exit"
-    assert len(no_such_command("/" + "z" * 10_000, list(commands))) < 100
+    assert (
+        unknown_command_message("/modle", list(commands)) == "/modle: no such command; did you mean /model?"
+    )
+    assert unknown_command_message("/zzz", list(commands)) == "/zzz: no such command; there are /model /exit"
+    assert len(unknown_command_message("/" + "z" * 10_000, list(commands))) < 100
 
 
 # Files.

@@ -189,7 +189,7 @@ def test_progress_reports_the_remaining_time() -> None:
     progress = Progress("reading the prompt", done=0, total=0)
     assert progress.line() == "reading the prompt ..."
     progress.done, progress.total = 25, 100
-    progress.since -= 10
+    progress.started -= 10
     assert progress.line() == "reading the prompt 25/100 (25%), 30 s left"
 
 

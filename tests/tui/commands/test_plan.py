@@ -109,7 +109,7 @@ def test_a_machine_can_be_measured_again(
 ) -> None:
     measurements = MeasuredFigures(tmp_path, "one machine")
     measurements.keep({"2 threads": 1.0})
-    monkeypatch.setattr(measure, "remembered_figures", lambda folder: measurements)
+    monkeypatch.setattr(measure, "stored_figures", lambda folder: measurements)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
     assert measurements.known() == {"2 threads": 1.0}
     assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0

@@ -40,7 +40,9 @@ def test_a_smaller_file_is_written_and_reported_on_stderr(
     target = tmp_path / "small.gguf"
     outcome = edgeinfer("quantize", str(source), str(target))
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.startswith(f"edgeinfer: {target}: Q4_K_M, 5.0 KiB -> 2.1 KiB, 7.56 bits a weight, in ")
+    assert outcome.err.startswith(
+        f"edgeinfer: {target}: Q4_K_M, 5.0 KiB -> 2.1 KiB, 7.56 bits per weight, in "
+    )
     with GGUFFile.open(target) as file:
         assert file.tensors["blk.0.attn_q.weight"].format.name == "Q4_K"
 
@@ -53,7 +55,7 @@ def test_a_dry_run_prints_the_format_of_each_tensor(edgeinfer: CommandLine, sour
         ["output_norm.weight", "256", "F32", "-", "1,024"],
         ["blk.0.attn_q.weight", "8", "x", "256", "F16", "Q8_0", "2,176"],
         [],
-        ["Q8_0:", "5.0", "KiB", "->", "3.1", "KiB,", "11.11", "bits", "a", "weight"],
+        ["Q8_0:", "5.0", "KiB", "->", "3.1", "KiB,", "11.11", "bits", "per", "weight"],
     ]
     assert [path.name for path in source.parent.iterdir()] == [source.name]
 

@@ -85,7 +85,7 @@ def test_a_used_port_is_reported_before_loading(edgeinfer: CommandLine) -> None:
 def test_a_public_address_needs_an_api_key(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host)
     assert outcome.code == 2
-    assert f"--host {host} lets the whole network in; give a --key" in outcome.err
+    assert f"--host {host} is reachable from the whole network; give a --key" in outcome.err
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "nowhere.invalid", "1.2.3.4.5"])

@@ -168,12 +168,12 @@ def test_connections_over_the_limit_are_refused_and_the_server_recovers(
 
 
 def test_health_responds_during_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, started, go_on = fake(), threading.Event(), threading.Event()
+    model, started, may_continue = fake(), threading.Event(), threading.Event()
     encode = model.tokenizer.encode
 
     def slow(*given: Any, **named: Any) -> list[int]:
         started.set()
-        assert go_on.wait(30)
+        assert may_continue.wait(30)
         return encode(*given, **named)
 
     monkeypatch.setattr(model.tokenizer, "encode", slow)
@@ -181,7 +181,7 @@ def test_health_responds_during_tokenization(monkeypatch: pytest.MonkeyPatch) ->
     with Served(model) as served, served.raw(head(len(body)) + body) as connection:
         assert started.wait(30)
         assert served.health() == 1
-        go_on.set()
+        may_continue.set()
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 

@@ -29,7 +29,7 @@ def test_a_user_entry_is_not_built_in(edgeinfer: CommandLine, own: Path, tmp_pat
     assert "lost" not in rows
     outcome = edgeinfer("rm", "mine", "--yes")
     assert outcome.code == 1
-    assert "a file of your own" in outcome.err
+    assert "remove it yourself" in outcome.err
     assert (tmp_path / "mine.gguf").exists()
 
 

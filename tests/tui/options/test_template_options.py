@@ -29,7 +29,7 @@ def test_values_are_json_or_text() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template knows on, off"),
+        (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template supports on, off"),
         (["--thinking", "maybe"], 2, "wanted one of on, off, low, medium, high"),
         (["--template-arg", "mood"], 2, "saw 'mood', wanted NAME=VALUE"),
         (

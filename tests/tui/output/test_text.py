@@ -58,7 +58,7 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
     response = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
     assert status_line(response, 1024) == (
         "ttft 0.50 s · prompt - t/s (9 tokens, 21 cached) · decode 5.2 t/s (1 token) · 12.3 GB/s"
-        " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens a pass · drafts gained +40%"
+        " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens per forward · drafts gained +40%"
         " · context 31/1024 · stopped at --max-tokens"
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.history.recorder import Recorder
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatMessage, read_by_the_model
+from edgeinfer.history.tree import ChatMessage, model_messages
 from edgeinfer.results import Token
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.library import Stream
@@ -47,7 +47,7 @@ class StoredSession:
     def drain(self, stream: Iterable[Token]) -> None:
         for _ in stream:
             pass
-        if reported := self.session.new_trouble():
+        if reported := self.session.new_error():
             self.warnings.append(reported)
 
     def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
@@ -68,7 +68,7 @@ def stored_session(tmp_path: Path) -> StoredSession:
 
 def read(session: ChatSession) -> list[str]:
     """The messages of the prompt."""
-    return [message["content"] for message in read_by_the_model(session.line)]
+    return [message["content"] for message in model_messages(session.line)]
 
 
 def quiet(done: int, total: int) -> None:

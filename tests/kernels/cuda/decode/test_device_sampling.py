@@ -8,9 +8,9 @@ import torch
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
-    NO_NUMBERS,
+    INVALID_LOGITS,
     SAMPLED,
-    TOO_FEW,
+    TOO_FEW_CANDIDATES,
     DeviceSamplingParams,
     SamplingBuffers,
     argmax,
@@ -117,7 +117,7 @@ def test_the_device_samples_the_same_token_as_the_host(
         for row in range(ROWS):
             ids, probabilities = samplers[row].distribution(logits[row], histories[row])
             token, status = results[row]
-            if status == TOO_FEW:
+            if status == TOO_FEW_CANDIDATES:
                 refused += 1
                 assert token == -1
                 assert sampled[row] == -7
@@ -173,7 +173,7 @@ def test_non_finite_logits_sample_nothing(device: str, value: float, temperature
     logits[1] = -np.inf
     settings = [DeviceSamplingParams(temperature, top_k=4)] * 3
     results, sampled = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
-    assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
+    assert results.tolist()[:2] == [[-1, INVALID_LOGITS]] * 2
     assert sampled.tolist()[:2] == [-7, -7]
     assert results[2, 1] == SAMPLED
 
@@ -188,7 +188,13 @@ def test_a_large_vocabulary_without_truncation_is_sampled_on_the_host(device: st
         DeviceSamplingParams(1.0, top_p=0.999),
     ]
     results, _ = run(device, logits, requested, [[]] * 5, [0.3] * 5, 16, 64)
-    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
+    assert results[:, 1].tolist() == [
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+        SAMPLED,
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+    ]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
@@ -203,7 +209,7 @@ def test_argmax_equals_numpy(device: str, vocabulary: int) -> None:
     argmax(torch.from_numpy(logits).to(device), buffers, sampled, results)
     assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == sampled[:4].tolist()
     assert results[:4, 1].tolist() == [SAMPLED] * 4
-    assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
+    assert results[4:].tolist() == [[-1, INVALID_LOGITS]] * 2
 
 
 def test_device_samples_have_the_distribution_of_host_samples(device: str) -> None:

@@ -11,14 +11,14 @@ import edgeinfer
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_offload.planner import placement_problem
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
 
 
-@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
+@pytest.mark.parametrize(("draft", "widths"), [(None, COMMON_STEP_SIZES), ("lookup", ALL_STEP_SIZES)])
 def test_steps_of_every_token_count_are_captured_for_drafts(
     small_gpu: Callable[[int], None],
     tmp_path: Path,

@@ -43,7 +43,7 @@ class AlwaysChangingPolicy(ExpertCachePolicy):
 
     def __init__(self, count: int, used: int, residents: Sequence[Sequence[int]]) -> None:
         super().__init__(count, used, residents)
-        self.look_after = 1
+        self.check_interval = 1
 
     def record(self, requests: npt.NDArray[np.int64]) -> None:
         before = getattr(self, "noted", np.zeros_like(requests))
@@ -52,13 +52,13 @@ class AlwaysChangingPolicy(ExpertCachePolicy):
 
     def proposals(self) -> list[Swap]:
         self.layer_turn += 1
-        self.look_after = 1
+        self.check_interval = 1
         row = self.layer_turn % len(self.slots)
-        leaves = int(np.argmax(self.slots[row]))
-        expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > leaves, self.slots[row], 9)))
+        evicted = int(np.argmax(self.slots[row]))
+        expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > evicted, self.slots[row], 9)))
         if self.slots[row, expert] >= 0:
             expert = int(np.argmin(self.slots[row]))
-        return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
+        return [Swap(row, expert, int(self.slots[row, evicted]), evicted, 1.0)]
 
 
 def cached_splits(decoder: Decoder) -> list[LayerSplit]:
@@ -120,7 +120,7 @@ def test_the_host_counts_the_experts_of_steps_and_prompts(
         spec = decoder.specification.layers[0].block_of(MoeSpec)
         with split_decoder(decoder, device, splits, kernels) as backend:
             policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
-            policy.look_after = 1 << 20
+            policy.check_interval = 1 << 20
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(sum(steps)), steps)
             requested = np.array(list(backend.cpu_shard.requests.values()))
@@ -139,7 +139,7 @@ def test_the_policy_receives_request_counts_since_its_last_update(
         with split_decoder(decoder, device, splits, kernels) as backend:
             spec = decoder.specification.layers[0].block_of(MoeSpec)
             policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
-            policy.look_after = 4
+            policy.check_interval = 4
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
@@ -152,11 +152,11 @@ def test_the_policy_receives_request_counts_since_its_last_update(
 class Garbling(expert_loading.Packer):
     """Reverses the groups."""
 
-    def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+    def load_groups(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
         raise AssertionError("nobody comes")
 
-    def gives(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
-        return super().gives(groups.flip(1), target, first_row)
+    def is_identical(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        return super().is_identical(groups.flip(1), target, first_row)
 
 
 def exhausted(*arguments: object) -> None:
@@ -235,8 +235,8 @@ def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):
             groups = groups_of_rows(sources[expert], name)
-            packers[3].bring(groups[:3], target, slot * rows)
-            packers[1].bring(groups[3:], target, slot * rows + 48)
+            packers[3].load_groups(groups[:3], target, slot * rows)
+            packers[1].load_groups(groups[3:], target, slot * rows + 48)
     if stream:
         stream.synchronize()
     for actual, expected in zip(target.parts, loaded.parts, strict=True):

@@ -11,12 +11,12 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import engine_loading
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_offload.planner import placement_problem
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
@@ -92,7 +92,9 @@ def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
     small_gpu(gpu_bytes(path) - 1)
     monkeypatch.setattr(engine_loading, "measure_gpu", full)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "the GPU has no room to be measured: planned without its speeds" in model.warnings
+        assert (
+            "the GPU has too little free memory to be measured: planned without its speeds" in model.warnings
+        )
 
 
 @pytest.mark.default_cases(1)
@@ -211,7 +213,7 @@ def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None
     counts = np.full((2, 8), 20, np.uint32)
     counts[:, 7] = 100
     named = {f"experts.{layer}": counts for layer in range(3)}
-    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(adjacent_profile_path(path))
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
         split_layers = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]

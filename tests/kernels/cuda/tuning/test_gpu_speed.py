@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 
 
 def test_bandwidth_matmul_and_copies_are_measured(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_speed, "HAND_OVERS", 5)
+    monkeypatch.setattr(gpu_speed, "SYNC_ROUNDS", 5)
     result = gpu_speed.gpu_speed(torch.device(device), read_bytes=1 << 20, copy_bytes=1 << 16, matrix=32)
     assert all(0 < measurement < float("inf") for measurement in astuple(result))
     assert result.sync_seconds < 1
@@ -44,7 +44,7 @@ def test_a_format_is_measured_on_a_large_and_a_small_head(
     monkeypatch.setattr(gpu_speed, "timed_head", head)
     monkeypatch.setattr(gpu_speed, "ROUNDS", 1)
     result = gpu_speed.format_speed(
-        torch.device(device), "Q4_K", head_bytes=10_000_000, small_rows=64, sent_bytes=1
+        torch.device(device), "Q4_K", head_bytes=10_000_000, small_rows=64, streaming_bytes=1
     )
     assert requested == [("Q4_K", 64), ("Q4_K", 6400)]
     assert result.bytes_per_second == pytest.approx(1e12)

@@ -12,8 +12,8 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,
     FILE,
     RejectedCandidateError,
-    remember_tuning,
-    remembered_tuning,
+    save_tuning,
+    saved_tuning,
     tune,
     tuning_key,
 )
@@ -125,14 +125,14 @@ def test_an_initial_config_that_does_not_compile_is_an_error() -> None:
 
 def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
-    assert remembered_tuning(folder, "a") is None
-    remember_tuning(folder, "a", BEST)
-    remember_tuning(folder, "b", Tuning())
-    assert remembered_tuning(folder, "a") == BEST
-    assert remembered_tuning(folder, "b") == Tuning()
-    assert remembered_tuning(folder, "c") is None
-    remember_tuning(folder, "a", Tuning())
-    assert remembered_tuning(folder, "a") == Tuning()
+    assert saved_tuning(folder, "a") is None
+    save_tuning(folder, "a", BEST)
+    save_tuning(folder, "b", Tuning())
+    assert saved_tuning(folder, "a") == BEST
+    assert saved_tuning(folder, "b") == Tuning()
+    assert saved_tuning(folder, "c") is None
+    save_tuning(folder, "a", Tuning())
+    assert saved_tuning(folder, "a") == Tuning()
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
@@ -151,14 +151,14 @@ def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_tunings_are_not_stored(tmp_path: Path, old: str, new: str) -> None:
-    remember_tuning(tmp_path, "a", BEST)
+    save_tuning(tmp_path, "a", BEST)
     file = tmp_path / FILE
     text = " ".join(file.read_text(encoding="utf-8").split()).replace("[ ", "[")
     assert old in text
     file.write_text(text.replace(old, new, 1), encoding="utf-8")
-    assert remembered_tuning(tmp_path, "a") is None
-    remember_tuning(tmp_path, "a", BEST)
-    assert remembered_tuning(tmp_path, "a") == BEST
+    assert saved_tuning(tmp_path, "a") is None
+    save_tuning(tmp_path, "a", BEST)
+    assert saved_tuning(tmp_path, "a") == BEST
 
 
 def test_a_key_depends_on_gpu_shape_formats_and_cache() -> None:

@@ -10,7 +10,12 @@ import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
+from edgeinfer_offload.runtime.activity_profile import (
+    ActivityProfile,
+    adjacent_profile_path,
+    model_hash,
+    save_profile,
+)
 from tests.model_zoo import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("Q8_0",), layers=3)
@@ -77,15 +82,15 @@ def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
 
 
 def test_a_damaged_profile_is_a_warning_or_an_error_by_mode(path: Path) -> None:
-    beside_model(path).write_bytes(b"no profile")
+    adjacent_profile_path(path).write_bytes(b"no profile")
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
         assert "the feed-forward is dense: " in model.warnings[0]
-        assert "write it anew with edgeinfer profile" in model.warnings[0]
+        assert "create it again with edgeinfer profile" in model.warnings[0]
     with edgeinfer.load(path, device="cpu", sparse="exact") as model:
         assert sparse_layers(model) == [0, 1, 2]
         assert "not profiled" in model.warnings[0]
-    with pytest.raises(SettingError, match=r"sparse: .*no sound activity profile"):
+    with pytest.raises(SettingError, match=r"sparse: .*not a valid activity profile"):
         edgeinfer.load(path, device="cpu", sparse="predicted")
 
 

@@ -4,11 +4,8 @@ The simulation has texts of several acceptance rates, and costs of drafts and of
 one in ten forwards is disturbed. A speed is relative to baseline decoding; "best length" always drafts the
 number of tokens that is best for the text. The second table has the speed with one constant neutralized,
 relative to the controller's: the geometric mean and the worst case.
-
-python benchmarks/draft_controller.py
 """
 
-import argparse
 import itertools
 import math
 import random
@@ -135,31 +132,22 @@ def speeds(tokens: int, seeds: int) -> dict[Case, float]:
     return {case: geometric_mean([controlled(case, tokens, seed) for seed in range(seeds)]) for case in CASES}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="few tokens")
-    parser.add_argument("--tokens", type=int, default=600)
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
-    tokens, seeds = (60, 1) if options.smoke else (options.tokens, options.seeds)
+def tables(tokens: int, seeds: int) -> list[tuple[str, str]]:
+    """Heads and tables: the controller by acceptance rate, and without each of its constants."""
     ours = speeds(tokens, seeds)
     rows = []
     for text in ACCEPTANCES:
         cases = [case for case in CASES if case.acceptance == text]
-        found = [ours[case] for case in cases]
+        controlled_speeds = [ours[case] for case in cases]
         best = [geometric_mean([best_length(case, tokens, seed) for seed in range(seeds)]) for case in cases]
-        rows.append([text, *(f"{value:.3f}" for value in (geometric_mean(found), min(found)))])
-        rows[-1].append(f"{geometric_mean(best):.3f}")
-    print(markdown(["acceptance", "controller", "worst", "best length"], rows))
+        means = geometric_mean(controlled_speeds), min(controlled_speeds), geometric_mean(best)
+        rows.append([text, *(f"{value:.3f}" for value in means)])
+    by_acceptance = markdown(["acceptance", "controller", "worst", "best length"], rows, left=(0,))
     rows = []
     for label, change in NEUTRAL.items():
         with changed(*change):
             other = speeds(tokens, seeds)
         ratios = [other[case] / ours[case] for case in CASES]
         rows.append([label, f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}"])
-    print()
-    print(markdown(["without", "mean", "worst", "best"], rows))
-
-
-if __name__ == "__main__":
-    main()
+    by_constant = markdown(["without", "mean", "worst", "best"], rows, left=(0,))
+    return [("simulated: the draft controller", by_acceptance), ("simulated: its constants", by_constant)]

@@ -5,8 +5,8 @@ import importlib.util
 import pytest
 
 import edgeinfer
-from edgeinfer.planning import gpu_choice
-from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning import gpu_selection
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer_kernels.cuda.driver import Gpu
 
 ADA = Gpu(0, "RTX 4060 Laptop", 89, 8 << 30)
@@ -16,7 +16,7 @@ ADA = Gpu(0, "RTX 4060 Laptop", 89, 8 << 30)
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """The GPUs of the driver; a test fills it."""
     shown: list[Gpu] = []
-    monkeypatch.setattr(gpu_choice, "list_gpus", lambda: shown)
+    monkeypatch.setattr(gpu_selection, "list_gpus", lambda: shown)
     return shown
 
 
