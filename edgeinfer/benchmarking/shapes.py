@@ -99,7 +99,7 @@ class Shape:
         layer = {"attn_norm.weight": self.width, f"{self.feed_forward_norm}.weight": self.width}
         if self.shared_expert:
             layer["ffn_gate_inp_shexp.weight"] = self.width
-        attention = {}
+        attention: dict[str, int] = {}
         if self.biases:
             attention |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
         if self.qk_norm:
