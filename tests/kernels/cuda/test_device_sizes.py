@@ -59,7 +59,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution", "delta net")
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
@@ -79,6 +79,7 @@ SENDING = {
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
     "lfm2": LayerSplit(False),
+    "qwen35": LayerSplit(False),
     "many formats": LayerSplit(False),
 }
 

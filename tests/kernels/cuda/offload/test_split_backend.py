@@ -82,6 +82,7 @@ CASES = [
     on_a_gpu("qwen2moe", halves),
     on_a_gpu("granitemoe", halves),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     ("smallthinker", mixed),
     ("smallthinker", halves),
 ]
@@ -127,6 +128,7 @@ SENT = [
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", halves),
     ("gpt-oss", halves),
