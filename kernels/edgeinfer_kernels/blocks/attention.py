@@ -190,11 +190,14 @@ class AttentionState:
 
         Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
         """
-        cache, kept = self.cache, np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True)
+        cache, remaining = (
+            self.cache,
+            np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True),
+        )
         rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
         table = rope.table(-len(positions), len(positions)) if rope else None
-        for begin in range(0, len(kept), POSITIONS_AT_ONCE):
-            source = kept[begin : begin + POSITIONS_AT_ONCE]
+        for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
+            source = remaining[begin : begin + POSITIONS_AT_ONCE]
             first = int(positions[0]) + begin
             cache.move(source, first)
             if rope is None or table is None:

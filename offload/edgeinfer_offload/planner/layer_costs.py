@@ -230,10 +230,10 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
         hot, cold = block.part(count), block.part(whole - count)
         there = NOTHING
         if count:
-            found = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
-            if found is None:
+            cost = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
+            if cost is None:
                 break
-            there = found
+            there = cost
         gpu.append(there)
         if count == whole:
             cpu.append(NOTHING)
