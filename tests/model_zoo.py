@@ -58,6 +58,7 @@ ZOO: dict[str, RandomModel] = {
         },
     ),
     "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
+    "qwen35-draft-head": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16), draft_head=True),
     "qwen35-partial-rope": RandomModel(
         "qwen35",
         head_dim=32,
@@ -70,6 +71,15 @@ ZOO: dict[str, RandomModel] = {
         experts_per_token=3,
         expert_length=32,
         shared_length=64,
+        hybrid=delta_net(1, 2, 16),
+    ),
+    "qwen35moe-fused": RandomModel(
+        "qwen35moe",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        fused_experts=True,
         hybrid=delta_net(1, 2, 16),
     ),
     "qwen3next": RandomModel(

@@ -41,6 +41,9 @@ class RandomModel:
     context: int = 256
     tied: bool = False
     fused: bool = False
+    fused_experts: bool = False
+    draft_head: bool = False
+    """An MTP layer follows the last one."""
     experts: int = 0
     experts_per_token: int = 0
     expert_length: int = 0
@@ -81,7 +84,7 @@ class RandomModel:
         layer_norm = spec is not None and spec.norm == "layer"
         epsilon = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
         own = {
-            "block_count": self.layers,
+            "block_count": self.layers + self.draft_head,
             "embedding_length": self.width,
             "context_length": self.context,
             "attention.head_count": self.heads,
@@ -92,6 +95,7 @@ class RandomModel:
             "feed_forward_length": self.feed_forward,
             f"attention.{epsilon}": 1e-5,
             **self._expert_metadata(),
+            **({"nextn_predict_layers": 1} if self.draft_head else {}),
             **self._convolution_metadata(),
             **(self.hybrid.metadata(self) if self.hybrid else {}),
             **self.extra,
@@ -132,6 +136,14 @@ class RandomModel:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_tensors(layer).items()}
+        if self.draft_head:
+            last = f"blk.{self.layers}"
+            shapes |= {
+                f"{last}.{name}": shape for name, shape in self._layer_tensors(self.layers - 1).items()
+            }
+            shapes |= {f"{last}.nextn.{name}.weight": (self.width,) for name in ("enorm", "hnorm")}
+            shapes[f"{last}.nextn.shared_head_norm.weight"] = (self.width,)
+            shapes[f"{last}.nextn.eh_proj.weight"] = (self.width, 2 * self.width)
         return shapes
 
     def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -142,6 +154,9 @@ class RandomModel:
         columns = {"ffn_gate": width, "ffn_down": hidden, "ffn_up": width}
         shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (count, width)}
         shapes |= {f"{name}_exps.weight": (count, rows[name], columns[name]) for name in rows}
+        if self.fused_experts:
+            del shapes["ffn_gate_exps.weight"], shapes["ffn_up_exps.weight"]
+            shapes["ffn_gate_up_exps.weight"] = (count, 2 * hidden, width)
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}

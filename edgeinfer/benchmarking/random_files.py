@@ -136,12 +136,14 @@ def _is_whole(path: Path) -> bool:
 
 def _vector(name: str, length: int, random: np.random.Generator) -> npt.NDArray[np.float32]:
     values = 0.1 * random.standard_normal(length)
+    if name.endswith("ssm_a"):
+        return -np.exp(5 * values).astype(np.float32)
     return (values if name.endswith("bias") else 1 + values).astype(np.float32)
 
 
 def metadata(shape: Shape) -> dict[str, Any]:
     """The metadata of the file; the context is the shape's own."""
-    own = {
+    own: dict[str, Any] = {
         "context_length": shape.context,
         "embedding_length": shape.width,
         "block_count": shape.layers,
@@ -154,6 +156,10 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "rope.dimension_count": shape.head_size,
         "rope.freq_base": shape.rope_base,
     }
+    if shape.recurrent:
+        own |= shape.recurrent.metadata(shape.layers)
+    if shape.shared_expert:
+        own["expert_shared_feed_forward_length"] = shape.shared_expert
     if shape.experts:
         own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_per_token
         own["expert_feed_forward_length"] = shape.feed_forward

@@ -213,10 +213,16 @@ class _Reader:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(values) == layers + self.draft_heads():
+            values = values[:layers]
         if len(values) != layers or not all(type(v) is int and minimum <= v < 1 << 24 for v in values):
             expected = "a positive number" if minimum else "a number"
             raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
         return values
+
+    def draft_heads(self) -> int:
+        """Number of draft heads (MTP) after the layers."""
+        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         heads = self.per_layer("attention.head_count", layers)
@@ -361,7 +367,7 @@ class _Reader:
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
-        draft_heads = self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+        draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
         experts = self.experts(layers)

@@ -1,5 +1,7 @@
 """Reads a GGUF file's tensors as weights for the backends; checks every name and shape."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
@@ -128,6 +130,13 @@ class LayerTensors:
         if tensor is None:
             raise self._tensors.missing(full)
         return tensor
+
+    def expert_pairs(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, Matrix] | None:
+        whole = self._tensors.matrix(f"{self._prefix}{name}.weight", (count, 2 * rows, columns))
+        if whole is None:
+            return None
+        halves = replace(whole, rows=rows, experts=2 * count)
+        return halves.take_experts(range(0, 2 * count, 2)), halves.take_experts(range(1, 2 * count, 2))
 
     def has_shape(self, name: str, rows: int, columns: int) -> bool:
         info = self._tensors.file.tensors.get(f"{self._prefix}{name}.weight")

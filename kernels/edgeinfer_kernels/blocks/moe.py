@@ -62,11 +62,15 @@ class MoeSpec(StatelessSpec):
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
         count, neurons, width = self.experts, self.neurons, tensors.hidden_size
+        gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
+            tensors.experts("ffn_gate_exps", count, neurons, width),
+            tensors.experts("ffn_up_exps", count, neurons, width),
+        )
         return MoeWeights(
             ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, width),
-            ffn_up_exps=tensors.experts("ffn_up_exps", count, neurons, width),
+            ffn_up_exps=up,
             ffn_down_exps=tensors.experts("ffn_down_exps", count, width, neurons),
-            ffn_gate_exps=tensors.experts("ffn_gate_exps", count, neurons, width),
+            ffn_gate_exps=gate,
             ffn_gate_inp_bias=tensors.vector("ffn_gate_inp.bias", count),
             ffn_up_exps_bias=tensors.vector("ffn_up_exps.bias", count * neurons),
             ffn_down_exps_bias=tensors.vector("ffn_down_exps.bias", count * width),

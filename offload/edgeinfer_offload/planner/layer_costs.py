@@ -105,9 +105,9 @@ class Pricing:
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, block: BlockSizes, depth: int | None) -> float:
-        """Share of the state that a token reads."""
+        """Share of the state that a token reads or writes."""
         seen = min(self.depth if depth is None else depth, self.context)
-        return block.positions_read(seen) / self.context
+        return block.state_share(seen, self.context)
 
 
 @dataclass(frozen=True)

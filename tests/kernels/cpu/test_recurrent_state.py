@@ -143,7 +143,7 @@ def test_prompts_keep_checkpoints_of_chunks_and_before_the_response(tmp_path: Pa
 
 def test_number_of_slots_follows_from_their_bytes() -> None:
     assert slots_for(1000) == WORKING_SLOTS + MAX_CHECKPOINTS
-    assert slots_for(50 << 20) == WORKING_SLOTS + 5
+    assert slots_for(25 << 20) == WORKING_SLOTS + 5
     assert slots_for(1 << 30) == WORKING_SLOTS + 2
 
 

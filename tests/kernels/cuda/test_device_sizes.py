@@ -60,7 +60,9 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(
+        parts, "attention", "convolution", "delta net"
+    )
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
@@ -80,6 +82,7 @@ STREAMING = {
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
     "lfm2": LayerSplit(False),
+    "qwen35": LayerSplit(False),
     "many formats": LayerSplit(False),
 }
 

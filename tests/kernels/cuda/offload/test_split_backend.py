@@ -83,6 +83,7 @@ CASES = [
     on_a_gpu("qwen2moe", split_halves),
     on_a_gpu("granitemoe", split_halves),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     ("smallthinker", mixed),
     ("smallthinker", split_halves),
 ]
@@ -128,6 +129,7 @@ STREAMED = [
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", split_halves),
     ("gpt-oss", split_halves),
