@@ -113,9 +113,10 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
-        # int8 activations in both, which change experts at near-ties; a short convolution multiplies
-        # the errors of three projections.
-        assert their_distance < (0.25 if moe_model else 0.1 if ZOO[name].convolutions else 0.05)
+        # int8 activations in both, which change experts at near-ties; a recurrent block multiplies the
+        # errors of several projections.
+        is_recurrent = ZOO[name].convolutions or ZOO[name].hybrid
+        assert their_distance < (0.25 if moe_model else 0.1 if is_recurrent else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best
