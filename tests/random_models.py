@@ -253,7 +253,13 @@ class _Cycle:
         self._count = 0
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv" in name:
+        if (
+            len(shape) == 1
+            or name.endswith("bias")
+            or "ffn_gate_inp" in name
+            or "conv.weight" in name
+            or "conv1d" in name
+        ):
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]
