@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
-from tests.random_hybrids import Hybrid, delta_net
+from tests.random_hybrids import Hybrid, delta_net, mamba_layers
 
 VOCABULARY = 288
 CHAT_TEMPLATE = (
@@ -238,7 +238,8 @@ class _Cycle:
         self._count = 0
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv" in name:
+        is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
+        if is_vector or "ffn_gate_inp" in name or "conv" in name:
             return "F32"
         self._count += 1
         wanted = self._formats[self._count % len(self._formats)]
@@ -359,6 +360,31 @@ ZOO: dict[str, RandomModel] = {
         hybrid=delta_net(2, 6, 16, layout="legacy"),
     ),
     "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
+    "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
+    "mamba2-groups": RandomModel(
+        "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
+    ),
+    "granitehybrid": RandomModel(
+        "granitehybrid",
+        layers=4,
+        hybrid=mamba_layers("mmam", 4, 32, 32),
+        extra={
+            "rope.scaling.finetuned": False,
+            "logit_scale": 6.0,
+            "residual_scale": 0.22,
+            "embedding_scale": 3.0,
+            "attention.scale": 0.1,
+        },
+    ),
+    "granitehybrid-moe": RandomModel(
+        "granitehybrid",
+        experts=8,
+        experts_used=3,
+        shared_length=64,
+        hybrid=mamba_layers("mam", 8, 16, 16),
+        extra={"logit_scale": 2.0},
+    ),
+    "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
     "granite": RandomModel(
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
