@@ -111,8 +111,8 @@ def update_columns(columns, b, c, x, decay, state_size):
 
 @device_function
 def recur(pool, counter, block, step_args):
-    """Phase: the recurrence, sixteen columns of a head's state at a time; y · silu(z) of this step's tokens to
-    the rows of `conv_out`.
+    """Phase: the recurrence, sixteen columns of a head's state at a time; y · silu(z) of the tokens of this
+    step, to the rows of `conv_out`.
     """
     state = block.state
     pending = step_args.pending
