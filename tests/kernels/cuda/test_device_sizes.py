@@ -31,7 +31,8 @@ def counted(parts: list[Part], *endings: str) -> int:
 
 def divisible_bytes(layer: LayerSizes) -> int:
     block = layer.divisible
-    assert block is not None
+    if block is None:
+        return 0
     times = block.granules if block.is_routed else 1
     return times * block.granules_device_bytes() + block.undivided_device_bytes()
 
@@ -59,7 +60,7 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution", "net", "mamba2")
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
@@ -79,6 +80,9 @@ SENDING = {
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
     "lfm2": LayerSplit(False),
+    "mamba2-groups": LayerSplit(False),
+    "granitehybrid-moe": LayerSplit(True),
+    "nemotron_h": LayerSplit(False),
     "many formats": LayerSplit(False),
 }
 
