@@ -60,7 +60,9 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution", "net", "mamba2")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(
+        parts, "attention", "convolution", "net", "mamba2"
+    )
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
