@@ -145,6 +145,11 @@ class RandomModel:
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
+        if not facts.gated:
+            shapes = {name: shape for name, shape in shapes.items() if "gate_exps" not in name}
+            shapes.pop("ffn_gate_shexp.weight", None)
+        if facts.expert_selection_bias:
+            shapes["exp_probs_b.bias"] = (count,)
         if facts.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)
         if "ffn_gate_inp" in self.biases:
@@ -385,6 +390,16 @@ ZOO: dict[str, RandomModel] = {
         extra={"logit_scale": 2.0},
     ),
     "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
+    "nemotron_h_moe": RandomModel(
+        "nemotron_h_moe",
+        layers=4,
+        experts=8,
+        experts_used=3,
+        expert_length=64,
+        shared_length=96,
+        hybrid=mamba_layers("mfaf", 4, 16, 32, groups=2),
+        extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
     "granite": RandomModel(
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},

@@ -85,6 +85,7 @@ SENDING = {
     "mamba2-groups": LayerSplit(False),
     "granitehybrid-moe": LayerSplit(True),
     "nemotron_h": LayerSplit(False),
+    "nemotron_h_moe": LayerSplit(True),
     "many formats": LayerSplit(False),
 }
 
