@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_hybrids import delta_net
+from tests.random_hybrids import delta_net, mamba_layers
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -97,6 +97,52 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=64,
         hybrid=delta_net(2, 6, 16, layout="legacy"),
+    ),
+    "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
+    "mamba2-groups": RandomModel(
+        "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
+    ),
+    "granitehybrid": RandomModel(
+        "granitehybrid",
+        layers=4,
+        hybrid=mamba_layers("mmam", 4, 32, 32),
+        extra={
+            "rope.scaling.finetuned": False,
+            "logit_scale": 6.0,
+            "residual_scale": 0.22,
+            "embedding_scale": 3.0,
+            "attention.scale": 0.1,
+        },
+    ),
+    "granitehybrid-moe": RandomModel(
+        "granitehybrid",
+        experts=8,
+        experts_per_token=3,
+        shared_length=64,
+        hybrid=mamba_layers("mam", 8, 16, 16),
+        extra={"logit_scale": 2.0},
+    ),
+    "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
+    "nemotron_h_moe": RandomModel(
+        "nemotron_h_moe",
+        layers=4,
+        experts=8,
+        experts_per_token=3,
+        expert_length=64,
+        shared_length=96,
+        hybrid=mamba_layers("mfaf", 4, 16, 32, groups=2),
+        extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
+    "lfm2moe": RandomModel(
+        "lfm2moe",
+        layers=4,
+        convolutions=(1, 2),
+        tied=True,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        dense_layers=1,
+        extra={"expert_gating_func": 2},
     ),
     "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
     "granite": RandomModel(
