@@ -1,4 +1,5 @@
-"""Baseline decoding against drafting, alternating: the built-in pair by text, edited code, planted drafts.
+"""Baseline decoding against drafting, alternating: the built-in pair by text, edited code, planted and
+simulated drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
 python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
@@ -27,7 +28,7 @@ from edgeinfer.results import Generation
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
-from harness import suites
+from harness import simulated_drafts, suites
 from harness.planted_drafts import PlantedDrafter, ScriptedEngine
 from harness.split_runs import overhead
 
@@ -51,8 +52,10 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "self": {"draft": "self"},
 }
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
-TABLES = ("pair", "edited", "forced", "several", "planted")
+TABLES = ("pair", "edited", "forced", "several", "planted", "simulated")
 PLANTED_CONTEXT = 512
+SIMULATED = (600, 5)
+"""Tokens of a simulated completion, and seeds."""
 SIDE_BY_SIDE = (1, 2, 4, 8, 16)
 Answer = Callable[[], Generation]
 Variants = dict[str, Answer]
@@ -338,6 +341,8 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
         rows = [row for path in large for row in suite.planted(path, small, *where)]
         head = ["model", "weights", "draft on", "drafter", *HEAD]
         tables.append(("drafts with a given acceptance rate", markdown(head, rows, left=(0, 1, 2, 3))))
+    if "simulated" in expected:
+        tables += simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
     return tables
 
 

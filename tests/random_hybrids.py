@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from edgeinfer.model_config.architectures import ARCHITECTURES
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -11,11 +15,17 @@ class Model(Protocol):
     """The sizes of a random model."""
 
     @property
+    def architecture(self) -> str: ...
+    @property
     def width(self) -> int: ...
     @property
     def heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
     @property
     def layers(self) -> int: ...
 
@@ -57,13 +67,13 @@ def delta_net(
         }
 
     def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
-        found, width = dict(shapes), model.width
+        tensors, width = dict(shapes), model.width
         if (index + 1) % interval == 0:
-            found["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
-            return found
-        kept = ("attn_norm", "post_attention_norm", "ffn")
-        found = {name: shape for name, shape in found.items() if name.startswith(kept)}
-        found |= {
+            tensors["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
+            return tensors
+        shared = ("attn_norm", "post_attention_norm", "ffn")
+        tensors = {name: shape for name, shape in tensors.items() if name.startswith(shared)}
+        tensors |= {
             "ssm_conv1d.weight": (channels, taps),
             "ssm_a": (value_heads,),
             "ssm_dt.bias": (value_heads,),
@@ -71,15 +81,70 @@ def delta_net(
             "ssm_out.weight": (width, values),
         }
         if layout == "legacy":
-            found["ssm_in.weight"] = (channels + values, width)
+            tensors["ssm_in.weight"] = (channels + values, width)
         else:
-            found |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
+            tensors |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
         if layout == "qwen35":
             return {
-                **found,
+                **tensors,
                 "ssm_beta.weight": (value_heads, width),
                 "ssm_alpha.weight": (value_heads, width),
             }
-        return {**found, "ssm_ba.weight": (2 * value_heads, width)}
+        return {**tensors, "ssm_ba.weight": (2 * value_heads, width)}
 
     return Hybrid(metadata, layer)
+
+
+def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1) -> Hybrid:
+    """One letter for each layer: m Mamba-2, a attention, f feed-forward. Layers of mamba2 and nemotron_h are
+    this block only; those of granitehybrid have a feed-forward too. `heads`: for a width of 64.
+    """
+    taps = 4
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        count = heads * model.width // 64
+        kv_heads = [model.kv_heads if kind == "a" else 0 for kind in kinds]
+        lengths = [model.feed_forward if kind == "f" else 0 for kind in kinds]
+        single = {"feed_forward_length": np.array(lengths, np.int32)} if is_single(model) else {}
+        return {
+            "attention.head_count_kv": np.array(kv_heads, np.int32),
+            **single,
+            "attention.layer_norm_epsilon": 1e-5,
+            "ssm.conv_kernel": taps,
+            "ssm.state_size": state_size,
+            "ssm.group_count": groups,
+            "ssm.time_step_rank": count,
+            "ssm.inner_size": count * head_dim,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        kind, width, count = kinds[index], model.width, heads * model.width // 64
+        inner = count * head_dim
+        channels = inner + 2 * groups * state_size
+        skipped = "ffn_norm" if is_single(model) else "-"
+        norm = {"attn_norm.weight": (width,)}
+        feed_forward = {
+            name: shape
+            for name, shape in shapes.items()
+            if name.startswith(("ffn", "exp_probs")) and not name.startswith(skipped)
+        }
+        attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
+        mamba = {
+            "ssm_in.weight": (inner + channels + count, width),
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_conv1d.bias": (channels,),
+            "ssm_dt.bias": (count,),
+            "ssm_a": (count, 1),
+            "ssm_d": (count, 1),
+            "ssm_norm.weight": (groups, inner // groups),
+            "ssm_out.weight": (width, inner),
+        }
+        block: Shapes = {"m": mamba, "a": attention, "f": feed_forward}[kind]
+        return {**norm, **block, **({} if is_single(model) else feed_forward)}
+
+    return Hybrid(metadata, layer)
+
+
+def is_single(model: Model) -> bool:
+    """Whether a layer is a single block."""
+    return ARCHITECTURES[model.architecture].single_blocks

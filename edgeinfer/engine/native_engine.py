@@ -22,7 +22,7 @@ from edgeinfer_quant_formats.errors import FormatError
 SLICES = (256, 16, 1)
 """Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
 RESPONSE_START_TOKENS = 8
-"""At most so many tokens of a prompt begin the response, after the last message."""
+"""Maximum number of prompt tokens that begin the response, after the last message."""
 
 
 class KVCache:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from edgeinfer.model_config.recurrent_blocks import (
     RecurrentReader,
     gated_delta_net,
+    mamba2,
     repeated_delta_net,
     short_convolution,
 )
@@ -54,7 +55,10 @@ class Architecture:
     experts: Literal["never", "maybe", "always"] = "never"
     gating: Gating | None = "softmax"
     """The gating function of the experts; None: given by the file."""
-    expert_weights_normalized: bool = True
+    expert_weights_normalized: bool | None = True
+    """None: given by the file."""
+    expert_selection_bias: bool = False
+    """The selection of experts has a bias, `exp_probs_b`."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -63,6 +67,11 @@ class Architecture:
     """Reads the block that some layers have instead of attention."""
     recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
     """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
+    single_blocks: bool = False
+    """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
+    recurrent block."""
+    rope: Literal["always", "never", "finetuned"] = "always"
+    """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
@@ -78,6 +87,14 @@ _QWEN35: dict[str, Any] = {
     "recurrent": gated_delta_net,
     "recurrent_layers": "interval",
     "attention_gate": True,
+}
+
+_NEMOTRON_H: dict[str, Any] = {
+    "activation": "relu_squared",
+    "gated": False,
+    "recurrent": mamba2,
+    "single_blocks": True,
+    "rope": "never",
 }
 
 
@@ -127,6 +144,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
+    "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -135,6 +153,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
+    ),
+    "lfm2moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        recurrent=short_convolution,
+        output_norm="token_embd_norm",
+        experts="always",
+        gating=None,
+        expert_selection_bias=True,
+    ),
+    "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "nemotron_h": Architecture(**_NEMOTRON_H),
+    "nemotron_h_moe": Architecture(
+        **_NEMOTRON_H,
+        experts="always",
+        gating="sigmoid",
+        expert_weights_normalized=None,
+        expert_selection_bias=True,
+        expert_length_by_share=True,
+        shared_expert="plain",
     ),
     "olmo2": Architecture(
         rope_neox=True,

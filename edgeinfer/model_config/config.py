@@ -77,6 +77,7 @@ class ModelConfig:
     recurrent: BlockSpec | None = None
     """The block of recurrent layers."""
     recurrent_layers: tuple[bool, ...] = ()
+    has_rope: bool = True
     draft_heads: int = 0
     """Number of draft heads (MTP), whose tensors follow those of the last layer."""
 
@@ -93,6 +94,8 @@ class ModelConfig:
         return self.experts if self.experts and layer >= self.experts.dense_layers else None
 
     def _rope(self, layer: int, factors: Factors | None) -> RopeSpec | None:
+        if not self.has_rope:
+            return None
         every = self.architecture_spec.rope_skipped_every
         if every and (layer + 1) % every == 0:
             return None
@@ -122,6 +125,10 @@ class ModelConfig:
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
         spec = self.architecture_spec
+        if spec.single_blocks:
+            is_dense = self.shapes[index].feed_forward > 0
+            block = self._feed_forward(index) if is_dense else self._token_mixer(index, factors)
+            return LayerSpec((ResidualBlock(block, self.norm, "attn_norm", "", self.residual_scale),))
         names = (
             ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
@@ -168,6 +175,8 @@ class ModelConfig:
             pre_attention_router=self.architecture_spec.pre_attention_router,
             shared_neurons=experts.shared,
             shared_gate=self.architecture_spec.shared_expert == "gated",
+            gated=self.architecture_spec.gated,
+            selection_bias=self.architecture_spec.expert_selection_bias,
         )
 
 
@@ -213,24 +222,31 @@ class _Reader:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(values) == layers + self.draft_heads():
+            values = values[:layers]
         if len(values) != layers or not all(type(v) is int and minimum <= v < 1 << 24 for v in values):
             expected = "a positive number" if minimum else "a number"
             raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
         return values
 
+    def draft_heads(self) -> int:
+        """Number of draft heads (MTP) after the layers."""
+        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
-        heads = self.per_layer("attention.head_count", layers)
+        single = self.architecture_spec.single_blocks
+        heads = self.per_layer("attention.head_count", layers, minimum=int(not single))
         min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
-        dense = experts is None or experts.dense_layers > 0
+        dense = experts is None or experts.dense_layers > 0 or single
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
-            self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
+            self.per_layer("feed_forward_length", layers, minimum=int(not single)) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
         for shape in shapes:
-            if shape.kv_heads and shape.heads % shape.kv_heads:
+            if shape.kv_heads and (shape.heads % shape.kv_heads or not shape.heads):
                 raise UnsupportedModelError(
                     f"{self.name}.attention.head_count: {shape.heads} heads can't share "
                     f"{shape.kv_heads} key heads"
@@ -254,7 +270,8 @@ class _Reader:
 
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
-        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", 1e-5, above=0))
+        default = self.get("attention.layer_norm_epsilon", 1e-5)
+        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", default, above=0))
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
@@ -311,6 +328,9 @@ class _Reader:
         count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
         if count == 0:
             return None
+        latent = self.count("moe_latent_size", 0, minimum=0)
+        if latent:
+            raise self.refused("moe_latent_size", latent, "experts without a latent projection")
         groups = self.count("expert_group_count", 1, minimum=0)
         if groups > 1:
             raise self.refused("expert_group_count", groups, "no groups of experts")
@@ -318,18 +338,22 @@ class _Reader:
         return ExpertsConfig(
             count=count,
             experts_per_token=experts_per_token,
-            feed_forward=self.expert_length(experts_per_token),
+            feed_forward=self.expert_length(layers, experts_per_token),
             shared=self.shared_length(),
             gating=self.gating(),
-            normalized=self.architecture_spec.expert_weights_normalized,
+            normalized=self.weights_normalized(),
             scale=self.factor("expert_weights_scale") or 1.0,
             dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
         )
 
-    def expert_length(self, experts_per_token: int) -> int:
+    def weights_normalized(self) -> bool:
+        given = self.architecture_spec.expert_weights_normalized
+        return bool(self.get("expert_weights_norm", False)) if given is None else given
+
+    def expert_length(self, layers: int, experts_per_token: int) -> int:
         if self.get("expert_feed_forward_length") is not None:
             return self.count("expert_feed_forward_length", maximum=1 << 24)
-        length = self.count("feed_forward_length", maximum=1 << 24)
+        length = max(self.per_layer("feed_forward_length", layers, minimum=0))
         return (
             max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
         )
@@ -347,7 +371,13 @@ class _Reader:
             return self.architecture_spec.gating
         return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
 
+    def has_rope(self) -> bool:
+        rope = self.architecture_spec.rope
+        return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
+
     def head_dim(self, width: int, heads: int) -> int:
+        if not heads:
+            return 2  # No layer has attention.
         head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
         value_dim = self.count("attention.value_length", head_dim)
         if value_dim != head_dim:
@@ -361,12 +391,13 @@ class _Reader:
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
-        draft_heads = self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+        draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
-        head_dim = self.head_dim(width, shapes[0].heads)
+        heads = max(shape.heads for shape in shapes)
+        head_dim = self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
@@ -385,7 +416,7 @@ class _Reader:
             rope_scaling=self.scaling(trained_context),
             window=window,
             windowed=self.windowed(layers, window),
-            query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
+            query_scale=self.query_scale(layers, width, heads, head_dim),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
@@ -394,5 +425,6 @@ class _Reader:
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
+            has_rope=self.has_rope(),
             draft_heads=draft_heads,
         )

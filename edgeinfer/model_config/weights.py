@@ -91,7 +91,7 @@ class FileTensors:
             raise non_finite_error(name, f"element {wrong}")
         return values
 
-    def skip_layer(self, layer: int) -> None:
+    def leave_layer(self, layer: int) -> None:
         """The tensors of this layer, a draft head, stay in the file."""
         prefix = f"blk.{layer}."
         self.taken |= {name for name in self.file.tensors if name.startswith(prefix)}
@@ -203,6 +203,6 @@ def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = Fal
     tensors = FileTensors(file, f"architecture {config.architecture}", shapes_only=shapes_only)
     weights = read_decoder(tensors, config.specification())
     for head in range(config.draft_heads):
-        tensors.skip_layer(len(config.shapes) + head)
+        tensors.leave_layer(len(config.shapes) + head)
     tensors.check_all_used()
     return weights

@@ -15,16 +15,16 @@ Progress = Callable[..., None]
 
 
 def at_point(number: int, point: int) -> Progress:
-    """Progress that sends the signal when it is called for the `point`-th time; -1: never."""
+    """Progress that sends the signal at its `point`-th call; -1: never."""
     left = point
 
-    def heard(*_: object) -> None:
+    def received(*_: object) -> None:
         nonlocal left
         if left == 0:
             os.kill(os.getpid(), number)
         left -= 1
 
-    return heard
+    return received
 
 
 def load(folder: Path, progress: Progress) -> None:
@@ -35,8 +35,8 @@ def load(folder: Path, progress: Progress) -> None:
 
 
 def make(folder: Path, progress: Progress) -> None:
-    found = quantize(folder / "model.gguf", folder / "small.gguf", "Q8_0", overwrite=True, progress=progress)
-    print(found is not None)
+    result = quantize(folder / "model.gguf", folder / "small.gguf", "Q8_0", overwrite=True, progress=progress)
+    print(result is not None)
 
 
 def pull(folder: Path, progress: Progress) -> None:

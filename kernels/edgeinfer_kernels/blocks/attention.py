@@ -249,8 +249,8 @@ class AttentionSizes(BlockSizes):
         scales = 0 if cache_type == "f16" else -(-width // 32)
         return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
 
-    def positions_read(self, depth: int) -> int:
-        return min(depth, self.spec.window or depth)
+    def state_share(self, depth: int, context: int) -> float:
+        return min(depth, self.spec.window or depth) / context
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)

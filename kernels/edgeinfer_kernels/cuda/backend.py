@@ -189,7 +189,7 @@ class CudaBackend(Backend[DeviceRows]):
         """Enable the expert cache with this policy, whose rows are the layers with an expert cache. Return
         None, or the reason why the experts stay fixed.
         """
-        assert self._server is not None, "only a split model has experts that change"
+        assert self._server is not None, "only a split model has an expert cache"
         on_cpu, layers = shards_on(CPU, self._options.stages), []
         for block in self._parts.model.blocks:
             here = block.weights

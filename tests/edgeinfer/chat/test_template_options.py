@@ -1,4 +1,4 @@
-"""Thinking and other variables of chat templates."""
+"""Reasoning and other variables of chat templates."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ LEVELS: dict[str, tuple[Thinking, ...]] = {
 
 
 @pytest.mark.parametrize("name", LEVELS)
-def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
+def test_reasoning_levels_come_from_the_template(name: str) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     chat_format = ChatFormat(source, "<s>", "</s>")
     known = chat_format.variables()
@@ -70,18 +70,18 @@ def test_other_variables_change_the_prompt(name: str, variable: str, changed: An
         ({"args": 5}, "saw '5', wanted template variables by name"),
     ],
 )
-def test_what_a_template_cannot_do_is_refused(options: dict[str, Any], expected: str) -> None:
+def test_options_the_template_lacks_are_refused(options: dict[str, Any], expected: str) -> None:
     known = ChatFormat("{% if enable_thinking %}{{ messages }}{% endif %}").variables()
     with pytest.raises(SettingError, match=expected):
         TemplateOptions(**options).variables(known)
 
 
-def test_a_template_without_thinking_says_so() -> None:
+def test_a_template_without_reasoning_is_reported() -> None:
     with pytest.raises(SettingError, match="has no setting for it"):
         TemplateOptions("on").variables(ChatFormat("{{ messages }}").variables())
 
 
-def test_a_request_wins_over_defaults() -> None:
+def test_a_request_overrides_defaults() -> None:
     defaults = TemplateOptions("off", {"a": 1, "b": 2})
     options = TemplateOptions("on", {"b": 3}).over(defaults)
     assert (options.thinking, options.args) == ("on", {"a": 1, "b": 3})

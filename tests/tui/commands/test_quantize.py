@@ -34,7 +34,7 @@ def test_help_lists_every_type(edgeinfer: CommandLine) -> None:
     assert set(MIXES) <= set(words)
 
 
-def test_a_smaller_file_is_written_and_said_so_on_stderr(
+def test_a_smaller_file_is_written_and_reported_on_stderr(
     edgeinfer: CommandLine, source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "small.gguf"
@@ -47,7 +47,7 @@ def test_a_smaller_file_is_written_and_said_so_on_stderr(
         assert file.tensors["blk.0.attn_q.weight"].format.name == "Q4_K"
 
 
-def test_a_dry_run_prints_what_each_tensor_would_become(edgeinfer: CommandLine, source: Path) -> None:
+def test_a_dry_run_prints_the_format_of_each_tensor(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--type", "q8_0", "--dry-run")
     assert (outcome.code, outcome.err) == (0, "")
     assert [line.split() for line in outcome.out.splitlines()] == [
@@ -60,7 +60,7 @@ def test_a_dry_run_prints_what_each_tensor_would_become(edgeinfer: CommandLine, 
     assert [path.name for path in source.parent.iterdir()] == [source.name]
 
 
-def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
+def test_json_has_the_same_values(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--dry-run", "--json", "--tensor", "attn_.=Q6_K")
     report = json.loads(outcome.out)
     assert report["type"] == "Q4_K_M"
@@ -79,7 +79,7 @@ def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
         ([], "OUT is missing: the file to write"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(
+def test_an_invalid_command_line_gives_a_one_line_error(
     edgeinfer: CommandLine, source: Path, arguments: list[str], message: str
 ) -> None:
     outcome = edgeinfer("quantize", str(source), *arguments)
@@ -88,7 +88,7 @@ def test_a_wrong_command_line_is_one_line(
     assert outcome.err.count("\n") == 1
 
 
-def test_a_refusal_is_one_line_and_names_the_option(edgeinfer: CommandLine, source: Path) -> None:
+def test_a_refusal_gives_one_line_that_names_the_option(edgeinfer: CommandLine, source: Path) -> None:
     target = source.with_name("small.gguf")
     target.write_bytes(b"old")
     outcome = edgeinfer("quantize", str(source), str(target))
@@ -99,7 +99,7 @@ def test_a_refusal_is_one_line_and_names_the_option(edgeinfer: CommandLine, sour
     assert edgeinfer("quantize", str(source), str(target), "--force").code == 0
 
 
-def test_remarks_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
+def test_warnings_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--type", "Q2_K_S", "--dry-run")
     assert (
         outcome.err == "edgeinfer: Q2_K_S is made for an importance matrix (--imatrix); expect a poor model\n"
@@ -107,7 +107,7 @@ def test_remarks_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model-F16.gguf", rows=1 << 15)
     command = "from edgeinfer_tui.command_line import main; main()"
     process = subprocess.Popen(

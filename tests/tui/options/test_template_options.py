@@ -41,7 +41,7 @@ def test_values_are_json_or_text() -> None:
         (["--template-arg", "messages=1"], 1, "'messages' is set by edgeinfer"),
     ],
 )
-def test_what_the_template_lacks_is_one_line(
+def test_options_the_template_lacks_give_a_one_line_error(
     edgeinfer: CommandLine, template: str, options: list[str], code: int, message: str
 ) -> None:
     outcome = edgeinfer("serve", "tiny", "--chat-template", template, "--port", "0", *options)

@@ -186,6 +186,49 @@ class GatedDeltaNetArgs(Structure):
 
 
 @structure()
+class Mamba2Args(Structure):
+    """A Mamba-2 block.
+
+    group_norm: 0 or the float32 weights of the norm of all groups. tap_weights: float32 of each tap, rows of
+    `tail_bytes` of the state. a, d, dt_bias: float32 of each head. conv_rows: the rows of pending positions
+    and of the step after the convolution. dt_at: bytes before Δ in a row of the state.
+    """
+
+    norm: Norm
+    z_matrix: Matrix
+    xbc_matrix: Matrix
+    dt_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    group_norm: Int
+    epsilon: Float
+    normed: Input
+    conv_out: Input
+    state: State
+    heads: Int
+    head_dim: Int
+    state_size: Int
+    groups: Int
+    channels: Int
+    taps: Int
+    tap_weights: Int
+    tap_bias: Int
+    a: Int
+    d: Int
+    dt_bias: Int
+    dt_at: Int
+    conv_rows: Int
+    conv_stride: Int
+    z: Int
+    z_stride: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class NeuronRowsArgs(Structure):
     """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row."""
 
@@ -264,8 +307,10 @@ class ExpertsArgs(Structure):
     `assignment_rows`[number] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`.
     `entries`[number] is the index of its expert in `active`. pre_attention_router: the scores are already
     computed (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no
-    shared expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices
-    among the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
+    shared expert; gate_matrix 0: experts have no gate. selection_bias: 0 or float32 of each expert;
+    `selection` is then for the biased scores of a token. shared_router: 0 or its float32 vector. If a device
+    selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
+    minus the expert number. assignments_seen,
     assignments_here: how many assignments the device has made in total, and of experts on this host.
     requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
     host.
@@ -285,6 +330,9 @@ class ExpertsArgs(Structure):
     residual_scale: Float
     scores: Int
     scores_stride: Int
+    selection: Int
+    selection_stride: Int
+    selection_bias: Int
     ids: Int
     ids_stride: Int
     weights: Int
