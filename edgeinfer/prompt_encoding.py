@@ -122,7 +122,7 @@ class PromptEncoding:
 
     def of_chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """As `of_messages`, for a chat's history: without the reasoning of earlier responses, as in training,
-        or with it in a field of its own if a template variable asks the template to keep it.
+        or with it in a separate field if a template variable keeps it.
         """
         keeps = options.over(self._defaults).keeps_reasoning
         read = [
@@ -151,7 +151,7 @@ class PromptEncoding:
 
 
 def _without_reasoning(message: Message, keeps: bool) -> Message:
-    """A response with its reasoning in a field of its own (`keeps`), or without it."""
+    """A response with its reasoning in a separate field (`keeps`), or without it."""
     content = without_reasoning(message["content"])
     if not keeps or content == message["content"]:
         return {**message, "content": content}

@@ -91,7 +91,7 @@ def test_every_variable_of_a_hybrid_models_template_reaches_it() -> None:
 
 
 @pytest.mark.parametrize("at_load", [False, True])
-def test_a_chat_keeps_earlier_reasoning_only_if_the_template_is_asked_to(at_load: bool) -> None:
+def test_a_chat_keeps_earlier_reasoning_only_if_a_variable_keeps_it(at_load: bool) -> None:
     args: dict[str, Any] = {"template_args": {"preserve_thinking": True}}
     given = args if at_load else {}
     with edgeinfer.load("tiny", chat_template=PRESERVING, draft=None, **given) as model:
