@@ -2,16 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Matrices = Mapping[str, tuple[int, ...]]
+
+
+class Parts(NamedTuple):
+    """What a layer has besides a recurrent block."""
+
+    attention: bool
+    feed_forward: bool
 
 
 class RecurrentLayers(Protocol):
     """Layers of a model that have a recurrent block instead of attention."""
 
+    def dimensions(self, name: str, length: int) -> tuple[int, ...]:
+        """The shape of a vector in the file."""
+        return (length,)
+
     def has(self, layer: int) -> bool:
         """Whether a layer is one of them."""
+        ...
+
+    def parts(self, layer: int) -> Parts:
+        """What else a layer has."""
         ...
 
     def matrices(self, width: int) -> Matrices:
@@ -28,7 +43,7 @@ class RecurrentLayers(Protocol):
 
 
 @dataclass(frozen=True)
-class DeltaNetLayers:
+class DeltaNetLayers(RecurrentLayers):
     """Gated delta nets, but for every `interval`-th layer."""
 
     key_heads: int
@@ -44,6 +59,9 @@ class DeltaNetLayers:
 
     def has(self, layer: int) -> bool:
         return (layer + 1) % self.interval != 0
+
+    def parts(self, layer: int) -> Parts:
+        return Parts(attention=not self.has(layer), feed_forward=True)
 
     def matrices(self, width: int) -> Matrices:
         values = self.value_heads * self.head_dim
@@ -75,7 +93,7 @@ class DeltaNetLayers:
 
 
 @dataclass(frozen=True)
-class ShortConvolutionLayers:
+class ShortConvolutionLayers(RecurrentLayers):
     """Short convolutions, but for the layers `attention`."""
 
     attention: tuple[int, ...]
@@ -84,6 +102,9 @@ class ShortConvolutionLayers:
 
     def has(self, layer: int) -> bool:
         return layer not in self.attention
+
+    def parts(self, layer: int) -> Parts:
+        return Parts(attention=not self.has(layer), feed_forward=True)
 
     def matrices(self, width: int) -> Matrices:
         return {
@@ -98,3 +119,60 @@ class ShortConvolutionLayers:
     def metadata(self, layers: int) -> Mapping[str, Any]:
         heads = [self.kv_heads if layer in self.attention else 0 for layer in range(layers)]
         return {"attention.head_count_kv": heads, "shortconv.l_cache": self.taps}
+
+
+@dataclass(frozen=True)
+class Mamba2Layers(RecurrentLayers):
+    """Layers of a single block each, by the letters of `pattern`: M Mamba-2, * attention, E feed-forward."""
+
+    pattern: str
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    kv_heads: int = 0
+    feed_forward: int = 0
+    taps: int = 4
+
+    @property
+    def inner_size(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        return self.inner_size + 2 * self.groups * self.state_size
+
+    def has(self, layer: int) -> bool:
+        return self.pattern[layer] == "M"
+
+    def dimensions(self, name: str, length: int) -> tuple[int, ...]:
+        if name.endswith(("ssm_a", "ssm_d")):
+            return (length, 1)
+        return (self.groups, length // self.groups) if name.endswith("ssm_norm.weight") else (length,)
+
+    def parts(self, layer: int) -> Parts:
+        letter = self.pattern[layer]
+        return Parts(attention=letter == "*", feed_forward=letter == "E")
+
+    def matrices(self, width: int) -> Matrices:
+        return {
+            "ssm_in.weight": (self.inner_size + self.channels + self.heads, width),
+            "ssm_out.weight": (width, self.inner_size),
+            "ssm_conv1d.weight": (self.channels, self.taps),
+        }
+
+    def vectors(self, width: int) -> Mapping[str, int]:
+        heads = dict.fromkeys(("ssm_a", "ssm_d", "ssm_dt.bias"), self.heads)
+        return {"ssm_conv1d.bias": self.channels, "ssm_norm.weight": self.inner_size, **heads}
+
+    def metadata(self, layers: int) -> Mapping[str, Any]:
+        letters = self.pattern[:layers]
+        return {
+            "attention.head_count_kv": [self.kv_heads if letter == "*" else 0 for letter in letters],
+            "feed_forward_length": [self.feed_forward if letter == "E" else 0 for letter in letters],
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.state_size,
+            "ssm.group_count": self.groups,
+            "ssm.time_step_rank": self.heads,
+            "ssm.inner_size": self.inner_size,
+        }

@@ -75,7 +75,10 @@ def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | 
     random = np.random.Generator(np.random.SFC64(seed))
     with GGUFWriter(path, metadata(shape)) as writer:
         for name, length in shape.vectors().items():
-            writer.add_tensor(name, _vector(name, length, random), "F32")
+            values = _vector(name, length, random)
+            if shape.recurrent:
+                values = values.reshape(shape.recurrent.dimensions(name, length))
+            writer.add_tensor(name, values, "F32")
         for name, size in matrices.items():
             own = shape.experts and not shape.tied and name == EMBEDDING
             spread = EMBEDDED if own else size[-1] ** -0.5
@@ -94,7 +97,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     source_model = SourceModel(
         shape.architecture,
         shape.layers,
-        shape.heads // shape.kv_heads,
+        shape.heads // max(1, shape.kv_heads),
         shape.experts,
         tied_output=shape.tied,
     )
@@ -150,12 +153,13 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "feed_forward_length": shape.feed_forward,
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
-        "attention.key_length": shape.head_size,
-        "attention.value_length": shape.head_size,
         "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": shape.head_size,
-        "rope.freq_base": shape.rope_base,
     }
+    if shape.heads:
+        own |= dict.fromkeys(("attention.key_length", "attention.value_length"), shape.head_size)
+        own |= {"rope.dimension_count": shape.head_size, "rope.freq_base": shape.rope_base}
+    if not shape.gated:
+        own["expert_weights_norm"] = True
     if shape.recurrent:
         own |= shape.recurrent.metadata(shape.layers)
     if shape.shared_expert:

@@ -1,15 +1,21 @@
 """The shapes of well-known models: the sizes that determine their speed, without weights."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from edgeinfer.benchmarking.hybrid_shapes import (
     DeltaNetLayers,
+    Mamba2Layers,
     Matrices,
+    Parts,
     RecurrentLayers,
     ShortConvolutionLayers,
 )
 from edgeinfer.errors import SettingError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,13 +51,16 @@ class Shape:
     recurrent: RecurrentLayers | None = None
     attention_gate: bool = False
     """Each head's query is followed by a gate."""
+    gated: bool = True
+    """Feed-forwards have a gate; experts without one have a bias of their selection."""
     feed_forward_norm: str = "ffn_norm"
+    """"": a layer has one block."""
     output_norm: str = "output_norm"
 
     @property
     def head_size(self) -> int:
         """Elements of a head."""
-        return self.head_dim or self.width // self.heads
+        return self.head_dim or self.width // max(1, self.heads)
 
     def matrices(self) -> dict[str, tuple[int, ...]]:
         """Name -> (rows, columns), for experts (experts, rows, columns), of every matrix, in the order of the
@@ -70,35 +79,45 @@ class Shape:
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
-            mixer = recurrent if self.is_recurrent(index) else attention
-            shapes |= {f"blk.{index}.{name}": size for name, size in {**mixer, **feed_forward}.items()}
+            shapes |= self._of_layer(index, recurrent, attention, feed_forward)
         return shapes
 
-    def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a recurrent block instead of attention."""
-        return self.recurrent is not None and self.recurrent.has(layer)
+    def _of_layer(
+        self, layer: int, recurrent: Mapping[str, T], attention: Mapping[str, T], others: Mapping[str, T]
+    ) -> dict[str, T]:
+        """The tensors of a layer, of those of each kind of block; `others`: of a feed-forward."""
+        parts = self.recurrent.parts(layer) if self.recurrent else Parts(attention=True, feed_forward=True)
+        tensors = {
+            **(recurrent if self.recurrent and self.recurrent.has(layer) else {}),
+            **(attention if parts.attention else {}),
+            **(others if parts.feed_forward else {}),
+        }
+        return {f"blk.{layer}.{name}": size for name, size in tensors.items()}
 
     def _feed_forward_matrices(self) -> dict[str, tuple[int, ...]]:
-        rows, columns = (self.feed_forward, self.width), (self.width, self.feed_forward)
+        names = ("ffn_gate", "ffn_up", "ffn_down") if self.gated else ("ffn_up", "ffn_down")
+
+        def sizes(neurons: int) -> list[tuple[int, int]]:
+            return [(self.width, neurons) if name == "ffn_down" else (neurons, self.width) for name in names]
+
+        one = sizes(self.feed_forward)
         if not self.experts:
-            return {"ffn_gate": rows, "ffn_up": rows, "ffn_down": columns}
-        found: dict[str, tuple[int, ...]] = {
-            "ffn_gate_inp": (self.experts, self.width),
-            "ffn_gate_exps": (self.experts, *rows),
-            "ffn_up_exps": (self.experts, *rows),
-            "ffn_down_exps": (self.experts, *columns),
-        }
+            return dict(zip(names, one, strict=True))
+        found: dict[str, tuple[int, ...]] = {"ffn_gate_inp": (self.experts, self.width)}
+        found |= {f"{name}_exps": (self.experts, *size) for name, size in zip(names, one, strict=True)}
         if self.shared_expert:
-            shared = (self.shared_expert, self.width)
-            found |= {"ffn_gate_shexp": shared, "ffn_up_shexp": shared, "ffn_down_shexp": shared[::-1]}
+            shared = zip(names, sizes(self.shared_expert), strict=True)
+            found |= {f"{name}_shexp": size for name, size in shared}
         return found
 
     def vectors(self) -> dict[str, int]:
         """Name -> length of every vector."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        layer = {"attn_norm.weight": self.width, f"{self.feed_forward_norm}.weight": self.width}
-        if self.shared_expert:
-            layer["ffn_gate_inp_shexp.weight"] = self.width
+        feed_forward = {f"{self.feed_forward_norm}.weight": self.width} if self.feed_forward_norm else {}
+        if self.shared_expert and self.gated:
+            feed_forward["ffn_gate_inp_shexp.weight"] = self.width
+        if self.experts and not self.gated:
+            feed_forward["exp_probs_b.bias"] = self.experts
         attention: dict[str, int] = {}
         if self.biases:
             attention |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
@@ -109,8 +128,8 @@ class Shape:
         recurrent = self.recurrent.vectors(self.width) if self.recurrent else {}
         lengths = {f"{self.output_norm}.weight": self.width}
         for index in range(self.layers):
-            mixer = recurrent if self.is_recurrent(index) else attention
-            lengths |= {f"blk.{index}.{name}": size for name, size in {**layer, **mixer}.items()}
+            lengths[f"blk.{index}.attn_norm.weight"] = self.width
+            lengths |= self._of_layer(index, recurrent, attention, feed_forward)
         return lengths
 
     @property
@@ -158,6 +177,8 @@ def _qwen35(
         feed_forward_norm="post_attention_norm",
     )  # fmt: skip
 
+
+_NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 _ALL = (
     Shape("smollm2-135m", 30, 576, 1536, 9, 3, 49152, 8192, tied=True, rope_base=100000.0),
@@ -217,6 +238,20 @@ _ALL = (
         experts=128,
         experts_per_token=8,
     ),
+    Shape(
+        "mamba2-1.3b",
+        48,
+        2048,
+        0,
+        0,
+        0,
+        50288,
+        1048576,
+        architecture="mamba2",
+        tied=True,
+        recurrent=Mamba2Layers("M" * 48, 64, 64, 128, 1),
+        feed_forward_norm="",
+    ),
     _qwen35("qwen3.5-4b", 32, 2560, 9216, 16, 4, 32, tied=True),
     _qwen35("qwen3.5-9b", 32, 4096, 12288, 16, 4, 32, tied=False),
     Shape(
@@ -238,6 +273,24 @@ _ALL = (
         recurrent=DeltaNetLayers(16, 32, rope_dim=64),
         attention_gate=True,
         feed_forward_norm="post_attention_norm",
+    ),
+    Shape(
+        "nemotron-3-nano-30b-a3b",
+        52,
+        2688,
+        1856,
+        32,
+        2,
+        131072,
+        262144,
+        head_dim=128,
+        architecture="nemotron_h_moe",
+        experts=128,
+        experts_per_token=6,
+        shared_expert=3712,
+        recurrent=Mamba2Layers(_NEMOTRON, 64, 64, 128, 8, kv_heads=2, feed_forward=1856),
+        gated=False,
+        feed_forward_norm="",
     ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
