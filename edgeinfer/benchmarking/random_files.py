@@ -22,7 +22,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
-from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
+from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
 
 REVISION = 2
 """Part of the files' names; increase it when the content changes."""
@@ -103,7 +103,8 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     if mix.experts_only and not shape.experts:
         options = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
     return {
-        name: found.format.name for name, found in choose_types(tensors, source_model, mix, options).items()
+        name: selection.format.name
+        for name, selection in select_types(tensors, source_model, mix, options).items()
     }
 
 
@@ -135,12 +136,14 @@ def _is_whole(path: Path) -> bool:
 
 def _vector(name: str, length: int, random: np.random.Generator) -> npt.NDArray[np.float32]:
     values = 0.1 * random.standard_normal(length)
+    if name.endswith("ssm_a"):
+        return -np.exp(5 * values).astype(np.float32)
     return (values if name.endswith("bias") else 1 + values).astype(np.float32)
 
 
 def metadata(shape: Shape) -> dict[str, Any]:
     """The metadata of the file; the context is the shape's own."""
-    own = {
+    own: dict[str, Any] = {
         "context_length": shape.context,
         "embedding_length": shape.width,
         "block_count": shape.layers,
@@ -153,6 +156,10 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "rope.dimension_count": shape.head_size,
         "rope.freq_base": shape.rope_base,
     }
+    if shape.recurrent:
+        own |= shape.recurrent.metadata(shape.layers)
+    if shape.shared_expert:
+        own["expert_shared_feed_forward_length"] = shape.shared_expert
     if shape.experts:
         own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_per_token
         own["expert_feed_forward_length"] = shape.feed_forward

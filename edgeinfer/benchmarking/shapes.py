@@ -3,6 +3,12 @@
 import math
 from dataclasses import dataclass
 
+from edgeinfer.benchmarking.hybrid_shapes import (
+    DeltaNetLayers,
+    Matrices,
+    RecurrentLayers,
+    ShortConvolutionLayers,
+)
 from edgeinfer.errors import SettingError
 
 
@@ -34,6 +40,13 @@ class Shape:
     """RMSNorm on whole rows of queries and keys."""
     experts: int = 0
     experts_per_token: int = 0
+    shared_expert: int = 0
+    """Size of a shared expert with a gate; 0: there is none."""
+    recurrent: RecurrentLayers | None = None
+    attention_gate: bool = False
+    """Each head's query is followed by a gate."""
+    feed_forward_norm: str = "ffn_norm"
+    output_norm: str = "output_norm"
 
     @property
     def head_size(self) -> int:
@@ -45,45 +58,60 @@ class Shape:
         file.
         """
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        layer = {
-            "attn_q": (q, self.width),
-            "attn_k": (kv, self.width),
-            "attn_v": (kv, self.width),
-            "attn_output": (self.width, q),
-            **self._feed_forward_matrices(),
+        attention: Matrices = {
+            "attn_q.weight": (q * (2 if self.attention_gate else 1), self.width),
+            "attn_k.weight": (kv, self.width),
+            "attn_v.weight": (kv, self.width),
+            "attn_output.weight": (self.width, q),
         }
+        feed_forward = {f"{name}.weight": size for name, size in self._feed_forward_matrices().items()}
+        recurrent = self.recurrent.matrices(self.width) if self.recurrent else {}
         head = (self.vocabulary, self.width)
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
-        found: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
-            found |= {f"blk.{index}.{name}.weight": size for name, size in layer.items()}
-        return found
+            mixer = recurrent if self.is_recurrent(index) else attention
+            shapes |= {f"blk.{index}.{name}": size for name, size in {**mixer, **feed_forward}.items()}
+        return shapes
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent block instead of attention."""
+        return self.recurrent is not None and self.recurrent.has(layer)
 
     def _feed_forward_matrices(self) -> dict[str, tuple[int, ...]]:
         rows, columns = (self.feed_forward, self.width), (self.width, self.feed_forward)
         if not self.experts:
             return {"ffn_gate": rows, "ffn_up": rows, "ffn_down": columns}
-        return {
+        found: dict[str, tuple[int, ...]] = {
             "ffn_gate_inp": (self.experts, self.width),
             "ffn_gate_exps": (self.experts, *rows),
             "ffn_up_exps": (self.experts, *rows),
             "ffn_down_exps": (self.experts, *columns),
         }
+        if self.shared_expert:
+            shared = (self.shared_expert, self.width)
+            found |= {"ffn_gate_shexp": shared, "ffn_up_shexp": shared, "ffn_down_shexp": shared[::-1]}
+        return found
 
     def vectors(self) -> dict[str, int]:
         """Name -> length of every vector."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        layer = {"attn_norm.weight": self.width, "ffn_norm.weight": self.width}
+        layer = {"attn_norm.weight": self.width, f"{self.feed_forward_norm}.weight": self.width}
+        if self.shared_expert:
+            layer["ffn_gate_inp_shexp.weight"] = self.width
+        attention: dict[str, int] = {}
         if self.biases:
-            layer |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
+            attention |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
         if self.qk_norm:
-            layer |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
+            attention |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
         if self.row_norms:
-            layer |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
-        found = {"output_norm.weight": self.width}
+            attention |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
+        recurrent = self.recurrent.vectors(self.width) if self.recurrent else {}
+        lengths = {f"{self.output_norm}.weight": self.width}
         for index in range(self.layers):
-            found |= {f"blk.{index}.{name}": size for name, size in layer.items()}
-        return found
+            mixer = recurrent if self.is_recurrent(index) else attention
+            lengths |= {f"blk.{index}.{name}": size for name, size in {**layer, **mixer}.items()}
+        return lengths
 
     @property
     def parameters(self) -> int:
@@ -113,11 +141,46 @@ def _qwen3(name: str, layers: int, width: int, feed_forward: int, heads: int, ti
     )  # fmt: skip
 
 
+def _qwen35(
+    name: str,
+    layers: int,
+    width: int,
+    feed_forward: int,
+    heads: int,
+    kv_heads: int,
+    value_heads: int,
+    tied: bool,
+) -> Shape:
+    return Shape(
+        name, layers, width, feed_forward, heads, kv_heads, 248320, 262144,
+        head_dim=256, architecture="qwen35", tied=tied, rope_base=10000000.0, qk_norm=True,
+        recurrent=DeltaNetLayers(16, value_heads, rope_dim=64), attention_gate=True,
+        feed_forward_norm="post_attention_norm",
+    )  # fmt: skip
+
+
 _ALL = (
     Shape("smollm2-135m", 30, 576, 1536, 9, 3, 49152, 8192, tied=True, rope_base=100000.0),
     _qwen2("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
     _qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
     Shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32000, 2048),
+    _qwen35("qwen3.5-0.8b", 24, 1024, 3584, 8, 2, 16, tied=True),
+    Shape(
+        "lfm2-1.2b",
+        16,
+        2048,
+        8192,
+        32,
+        8,
+        65536,
+        128000,
+        architecture="lfm2",
+        tied=True,
+        rope_base=1000000.0,
+        qk_norm=True,
+        recurrent=ShortConvolutionLayers((2, 5, 8, 10, 12, 14), 8),
+        output_norm="token_embd_norm",
+    ),
     _llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
     Shape("granite-1b-a400m", 24, 1024, 512, 16, 8, 49155, 4096, tied=True, experts=32, experts_per_token=8),
     _qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
@@ -154,6 +217,28 @@ _ALL = (
         experts=128,
         experts_per_token=8,
     ),
+    _qwen35("qwen3.5-4b", 32, 2560, 9216, 16, 4, 32, tied=True),
+    _qwen35("qwen3.5-9b", 32, 4096, 12288, 16, 4, 32, tied=False),
+    Shape(
+        "qwen3.5-35b-a3b",
+        40,
+        2048,
+        512,
+        16,
+        2,
+        248320,
+        262144,
+        head_dim=256,
+        architecture="qwen35moe",
+        rope_base=10000000.0,
+        qk_norm=True,
+        experts=256,
+        experts_per_token=8,
+        shared_expert=512,
+        recurrent=DeltaNetLayers(16, 32, rope_dim=64),
+        attention_gate=True,
+        feed_forward_norm="post_attention_norm",
+    ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
     _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
@@ -164,7 +249,7 @@ SHAPES = {shape.name: shape for shape in _ALL}
 
 def find_shape(name: str) -> Shape:
     """The shape of that name. Raises `SettingError` if there is none."""
-    found = SHAPES.get(name.lower())
-    if found is None:
+    shape = SHAPES.get(name.lower())
+    if shape is None:
         raise SettingError(f"shape: saw {name!r}, wanted one of {', '.join(SHAPES)}")
-    return found
+    return shape

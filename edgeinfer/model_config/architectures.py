@@ -154,6 +154,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
     ),
+    "lfm2moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        recurrent=short_convolution,
+        output_norm="token_embd_norm",
+        experts="always",
+        gating=None,
+        expert_selection_bias=True,
+    ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(

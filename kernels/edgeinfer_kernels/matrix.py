@@ -71,6 +71,8 @@ class Matrix:
     def take_experts(self, numbers: Sequence[int]) -> "Matrix":
         """The matrices of these experts, in this order, without a copy."""
         first, count = (numbers[0] if numbers else 0), len(numbers)
+        if self.picked:
+            return replace(self, experts=count, picked=tuple(self.picked[number] for number in numbers))
         if list(numbers) == list(range(first, first + count)):
             raw = self.raw[first * self.rows : (first + count) * self.rows]
             return replace(self, raw=raw, experts=count)

@@ -65,11 +65,15 @@ class MoeSpec(StatelessSpec):
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
         count, neurons, width = self.experts, self.neurons, tensors.hidden_size
+        gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
+            tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
+            tensors.experts("ffn_up_exps", count, neurons, width),
+        )
         return MoeWeights(
             ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, width),
-            ffn_up_exps=tensors.experts("ffn_up_exps", count, neurons, width),
+            ffn_up_exps=up,
             ffn_down_exps=tensors.experts("ffn_down_exps", count, width, neurons),
-            ffn_gate_exps=tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
+            ffn_gate_exps=gate,
             ffn_gate_inp_bias=tensors.vector("ffn_gate_inp.bias", count),
             ffn_up_exps_bias=tensors.vector("ffn_up_exps.bias", count * neurons),
             ffn_down_exps_bias=tensors.vector("ffn_down_exps.bias", count * width),
@@ -251,11 +255,11 @@ class MoeSizes(DivisibleSizes):
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         experts_per_token, neurons = self.granules_per_token, self.expert.neurons
         rows, width = assignment_rows(experts_per_token), self.router.columns
-        found = {
+        buffers = {
             "expert.scores": 4 * padded(self.granules),
             "expert.ids": 8 * experts_per_token,
             "expert.weights": 4 * experts_per_token,
-            "expert.places": 8 * experts_per_token,
+            "expert.assignment_rows": 8 * experts_per_token,
             "expert.entries": 8 * experts_per_token,
             "expert.active": 8 + 24 * experts_per_token,
             "expert.gathered.quantized": rows * lines(quantized_bytes(padded(width))),
@@ -265,13 +269,13 @@ class MoeSizes(DivisibleSizes):
             "expert.out": rows * lines(4 * padded(width)),
         }
         if self.spec.selection_bias:
-            found["expert.selection"] = 4 * padded(self.granules)
+            buffers["expert.selection"] = 4 * padded(self.granules)
         if any(is_float_format(matrix) for matrix in self.expert.inputs()):
-            found["expert.gathered"] = rows * lines(4 * padded(width))
+            buffers["expert.gathered"] = rows * lines(4 * padded(width))
         if self.spec.pre_attention_router:
-            found["router"] = 4 * padded(width)
-            found["router.quantized"] = quantized_bytes(padded(width))
-        return found | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
+            buffers["router"] = 4 * padded(width)
+            buffers["router.quantized"] = quantized_bytes(padded(width))
+        return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 
     def inputs(self) -> list[MatrixSize]:
         shared = self.shared.inputs() if self.shared else []
