@@ -87,7 +87,6 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "qwen3moe": ("softmax", True, False),
         "qwen3next": ("softmax", True, False),
         "qwen3next-legacy": ("softmax", True, False),
-        "qwen35moe": ("softmax", True, False),
         "smallthinker": ("sigmoid", True, True),
         "smallthinker-softmax": ("softmax", True, True),
     }
