@@ -79,6 +79,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "granitemoe-shared": ("softmax", True, False),
         "granitehybrid-moe": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),
+        "lfm2moe": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "olmoe": ("softmax", False, False),
         "qwen2moe": ("softmax", False, False),
