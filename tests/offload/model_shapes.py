@@ -51,6 +51,11 @@ def dense_model(
     return ModelSizes(width, vocabulary, (one,) * layers, head, table, (width,))
 
 
+def single_blocks(model: ModelSizes) -> ModelSizes:
+    """The same blocks, each as a layer."""
+    return replace(model, layers=tuple(LayerSizes((block,)) for block in model.blocks))
+
+
 def mixed_model() -> ModelSizes:
     """As `dense_model`, every other layer's down projection with more bits, as in mixes of formats."""
     model = dense_model()

@@ -12,7 +12,7 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stage
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, moe_model
+from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, moe_model, single_blocks
 
 ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
 
@@ -76,7 +76,11 @@ def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
-@pytest.mark.parametrize("model", [dense_model(8), moe_model(8)], ids=["dense", "mixture"])
+@pytest.mark.parametrize(
+    "model",
+    [dense_model(8), moe_model(8), single_blocks(dense_model(8)), single_blocks(moe_model(8))],
+    ids=["dense", "mixture", "single blocks", "single blocks, mixture"],
+)
 def test_stages_compute_each_part_once_and_on_the_device_of_its_placement(
     model: ModelSizes, vram: float
 ) -> None:

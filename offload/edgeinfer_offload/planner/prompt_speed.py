@@ -228,9 +228,10 @@ def _layer(
     shared = costs.always[devices.attention] if costs.always else None
     nbytes = sum(cost.nbytes for cost in (own, shared) if cost)
     operations, slow = 2.0 * sum(matrix.weights for matrix in always), problem.machine.processor.slowness
-    unpacking = nbytes * _unpacking(always, unpacked)
-    alike = _slowness(always, slow)
-    parts_by_device[devices.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
+    if always:
+        unpacking = nbytes * _unpacking(always, unpacked)
+        alike = _slowness(always, slow)
+        parts_by_device[devices.attention].append(_Part(nbytes, operations, (1.0,), unpacking, alike))
     block = layer.divisible
     if block is not None:
         _add_granules(problem, index, costs, devices, unpacked, block, parts_by_device)

@@ -73,14 +73,15 @@ def rows(tokens: int, width: int, seed: int = 3) -> Rows:
 
 
 def block_of(backend: CpuBackend | ReferenceBackend, x: Rows, layer: int = 0, attention: bool = True) -> Rows:
-    """What a layer's two blocks, or its second one, add to the rows, which start from position 0."""
+    """What a layer's blocks, or its last one, add to the rows, which start from position 0."""
     if isinstance(backend, CpuBackend):
         inside = backend.embed([0] * len(x))
         inside[:] = x
     else:
         inside = x.astype(backend.dtype)
     before = inside.copy()
-    for position in (0, 1) if attention else (1,):
+    positions = range(len(backend.spec.layers[layer].blocks))
+    for position in positions if attention else positions[-1:]:
         index = BlockIndex(layer, position)
         if isinstance(backend, CpuBackend):
             backend.run_block(index, inside, 0)

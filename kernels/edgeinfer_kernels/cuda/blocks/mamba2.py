@@ -26,6 +26,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
 from edgeinfer_kernels.cuda.triton_ops.mamba2 import (
     CHUNK,
+    PIECE,
     mamba2_chunk_kernel,
     mamba2_convolution_kernel,
     mamba2_gate_chunk_kernel,
@@ -249,7 +250,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     )  # fmt: skip
     mamba2_chunk_kernel[(spec.heads, -(-spec.head_dim // CHUNK_COLUMNS))](
         space.rows, space.conv, words, args, w.a, w.d, space.values,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=4,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, PIECE=PIECE, num_warps=4,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)

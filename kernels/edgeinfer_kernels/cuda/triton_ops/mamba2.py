@@ -21,8 +21,8 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
-CHUNK = 32
-"""Positions that are evaluated together in a prompt."""
+CHUNK, PIECE = 32, 16
+"""Positions that are evaluated together in a prompt, and rows of the state."""
 
 
 @triton.jit
@@ -45,8 +45,8 @@ def mamba2_rows_kernel(
         scale = tl.load(scales + token)
     if piece < tl.num_programs(1) - 1:
         offsets = piece * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < NET.channels
-        tl.store(target + offsets, tl.load(source + offsets, mask=mask, other=0.0) * scale, mask=mask)
+        inside = offsets < NET.channels
+        tl.store(target + offsets, tl.load(source + offsets, mask=inside, other=0.0) * scale, mask=inside)
     else:
         head = tl.arange(0, NET.padded_heads)
         mask = head < NET.heads
@@ -136,49 +136,62 @@ def mamba2_step_kernel(
 @triton.jit
 def mamba2_chunk_kernel(
     rows, conv, words, state, a, d, out,
-    NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
+    NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
     (head, COLUMNS columns of S).
 
-    With G = Σ Δ a: Y = tril(e^(Gi - Gj) C Bᵀ) (Δ x) + e^G C S + d x; S ← e^G S + (e^(G - Gj) B)ᵀ (Δ x). Reads
-    x, B and C once, S once; results as `mamba2_step_kernel`.
+    With G = Σ Δ a: Y = tril(e^(Gi - Gj) C Bᵀ) (Δ x) + e^G C S + d x; S ← e^G S + (e^(G - Gj) B)ᵀ (Δ x). S is
+    read and written once per COUNT positions, PIECE rows at a time: all of it would take too many registers.
+    Results as `mamba2_step_kernel`.
     """
     head = tl.program_id(0)
-    index = tl.arange(0, NET.states)
+    index = tl.arange(0, PIECE)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     number = tl.arange(0, COUNT)
-    is_index, is_column = index < NET.state_size, column < NET.head_dim
-    mask = is_index[:, None] & is_column[None, :]
-    offsets = _state_offsets(head, index, column, NET)
-    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    is_column = column < NET.head_dim
+    target = state.slots + step_target(words) * CONFIG.slot_width
+    for piece in range(0, NET.state_size, PIECE):
+        mask = (piece + index < NET.state_size)[:, None] & is_column[None, :]
+        offsets = _state_offsets(head, piece + index, column, NET)
+        tl.store(target + offsets, _load_state(state.slots, words, offsets, mask, CONFIG), mask=mask)
     pending = step_pending(words)
     total = pending + step_tokens(words)
     rate, skip = tl.load(a + head), tl.load(d + head)
     x_at = head * NET.head_dim + column
     b_at = NET.heads * NET.head_dim + head // (NET.heads // NET.groups) * NET.state_size + index
     for first in range(0, total, COUNT):
+        tl.debug_barrier()
         row = first + number
         inside = row < total
         line = conv + row.to(tl.int64)[:, None] * NET.channels
-        indices = inside[:, None] & is_index[None, :]
         x = tl.load(line + x_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
-        b = tl.load(line + b_at[None, :], mask=indices, other=0.0)
-        c = tl.load(line + NET.groups * NET.state_size + b_at[None, :], mask=indices, other=0.0)
         dt = load_row(rows, state, words, row - pending, NET.dt_at + head + number * 0, inside, CONFIG)
         decay = tl.cumsum(dt * rate, axis=0)
         end = tl.sum(dt * rate, axis=0)
-        is_past = number[:, None] >= number[None, :]
-        between = tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
-        cb = tl.where(is_past, tl.dot(c, tl.trans(b), input_precision="ieee") * between, 0.0)
         step = dt[:, None] * x
-        y = tl.exp(decay)[:, None] * tl.dot(c, matrix, input_precision="ieee") + skip * x
-        y += tl.dot(cb, step, input_precision="ieee")
-        rest = tl.trans(b * tl.exp(end - decay)[:, None])
-        matrix = tl.exp(end) * matrix + tl.dot(rest, step, input_precision="ieee")
-        at = (row - pending).to(tl.int64)[:, None] * (NET.heads * NET.head_dim) + x_at[None, :]
-        tl.store(out + at, y, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
-    tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
+        cb = tl.zeros((COUNT, COUNT), tl.float32)
+        y = tl.zeros((COUNT, COLUMNS), tl.float32)
+        for piece in range(0, NET.state_size, PIECE):
+            is_index = piece + index < NET.state_size
+            at = line + (b_at + piece)[None, :]
+            b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0)
+            at += NET.groups * NET.state_size
+            c = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0)
+            mask = is_index[:, None] & is_column[None, :]
+            place = target + _state_offsets(head, piece + index, column, NET)
+            matrix = tl.load(place, mask=mask, other=0.0)
+            cb = tl.dot(c, tl.trans(b), cb, input_precision="ieee")
+            y = tl.dot(c, matrix, y, input_precision="ieee")
+            rest = tl.trans(b * tl.exp(end - decay)[:, None])
+            matrix = tl.dot(rest, step, tl.exp(end) * matrix, input_precision="ieee")
+            tl.store(place, matrix, mask=mask)
+        is_past = number[:, None] >= number[None, :]
+        cb *= tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
+        y = tl.exp(decay)[:, None] * y + skip * x
+        y = tl.dot(tl.where(is_past, cb, 0.0), step, y, input_precision="ieee")
+        at = out + (row - pending).to(tl.int64)[:, None] * (NET.heads * NET.head_dim) + x_at[None, :]
+        tl.store(at, y, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -214,10 +227,11 @@ def mamba2_gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, ro
 
     Written with scale 1 first; a row that needs another scale is computed again.
     """
+    WIDTH: tl.constexpr = NET.width
     token = tl.program_id(0).to(tl.int64)
     z_scale = tl.load(scales + token)
     to = out + token * (NET.heads * NET.head_dim)
-    largest = tl.zeros((NET.width,), tl.float32)
+    largest = tl.zeros((WIDTH,), tl.float32)
     for group in range(NET.groups):
         y, offsets, mask = _gated_group(values, z, z_scale, weight, epsilon, token, stride, group, NET)
         largest = tl.maximum(largest, tl.abs(y))
