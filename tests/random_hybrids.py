@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from edgeinfer.model_config.architectures import ARCHITECTURES
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -11,11 +15,17 @@ class Model(Protocol):
     """The sizes of a random model."""
 
     @property
+    def architecture(self) -> str: ...
+    @property
     def width(self) -> int: ...
     @property
     def heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def feed_forward(self) -> int: ...
     @property
     def layers(self) -> int: ...
 
@@ -81,5 +91,68 @@ def delta_net(
                 "ssm_alpha.weight": (value_heads, width),
             }
         return {**found, "ssm_ba.weight": (2 * value_heads, width)}
+
+    return Hybrid(metadata, layer)
+
+
+def is_single(model: Model) -> bool:
+    """Whether a layer is a single block."""
+    return ARCHITECTURES[model.architecture].single_blocks
+
+
+def selective_scan(
+    kinds: str, state_size: int, rank: int, normed: bool = False, routed: tuple[int, ...] = ()
+) -> Hybrid:
+    """One letter for each layer: m Mamba-1, a attention. Layers of mamba are this block only; those of jamba
+    have a feed-forward too, those in `routed` experts. `normed`: dt, B and C have norms.
+    """
+    taps = 4
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        kv_heads = [model.kv_heads if kind == "a" else 0 for kind in kinds]
+        single = {
+            "feed_forward_length": 0,
+            "attention.head_count": 0,
+            "rope.dimension_count": 2,
+            "ssm.dt_b_c_rms": normed,
+        }
+        return {
+            "attention.head_count_kv": np.array(kv_heads, np.int32),
+            **(single if is_single(model) else {}),
+            "ssm.conv_kernel": taps,
+            "ssm.state_size": state_size,
+            "ssm.inner_size": 2 * model.width,
+            "ssm.time_step_rank": rank,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width, inner = model.width, 2 * model.width
+        attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
+        norms = {"ssm_dt_norm.weight": (rank,)}
+        norms |= {f"ssm_{name}_norm.weight": (state_size,) for name in "bc"}
+        mamba = {
+            "attn_norm.weight": (width,),
+            "ssm_in.weight": (2 * inner, width),
+            "ssm_conv1d.weight": (inner, taps),
+            "ssm_conv1d.bias": (inner,),
+            "ssm_x.weight": (rank + 2 * state_size, inner),
+            "ssm_dt.weight": (inner, rank),
+            "ssm_dt.bias": (inner,),
+            "ssm_a": (inner, state_size),
+            "ssm_d": (inner,),
+            "ssm_out.weight": (width, inner),
+        }
+        if is_single(model):
+            return mamba
+        feed_forward = {name: shape for name, shape in shapes.items() if name.startswith("ffn")}
+        if index not in routed:
+            hidden = model.feed_forward
+            feed_forward = {
+                "ffn_norm.weight": (width,),
+                "ffn_gate.weight": (hidden, width),
+                "ffn_up.weight": (hidden, width),
+                "ffn_down.weight": (width, hidden),
+            }
+        return {**({**mamba, **norms} if kinds[index] == "m" else attention), **feed_forward}
 
     return Hybrid(metadata, layer)

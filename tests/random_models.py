@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
-from tests.random_hybrids import Hybrid, delta_net
+from tests.random_hybrids import Hybrid, delta_net, selective_scan
 
 VOCABULARY = 288
 CHAT_TEMPLATE = (
@@ -253,7 +253,8 @@ class _Cycle:
         self._count = 0
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
-        if len(shape) == 1 or name.endswith("bias") or "ffn_gate_inp" in name or "conv" in name:
+        is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
+        if is_vector or "ffn_gate_inp" in name or "conv" in name:
             return "F32"
         self._count += 1
         wanted = self._formats[self._count % len(self._formats)]
@@ -462,5 +463,11 @@ ZOO: dict[str, RandomModel] = {
     ),
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
+    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 8)),
+    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 20, normed=True)),
+    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 4)),
+    "jamba-moe": RandomModel(
+        "jamba", layers=4, experts=8, experts_used=2, hybrid=selective_scan("mmam", 16, 32, routed=(1, 3))
+    ),
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

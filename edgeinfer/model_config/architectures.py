@@ -8,6 +8,7 @@ from typing import Any, Literal
 from edgeinfer.model_config.recurrent_blocks import (
     RecurrentReader,
     gated_delta_net,
+    mamba,
     repeated_delta_net,
     short_convolution,
 )
@@ -51,7 +52,8 @@ class Architecture:
     sinks: bool = False
     feed_forward_norm: str = "ffn_norm"
     """The tensor name of the norm before the feed-forward."""
-    experts: Literal["never", "maybe", "always"] = "never"
+    experts: Literal["never", "maybe", "always", "by_router"] = "never"
+    """Which layers have experts; "by_router": those with a router."""
     gating: Gating | None = "softmax"
     """The gating function of the experts; None: given by the file."""
     expert_weights_normalized: bool = True
@@ -63,6 +65,11 @@ class Architecture:
     """Reads the block that some layers have instead of attention."""
     recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
     """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
+    single_blocks: bool = False
+    """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
+    recurrent block."""
+    rope: Literal["always", "never", "finetuned"] = "always"
+    """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
@@ -136,6 +143,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
     ),
+    "jamba": Architecture(
+        experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
+    ),
+    "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

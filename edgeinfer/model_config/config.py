@@ -1,7 +1,7 @@
 """The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,22 +77,36 @@ class ModelConfig:
     recurrent: BlockSpec | None = None
     """The block of recurrent layers."""
     recurrent_layers: tuple[bool, ...] = ()
+    has_rope: bool = True
+    routed_layers: Collection[int] | None = None
+    """The layers with experts; None: all after the dense ones."""
     draft_heads: int = 0
     """Number of draft heads (MTP), whose tensors follow those of the last layer."""
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
+    def from_metadata(
+        cls,
+        metadata: Mapping[str, Any],
+        vocabulary_size: int,
+        routed_layers: Collection[int] | None = None,
+    ) -> "ModelConfig":
         """Read the keys of the file's architecture; `vocabulary_size` is the embedding's number of rows.
+
+        `routed_layers`: those with a router; None: all. It is read only if the architecture depends on it.
 
         Raises `UnsupportedModelError` for an unknown architecture, a missing key or an unsupported feature.
         """
-        return _Reader(metadata).config(vocabulary_size)
+        return _Reader(metadata, routed_layers).config(vocabulary_size)
 
     def experts_of(self, layer: int) -> ExpertsConfig | None:
         """The layer's experts; None: its feed-forward is dense."""
+        if self.routed_layers is not None and layer not in self.routed_layers:
+            return None
         return self.experts if self.experts and layer >= self.experts.dense_layers else None
 
     def _rope(self, layer: int, factors: Factors | None) -> RopeSpec | None:
+        if not self.has_rope:
+            return None
         every = self.architecture_spec.rope_skipped_every
         if every and (layer + 1) % every == 0:
             return None
@@ -122,6 +136,10 @@ class ModelConfig:
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
         spec = self.architecture_spec
+        if spec.single_blocks:
+            is_dense = self.shapes[index].feed_forward > 0
+            block = self._feed_forward(index) if is_dense else self._token_mixer(index, factors)
+            return LayerSpec((ResidualBlock(block, self.norm, "attn_norm", "", self.residual_scale),))
         names = (
             ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
@@ -174,7 +192,7 @@ class ModelConfig:
 class _Reader:
     """Reads the metadata of one architecture; errors name the key."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
         self.metadata = metadata
         self.name = printable(metadata.get("general.architecture", "(none)"))
         if self.name not in ARCHITECTURES:
@@ -184,6 +202,8 @@ class _Reader:
                 "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
             )
         self.architecture_spec = ARCHITECTURES[self.name]
+        by_router = self.architecture_spec.experts == "by_router"
+        self.routed_layers = routed_layers if by_router else None
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
@@ -209,28 +229,38 @@ class _Reader:
             raise self.refused(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
+    def flag(self, key: str) -> bool:
+        """Whether a value is true; it may be missing."""
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise self.refused(key, value, "true or false")
+        return value
+
     def per_layer(self, key: str, layers: int, default: int | None = None, minimum: int = 1) -> list[int]:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
         values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
+        if len(values) == layers + self.draft_heads():
+            values = values[:layers]
         if len(values) != layers or not all(type(v) is int and minimum <= v < 1 << 24 for v in values):
             expected = "a positive number" if minimum else "a number"
             raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
         return values
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
-        heads = self.per_layer("attention.head_count", layers)
+        single = self.architecture_spec.single_blocks
+        heads = self.per_layer("attention.head_count", layers, minimum=int(not single))
         min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
-        dense = experts is None or experts.dense_layers > 0
+        dense = experts is None or experts.dense_layers > 0 or single or self.routed_layers is not None
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
-            self.per_layer("feed_forward_length", layers) if dense else [0] * layers,
+            self.per_layer("feed_forward_length", layers, minimum=int(not single)) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
         for shape in shapes:
-            if shape.kv_heads and shape.heads % shape.kv_heads:
+            if shape.kv_heads and (shape.heads % shape.kv_heads or not shape.heads):
                 raise UnsupportedModelError(
                     f"{self.name}.attention.head_count: {shape.heads} heads can't share "
                     f"{shape.kv_heads} key heads"
@@ -254,7 +284,8 @@ class _Reader:
 
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
-        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", 1e-5, above=0))
+        default = self.get("attention.layer_norm_epsilon", 1e-5)
+        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", default, above=0))
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
@@ -309,7 +340,7 @@ class _Reader:
         kind = self.architecture_spec.experts
         maximum = 0 if kind == "never" else MAX_EXPERTS
         count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
-        if count == 0:
+        if count == 0 or (self.routed_layers is not None and not self.routed_layers):
             return None
         groups = self.count("expert_group_count", 1, minimum=0)
         if groups > 1:
@@ -347,7 +378,16 @@ class _Reader:
             return self.architecture_spec.gating
         return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
 
+    def has_rope(self) -> bool:
+        rope = self.architecture_spec.rope
+        return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
+
+    def draft_heads(self) -> int:
+        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+
     def head_dim(self, width: int, heads: int) -> int:
+        if not heads:
+            return 2  # No layer has attention.
         head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
         value_dim = self.count("attention.value_length", head_dim)
         if value_dim != head_dim:
@@ -361,12 +401,13 @@ class _Reader:
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
-        draft_heads = self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+        draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
-        head_dim = self.head_dim(width, shapes[0].heads)
+        heads = max(shape.heads for shape in shapes)
+        head_dim = self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
@@ -385,7 +426,7 @@ class _Reader:
             rope_scaling=self.scaling(trained_context),
             window=window,
             windowed=self.windowed(layers, window),
-            query_scale=self.query_scale(layers, width, shapes[0].heads, head_dim),
+            query_scale=self.query_scale(layers, width, heads, head_dim),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
@@ -394,5 +435,7 @@ class _Reader:
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
+            has_rope=self.has_rope(),
+            routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.mamba import MambaSpec
 from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
 
 
@@ -13,6 +14,10 @@ class MetadataReader(Protocol):
 
     def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
         """The integer from `minimum` to `maximum`."""
+        ...
+
+    def flag(self, key: str) -> bool:
+        """Whether a value is true; it may be missing."""
         ...
 
     def refused(self, key: str, value: Any, expected: str) -> Exception:
@@ -51,4 +56,19 @@ def repeated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpe
     spec = gated_delta_net(metadata, hidden_size, norm)
     return GatedDeltaNetSpec(
         spec.key_heads, spec.value_heads, spec.head_dim, spec.taps, norm, repeats_each=True
+    )
+
+
+def mamba(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> MambaSpec:
+    """Mamba-1's state space model; that of FalconMamba normalizes dt, B and C."""
+    channels = metadata.count("ssm.inner_size", maximum=1 << 20)
+    if channels % 16:
+        raise metadata.refused("ssm.inner_size", channels, "a multiple of 16")
+    return MambaSpec(
+        channels,
+        metadata.count("ssm.state_size", maximum=MAX_STATE),
+        metadata.count("ssm.time_step_rank", maximum=1 << 20),
+        metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS),
+        norm,
+        always_normed=metadata.flag("ssm.dt_b_c_rms"),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
@@ -34,7 +34,7 @@ class ModelSupport:
 def model_support(file: GGUFFile) -> ModelSupport:
     """Whether the native engine supports the architecture, the tensors, their types and the tokenizer."""
     try:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         kernel_formats(read_weights(file, config))
         Tokenizer.check(file.metadata)
     except (UnsupportedModelError, UnsupportedFormatError) as error:

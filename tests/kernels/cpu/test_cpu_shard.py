@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows, ShardOptions
@@ -70,7 +69,7 @@ def host_half(
     sparse: SparseLayers | None = None,
 ) -> Iterator[tuple[CpuShard, PlainMailbox]]:
     with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         facts = config.specification(rope_factors(file, config, CONTEXT))
         here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
         state = DecoderState.allocate(facts, CONTEXT, "f32", here)
@@ -111,7 +110,7 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
     with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
         assert host.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
     with GGUFFile.open(tmp_path / "model.gguf") as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         spec = config.specification()
         spec = replace(spec, layers=(spec.layers[0],) * len(order))
         stages = cpu_stages(spec, GPU, stages_of(spec, order))
