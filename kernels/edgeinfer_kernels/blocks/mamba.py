@@ -201,9 +201,8 @@ class MambaSizes(RecurrentSizes):
             (channels, [block.output for block in blocks]),
         ]
         floats = [
-            step.tokens
-            * max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks),
-            step.tokens * max(sum(padded_rows(run.rows) for run in block._selected()) for block in blocks),
+            step.tokens * both,
+            step.tokens * selected,
             step.tokens * padded_rows(channels),
             step.tokens * max(block.spec.recurrent.row_width for block in blocks),
             step.tokens * channels,

@@ -186,6 +186,53 @@ class GatedDeltaNetArgs(Structure):
 
 
 @structure()
+class MambaArgs(Structure):
+    """A Mamba-1 block.
+
+    inputs: u, the results of the convolution. tap_weights: float32 of each tap, rows of `tail_bytes` of the
+    state. tap_bias, dt_bias, skip: float32 of each channel; a: in the layout of the state. delta_at, b_at:
+    bytes before Δ and B in a row of the state.
+    """
+
+    norm: Norm
+    x_matrix: Matrix
+    z_matrix: Matrix
+    dt_matrix: Matrix
+    b_matrix: Matrix
+    c_matrix: Matrix
+    delta_matrix: Matrix
+    output_matrix: Matrix
+    dt_norm: Norm
+    b_norm: Norm
+    c_norm: Norm
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    inputs: Input
+    dt: Input
+    conv_out: Input
+    state: State
+    channels: Int
+    state_size: Int
+    taps: Int
+    tap_weights: Int
+    tap_bias: Int
+    dt_bias: Int
+    a: Int
+    skip: Int
+    delta_at: Int
+    b_at: Int
+    c: Int
+    c_stride: Int
+    z: Int
+    z_stride: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class NeuronRowsArgs(Structure):
     """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row."""
 
