@@ -1,4 +1,4 @@
-"""Decoding and prompts on the CPU against llama.cpp, in turns; cost of verifying n tokens; a token's time.
+"""Decoding and prompts on the CPU against llama.cpp, alternating; cost of verifying n tokens; time per token.
 
 python benchmarks/cpu_speed.py --tests decode --shapes tinyllama-1.1b --types Q4_0,Q4_K_M --widths
 python benchmarks/cpu_speed.py --tests prompts --prompts 512,32
@@ -16,7 +16,7 @@ from harness.suites import Suite
 from harness.token_time import token_time
 
 WIDTHS = (1, 2, 4, 8, 16)
-"""Tokens that one forward verifies."""
+"""Tokens verified by one forward."""
 
 
 def widths_table(suite: Suite, widths: Sequence[int], depth: int) -> str:
@@ -41,7 +41,7 @@ def widths_table(suite: Suite, widths: Sequence[int], depth: int) -> str:
 
 
 def token_time_table(suite: Suite) -> str:
-    """Medians of the time of a token, in kernels and outside."""
+    """Median time of a token, in kernels and outside."""
     rows = []
     for model in suite.benched_models():
         for threads in suite.threads:
@@ -53,23 +53,25 @@ def token_time_table(suite: Suite) -> str:
 def _token_time_cells(model: BenchedModel, threads: int, smoke: bool) -> list[str]:
     tokens = 4 if smoke else 64
     with load(model.path, context=tokens + 1, threads=threads, device="cpu", draft=None) as loaded:
-        found = token_time(loaded.engine, tokens)
-    times = [shown_milliseconds(seconds) for seconds in (found.total, found.kernels, found.rest)]
-    return [*times, f"{found.rest / found.total:.1%}", f"{found.calls:.0f}"]
+        token_times = token_time(loaded.engine, tokens)
+    times = [
+        shown_milliseconds(seconds) for seconds in (token_times.total, token_times.kernels, token_times.rest)
+    ]
+    return [*times, f"{token_times.rest / token_times.total:.1%}", f"{token_times.calls:.0f}"]
 
 
 def decode_sections(suite: Suite, depths: Sequence[int], widths: bool) -> list[tuple[str, str]]:
-    """The tables of decoding."""
+    """The decoding tables."""
     tokens = 4 if suite.smoke else 128
     sections = [("tg, tokens/s", suite.speeds([Workload("generate", tokens, depth) for depth in depths]))]
     if widths or suite.smoke:
         counts = WIDTHS[:2] if suite.smoke else WIDTHS
         sections.append(("Cost of verifying n tokens", widths_table(suite, counts, depths[0])))
-    return [*sections, ("Where the time of a token goes (medians)", token_time_table(suite))]
+    return [*sections, ("Time of a token by part (medians)", token_time_table(suite))]
 
 
 def main() -> None:
-    """Run the tests that the command line names."""
+    """Run the tests given on the command line."""
     parser = suites.parser(__doc__ or "")
     parser.add_argument("--tests", default="decode,prompts", help="(%(default)s)")
     parser.add_argument("--prompts", default="512,32", help="lengths with commas (%(default)s)")

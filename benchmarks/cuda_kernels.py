@@ -62,16 +62,16 @@ TOKENS, POSITIONS, KV_HEADS, GROUP = 5, 4096, 8, 4
 HALF, SINGLE, DOUBLE, WHOLE = torch.float16, torch.float32, torch.float64, torch.int32
 BYTES = torch.uint8
 OBJECTS_BEFORE_COLLECTION = 200_000
-"""A compiler makes many objects and little garbage: Python's own 700 cost an eighth of the time."""
+"""A compiler creates many objects and little garbage: Python's default of 700 costs an eighth of the time."""
 
 
 def empty(*shape: int, dtype: torch.dtype = SINGLE) -> torch.Tensor:
-    """A tensor without memory: a launch that is only recorded looks at its type and shape."""
+    """A tensor without memory: a recorded launch uses only its type and shape."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def prompt_rows(width: int, hidden: int) -> None:
-    """The kernels between the matrix products."""
+    """The kernels between the matmuls."""
     x, half, scales = empty(TOKENS, width), empty(TOKENS, width, dtype=HALF), empty(TOKENS)
     norm_rows(x, NORM, empty(width), None, half, scales)
     no_norm, norm = NextNorm(NORM, None, None), NextNorm(NORM, empty(width), None)
@@ -82,29 +82,29 @@ def prompt_rows(width: int, hidden: int) -> None:
 
 
 def attention(head_dim: int, kind: CacheType, capability: int) -> None:
-    """RoPE and attention of a prompt on a cache of that type, and what it does when it slides."""
+    """RoPE, prefill attention and context shift on a cache of that type."""
     heads = KV_HEADS * GROUP
-    facts = AttentionSpec(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
-    cache = DeviceCache.take(Arena(), facts, POSITIONS, kind)
+    spec = AttentionSpec(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
+    cache = DeviceCache.take(Arena(), spec, POSITIONS, kind)
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
     table, scales = empty(POSITIONS, head_dim), empty(TOKENS)
-    rope_append(ProjectedHeads(qkv, scales), table, facts, 7, queries, cache.args)
+    rope_append(ProjectedHeads(qkv, scales), table, spec, 7, queries, cache.args)
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
-    flash_attention(queries, cache.args, 7, facts, out, tile, sinks)
-    shift_context(cache, table, replace(facts, rope=ROPE), 4, 1024, POSITIONS)
+    flash_attention(queries, cache.args, 7, spec, out, tile, sinks)
+    shift_context(cache, table, replace(spec, rope=ROPE), 4, 1024, POSITIONS)
 
 
 def sent(kind: str, width: int) -> None:
-    """The host's weights of a format to float16."""
+    """Conversion of the host's weights of a format to float16."""
     rows, group_bytes = 32, 16 * block_format(kind).row_bytes(width)
     unpack(empty(2 * group_bytes, dtype=BYTES), kind, width, empty(rows, width, dtype=HALF))
 
 
 def grouped(width: int, hidden: int, capability: int) -> None:
-    """Products of rows that are grouped by expert, and their weighted sum."""
+    """Matmul of rows grouped by expert, and their weighted sum."""
     rows, index, tiles = empty(TOKENS, width, dtype=HALF), empty(TOKENS, dtype=WHOLE), empty(9, dtype=WHOLE)
     y, scales, tile = empty(TOKENS, hidden), empty(TOKENS), grouped_tile(capability)
     for chosen in (index, None):
@@ -119,7 +119,7 @@ def grouped(width: int, hidden: int, capability: int) -> None:
         add_experts(empty(TOKENS, width), scales, bias, choice, empty(TOKENS, width), 0, TOKENS, 0)
 
 
-def choosing(vocabulary: int, kept: int, piece: int) -> None:
+def sampling(vocabulary: int, kept: int, piece: int) -> None:
     """Sampling and argmax."""
     buffers = SamplingBuffers.allocate(1, vocabulary, "meta", kept, piece)
     logits, chosen, results = empty(1, vocabulary), empty(1, dtype=WHOLE), empty(1, 2, dtype=WHOLE)
@@ -129,7 +129,7 @@ def choosing(vocabulary: int, kept: int, piece: int) -> None:
 
 
 def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
-    """The decode step of a model whose host has the feed-forwards, or all experts but one."""
+    """The decode step of a split model: the feed-forwards, or all experts but one, are on the host."""
     specification, weights = empty_decoder(shape, kind)
     layer = LayerPlacement("gpu", "gpu", neurons=shape.feed_forward)
     if shape.experts:
@@ -151,7 +151,7 @@ def split_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
 
 
 def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheType) -> None:
-    """The decode step of a model, and what a prompt does with its matrices."""
+    """The decode step of a model, and the prefill kernels of its matrices."""
     specification, weights = empty_decoder(shape, kind)
     arena, dependent = Arena(), capability >= DEPENDENT_LAUNCH_FROM
     model = DeviceModel(specification, weights, arena, POSITIONS, kv=kv)
@@ -188,19 +188,19 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
 SMALL = Shape("small", 1, 256, 256, 4, 1, 1000, 4096, head_dim=64)
 SMALL_EXPERTS = replace(SMALL, name="small, with experts", experts=8, experts_per_token=2)
 SMALL_STEPS = {75: ("Q8_0", 1), 80: ("IQ4_XS", 2), 90: ("Q6_K", 1), 120: ("Q4_K_M", 1)}
-"""In brief, some targets compile a step, each of another family of formats, one of several tokens."""
+"""With --smoke, each of some targets compiles a step of another format family, one with several tokens."""
 SMALL_CACHES: dict[int, CacheType] = dict.fromkeys((75, 86, 90, 120), "q4_0")
-"""In brief, prompts of a target read one of the small caches besides float16: this, or q8_0."""
+"""With --smoke, the prompts of a target use one quantized cache besides float16: this one, or q8_0."""
 SMALL_KV_HEADS = {80: 2, 120: 2}
-"""In brief, of steps; with two queries to each, twice the stretches of a cache are added up at a time as with
-four, which takes four times as long to compile.
+"""KV heads of steps with --smoke. With two queries per KV head, twice as many KV splits are added at a time
+as with four, which takes four times as long to compile.
 """
 SMALL_STEP_CACHES: dict[int, CacheType] = {90: "q4_0"}
-"""In brief, the cache of the split step; f16 for others."""
+"""With --smoke, the cache type of the split step; f16 for others."""
 
 
 def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tuple[str, Launch]]:
-    """The kernels of decode steps, those that several models share once."""
+    """The kernels of decode steps; those shared by several models are listed once."""
     seen = set()
     if options.smoke:
         kv_heads = SMALL_KV_HEADS.get(capability, SMALL.kv_heads)
@@ -211,18 +211,18 @@ def step_launches(capability: int, options: argparse.Namespace) -> Iterator[tupl
         widths = suites.whole_numbers("--tokens", options.tokens, 1)
         steps = list(product(options.types.split(","), widths))
     for shape, (kind, tokens) in product(shapes, steps):
-        with recorded_launches() as found:
+        with recorded_launches() as launches:
             whole_step(shape, kind, tokens, capability, options.kv)
             kv = SMALL_STEP_CACHES.get(capability, "f16") if options.smoke else options.kv
             split_step(shape, kind, tokens, capability, kv)
-        for launch in found:
+        for launch in launches:
             if launch.key not in seen:
                 seen.add(launch.key)
                 yield f"{shape.name} {kind}, {tokens} tokens", launch
 
 
 def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterator[tuple[str, Launch]]:
-    """The kernels of prompts and of sampling with what they are compiled for."""
+    """The kernels of prefill and sampling, with the sizes that they are compiled for."""
     width, hidden = (512, 1024) if smoke else (4096, 14336)
     vocabulary, kept, piece = (1000, 16, 128) if smoke else (128256, KEPT, SLICE)
     groups: list[tuple[str, Callable[[], None]]] = [(f"width {width}", partial(prompt_rows, width, hidden))]
@@ -233,15 +233,15 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
     groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))
     for weights in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
         groups.append((weights, partial(sent, weights, width)))
-    groups.append((f"vocabulary of {vocabulary}", partial(choosing, vocabulary, kept, piece)))
+    groups.append((f"vocabulary of {vocabulary}", partial(sampling, vocabulary, kept, piece)))
     for label, launch_all in groups:
-        with recorded_launches() as found:
+        with recorded_launches() as recorded:
             launch_all()
-        yield from ((label, launch) for launch in found)
+        yield from ((label, launch) for launch in recorded)
 
 
 def main() -> None:
-    """Compile all and print a table."""
+    """Compile all kernels and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--targets", default=",".join(map(str, TARGETS)), help="(%(default)s)")
     parser.add_argument("--head-dims", default="64,128", help="with commas (%(default)s)")
@@ -251,13 +251,15 @@ def main() -> None:
     parser.add_argument("--kv", default="f16", choices=CACHE_ELEMENTS, help="a step's cache (%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="small sizes, which compile in seconds")
     options = parser.parse_args()
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules stay
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     head_dims = (32,) if options.smoke else suites.whole_numbers("--head-dims", options.head_dims, 16)
     rows = []
     for capability in suites.whole_numbers("--targets", options.targets, 75):
-        found = chain(launches(capability, head_dims, options.smoke), step_launches(capability, options))
-        for label, launch in found:
+        labelled_launches = chain(
+            launches(capability, head_dims, options.smoke), step_launches(capability, options)
+        )
+        for label, launch in labelled_launches:
             taken = compile_launch(launch, capability)
             numbers = (taken.warps, taken.registers, taken.spilled_bytes, taken.shared_bytes)
             cells = [*map(str, numbers), "yes" if taken.dependent else "no"]

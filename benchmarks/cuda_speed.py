@@ -1,11 +1,11 @@
-"""Decoding and prompts on a GPU against llama.cpp's CUDA build, in turns; the cost of verifying n tokens.
+"""Decoding and prompts on a GPU against llama.cpp's CUDA build, alternating; the cost of verifying n tokens.
 
 python benchmarks/cuda_speed.py --tests decode --llama-bench PATH --shapes llama-3-8b --types Q4_0,Q4_K_M,Q8_0
 python benchmarks/cuda_speed.py --tests prompts --llama-bench PATH --prompts 512 --depths 0,4096
 """
 
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
 from harness import cuda_runs, suites
 
 DEPTHS = {"decode": "0,512,4096", "prompts": "0"}
@@ -14,27 +14,27 @@ TITLES = {"generate": "tg, tokens/s", "verify": "Cost of verifying n tokens", "p
 
 
 def main() -> None:
-    """Run the tests that the command line names."""
+    """Run the tests given on the command line."""
     parser = cuda_runs.parser(__doc__ or "")
     parser.add_argument("--tests", default="decode,prompts", help="(%(default)s)")
     parser.add_argument("--prompts", default="512,2048", help="lengths with commas (%(default)s)")
     parser.add_argument("--depths", help="tokens in the cache (decode: 0,512,4096; prompts: 0)")
     options = parser.parse_args()
     suite = cuda_runs.suite(options)
-    wanted: list[Workload] = []
+    workloads: list[Workload] = []
     for test in suites.words(options.tests):
         listed = "0" if options.smoke else options.depths or DEPTHS[test]
         depths = suites.whole_numbers("--depths", listed, 0)
         if test == "decode":
-            wanted += [Workload("generate", 8 if options.smoke else 128, depth) for depth in depths]
-            wanted += [Workload("verify", width, 0) for width in EVERY_WIDTH]
+            workloads += [Workload("generate", 8 if options.smoke else 128, depth) for depth in depths]
+            workloads += [Workload("verify", width, 0) for width in ALL_STEP_SIZES]
         else:
             prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
-            wanted += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
-    found = list(suite.compare(wanted))
+            workloads += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
+    comparisons = list(suite.compare(workloads))
     sections = []
     for kind, title in TITLES.items():
-        rows = [each for each in found if each.workload.kind == kind]
+        rows = [each for each in comparisons if each.workload.kind == kind]
         if rows:
             sections.append((title, (cuda_runs.widths_table if kind == "verify" else cuda_runs.table)(rows)))
     cuda_runs.publish("Decoding and prompts on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)

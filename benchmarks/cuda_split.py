@@ -1,4 +1,4 @@
-"""Models larger than the GPU: ours within a budget against llama.cpp's best setting for it, in turns.
+"""Models larger than the GPU: edgeinfer within a budget against llama.cpp's best setting for it, alternating.
 
 python benchmarks/cuda_split.py --llama-bench PATH --shapes llama-3-8b --types Q4_0 --shares 0.25,0.5,0.75
 """
@@ -12,10 +12,12 @@ from harness.split_runs import HEAD, SplitSuite
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = cuda_runs.parser(__doc__ or "")
-    parser.add_argument("--shares", default="0.25,0.5,0.75", help="budgets, of the weights (%(default)s)")
-    parser.add_argument("--threads", type=int, help="of both sides (each chooses)")
+    parser.add_argument(
+        "--shares", default="0.25,0.5,0.75", help="budgets, as shares of the weights (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, help="threads of both programs (default: each chooses)")
     parser.add_argument("--generated", type=int, default=128, help="tokens of a run (%(default)s)")
     parser.set_defaults(shapes="llama-3-8b", types="Q4_0", rounds=2, repetitions=3)
     options = parser.parse_args()
@@ -34,7 +36,7 @@ def main() -> None:
     table = markdown(HEAD, [row.cells() for row in rows], left=(0, 2, 3, len(HEAD) - 1))
     facts = [
         f"GPU: {cuda_runs.gpu_name()}",
-        "budgets count weights, keys and values; libraries and buffers come on top",
+        "budgets count weights, keys and values; libraries and buffers are added",
         *this_machine(command_line()).lines(),
     ]
     suites.write_report("Models larger than the GPU", facts, [("tokens/s", table)], options.out)

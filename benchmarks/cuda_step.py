@@ -1,4 +1,4 @@
-"""What each kernel adds to a decode step on a GPU, what it reads, and how near that is to the GPU's limit.
+"""Time that each kernel adds to a decode step on a GPU, bytes it reads, and share of the GPU's bandwidth.
 
 python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0,Q4_K_M --depths 512
 """
@@ -22,12 +22,12 @@ from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
 from harness import cuda_runs, suites
 
 TOKENS = 48
-"""Steps that are looked at."""
+"""Number of profiled steps."""
 HEAD = ("kernel", "a step", "us each", "us a step", "share", "GB/s", "of reading")
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = cuda_runs.parser(__doc__ or "")
     parser.add_argument("--depths", default="512", help="tokens in the cache (%(default)s)")
     options = parser.parse_args()
@@ -36,7 +36,7 @@ def main() -> None:
         if options.smoke:
             print("no GPU here: nothing to profile", file=sys.stderr)
             return
-        raise SettingError("no CUDA GPU here, and nothing else has these kernels")
+        raise SettingError("no CUDA GPU here; only the CUDA backend has these kernels")
     depths = (16,) if options.smoke else suites.whole_numbers("--depths", options.depths, 1)
     device = torch.device("cuda")
     ceiling = gpu_speed(device).bytes_per_second
@@ -79,7 +79,7 @@ def _answer(model: Model, ids: list[int]) -> None:
 
 
 def _bytes_read(model: BenchedModel) -> dict[str, int]:
-    """Bytes of weights that a step's kernels read, by their roles; of a dense model."""
+    """Bytes of weights that a step's kernels read, by role, for a dense model."""
     sizes = model_sizes(model.path)
     read: Counter[str] = Counter(head=matrix_bytes(sizes.head))
     for layer in sizes.layers:

@@ -1,9 +1,9 @@
-"""The expert cache on a GPU against fixed whole layers: tokens of even and of uneven routing.
+"""The expert cache on a GPU against fixed whole layers, with even and uneven routing.
 
 python benchmarks/expert_cache.py --models qwen3-30b-a3b:10:Q4_0 --shares 0.35,0.65
 
 A model is a shape, the number of its layers, and a type. Its weights are random: random tokens use all
-experts alike, a few tokens in turn use few.
+experts equally, a few repeated tokens use few.
 """
 
 import argparse
@@ -31,7 +31,7 @@ WITHOUT_CACHE, WITH_CACHE = 0.0, float("inf")
 TOKENS, SHOWN = 600, 100
 """Tokens of each kind of routing, and tokens per row."""
 FEW = 6
-"""Tokens that are repeated in turn: with random weights they use few experts."""
+"""Tokens that are repeated in this order: with random weights they use few experts."""
 
 
 def cache_rows(path: Path, share: float, context: int, threads: int | None) -> Iterator[list[str]]:
@@ -75,13 +75,17 @@ def _cells(backend: SplitBackend, ids: Sequence[int], start: int) -> tuple[str, 
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="qwen3-30b-a3b:10:Q4_0", help="(%(default)s)")
-    parser.add_argument("--shares", default="0.35,0.65", help="budgets, of the weights (%(default)s)")
-    parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
+    parser.add_argument(
+        "--shares", default="0.35,0.65", help="budgets, as shares of the weights (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: those that read fastest)")
     parser.add_argument("--folder", type=Path, help="folder that keeps the model files (default: none)")
-    parser.add_argument("--smoke", action="store_true", help="one budget, two layers: does it run?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="one budget and two layers, to check that the program runs"
+    )
     options = parser.parse_args()
     if options.smoke and not list_gpus():
         print("no GPU: the expert cache needs one", file=sys.stderr)

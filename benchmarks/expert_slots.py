@@ -1,10 +1,10 @@
-"""Replays recorded traces of experts: how often a requested expert has a slot in GPU memory.
+"""Replays recorded traces of experts: how often a requested expert is in GPU memory.
 
 python benchmarks/expert_slots.py --models tiny --shares 0.1,0.25,0.5
 
 A dense model with a ReLU becomes a MoE by grouping the neurons of a layer that are active together; a token's
 experts are the groups with the most active neurons (Zhang et al. 2022, MoEfication, §3). Hot experts are
-counted on the first half of the trace, everything is judged on the second.
+counted on the first half of the trace, the hit rates are measured on the second.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from edgeinfer.model import Model
 from edgeinfer.profiling.recording import WINDOW, cpu_engine, generated_texts, record, windows_of
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Replayed, replay
+from edgeinfer_offload.runtime.expert_cache_policy import CacheSimulation, ExpertCachePolicy, simulate
 from harness import suites
 
 Bools = npt.NDArray[np.bool_]
@@ -32,10 +32,10 @@ ROUNDS = 12
 def recorded_traces(
     name: str, texts: Sequence[str], tokens: int, experts: int, used: int, threads: int | None
 ) -> list[Ints]:
-    """For each layer the experts (tokens, used) that the tokens of the texts chose, in their order; without
-    any text of what the model tells by itself. `experts`, `used`: what a dense model is made.
+    """For each layer the experts (tokens, used) selected for the tokens of the texts, in order; without
+    a text, of text that the model generates. `experts`, `used`: the MoE that a dense model is grouped into.
 
-    Raises `EdgeInferError`: what `load` raises, or a model that tells nothing.
+    Raises `EdgeInferError`: what `load` raises, or a model that generates no text.
     """
     with load(name, device="cpu", sparse="off", draft=None, threads=threads) as model:
         ids = [token for text in texts for token in model.tokenizer.encode(text)][:tokens]
@@ -43,13 +43,13 @@ def recorded_traces(
         layers = cpu_engine(model)[0].specification.layers
         facts = [layer.blocks[-1].block for layer in layers]
         active = _active(model, windows)
-    found = []
+    traces = []
     for fact, seen in zip(facts, active, strict=True):
         if isinstance(fact, MoeSpec):
-            found.append(np.nonzero(seen)[1].reshape(len(seen), fact.experts_per_token))
+            traces.append(np.nonzero(seen)[1].reshape(len(seen), fact.experts_per_token))
         else:
-            found.append(most_active(seen, grouped(seen[: len(seen) // 2], experts), used))
-    return found
+            traces.append(most_active(seen, grouped(seen[: len(seen) // 2], experts), used))
+    return traces
 
 
 def _active(model: Model, windows: Sequence[Sequence[int]]) -> list[Bools]:
@@ -65,7 +65,7 @@ def _active(model: Model, windows: Sequence[Sequence[int]]) -> list[Bools]:
 
 def grouped(active: Bools, groups: int) -> Ints:
     """The group (neurons,) of each neuron, all of one size, such that neurons of a group are active together:
-    k-means on what they were active for, `active` (tokens, neurons).
+    k-means on the tokens that activate them, `active` (tokens, neurons).
     """
     rows = active.T.astype(np.float32) - active.mean(axis=1, dtype=np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True) + 1e-6
@@ -79,11 +79,13 @@ def grouped(active: Bools, groups: int) -> Ints:
     return group
 
 
-def _filled(likeness: npt.NDArray[np.float32], size: int) -> Ints:
-    """A group for each row of `likeness` (rows, groups), the likest pairs first, `size` rows a group."""
-    group, room = np.full(len(likeness), -1, np.int64), np.full(likeness.shape[1], size)
-    for flat in np.argsort(-likeness, axis=None):
-        row, number = divmod(int(flat), likeness.shape[1])
+def _filled(similarity: npt.NDArray[np.float32], size: int) -> Ints:
+    """A group for each row of `similarity` (rows, groups), most similar pairs first, `size` rows
+    each.
+    """
+    group, room = np.full(len(similarity), -1, np.int64), np.full(similarity.shape[1], size)
+    for flat in np.argsort(-similarity, axis=None):
+        row, number = divmod(int(flat), similarity.shape[1])
         if group[row] < 0 and room[number]:
             group[row] = number
             room[number] -= 1
@@ -91,7 +93,7 @@ def _filled(likeness: npt.NDArray[np.float32], size: int) -> Ints:
 
 
 def most_active(active: Bools, group: Ints, used: int) -> Ints:
-    """(tokens, used): of each token the groups with the most active neurons."""
+    """(tokens, used): the groups with the most active neurons of each token."""
     member = np.zeros((len(group), int(group.max()) + 1), np.float32)
     member[np.arange(len(group)), group] = 1
     counts = active.astype(np.float32) @ member
@@ -103,13 +105,13 @@ HEAD = (
     "slots",
     "placement",
     "hits",
-    "copies per 1000 tokens of a layer",
-    "CPU reads per token of a layer",
+    "copies per 1000 tokens and layer",
+    "CPU reads per token and layer",
 )
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="tiny", help="names or paths with commas (%(default)s)")
     parser.add_argument(
@@ -123,8 +125,10 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=64, help="of a dense model (%(default)s)")
     parser.add_argument("--used", type=int, default=8, help="of these by a token (%(default)s)")
     parser.add_argument("--shares", default="0.1,0.25,0.5", help="of the experts with a slot (%(default)s)")
-    parser.add_argument("--tokens-per-copy", type=int, default=2, help="until a copy is there (%(default)s)")
-    parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
+    parser.add_argument(
+        "--tokens-per-copy", type=int, default=2, help="until a copy is complete (%(default)s)"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: those that read fastest)")
     parser.add_argument("--smoke", action="store_true", help="takes seconds, to check that it runs")
     parser.add_argument("--out", type=Path, help="write the table to this file too")
     options = parser.parse_args()
@@ -143,26 +147,26 @@ def main() -> None:
     suites.write_report("Slots for experts over recorded traces", facts, [("hits", table)], options.out)
 
 
-def _rows(model: str, trace: Ints, share: float, experts: int, tokens_a_copy: int) -> list[list[str]]:
-    """One number of slots, for each way of placing experts."""
+def _rows(model: str, trace: Ints, share: float, experts: int, tokens_per_copy: int) -> list[list[str]]:
+    """One number of slots, with each expert placement."""
     experts = max(experts, int(trace.max()) + 1)
     count, half = max(1, round(share * experts)), trace.shape[1] // 2
-    first_half, judged = trace[:, :half], trace[:, half:]
-    hot, best = _hottest(first_half, experts, count), _hottest(judged, experts, count)
+    first_half, second_half = trace[:, :half], trace[:, half:]
+    hot, best = _hottest(first_half, experts, count), _hottest(second_half, experts, count)
     first = [list(range(count))] * len(trace)
-    ways = {
+    variants = {
         "the first by number, fixed": (first, False),
         "hot in the first half, fixed": (hot, False),
         "hot in this half, fixed (an upper bound)": (best, False),
         "the first by number, expert cache": (first, True),
         "hot in the first half, expert cache": (hot, True),
     }
-    found = []
-    for name, (residents, swapping) in ways.items():
+    rows = []
+    for name, (residents, swapping) in variants.items():
         slots = ExpertCachePolicy(experts, trace.shape[2], residents)
-        done = replay(judged, slots, tokens_a_copy=tokens_a_copy, swapping=swapping)
-        found.append([model, f"{count} of {experts}", name, *_cells(done, judged)])
-    return found
+        done = simulate(second_half, slots, tokens_per_copy=tokens_per_copy, swapping=swapping)
+        rows.append([model, f"{count} of {experts}", name, *_cells(done, second_half)])
+    return rows
 
 
 def _hottest(trace: Ints, experts: int, count: int) -> list[list[int]]:
@@ -171,7 +175,7 @@ def _hottest(trace: Ints, experts: int, count: int) -> list[list[int]]:
     return [np.argsort(-each, kind="stable")[:count].tolist() for each in counts]
 
 
-def _cells(done: Replayed, trace: Ints) -> list[str]:
+def _cells(done: CacheSimulation, trace: Ints) -> list[str]:
     tokens = trace.shape[0] * trace.shape[1]
     reads = (done.requested - done.hits) / tokens
     return [f"{done.hit_rate:.1%}", f"{1000 * done.copies / tokens:.1f}", f"{reads:.3f}"]

@@ -21,8 +21,8 @@ PREDICTOR_HEAD = ("feed-forward", "active", "rank", "bytes", "of the layer", "re
 
 
 def rows(run: SparseRun) -> list[list[str]]:
-    """A row for each way; GB/s counts the dense layer's bytes."""
-    found = []
+    """A row for each variant; GB/s counts the dense layer's bytes."""
+    rows = []
     for way, timings in run.timings.items():
         cells = [run.name, str(run.threads), way]
         for share in (BEST_DECILE, MEDIAN):
@@ -30,12 +30,12 @@ def rows(run: SparseRun) -> list[list[str]]:
             ratio = seconds / run.timings["dense"].seconds_at(share)
             cells += [f"{seconds * 1e6:.1f} us", f"{ratio:.3f}x"]
         speed = f"{run.dense_bytes / timings.seconds_at(BEST_DECILE) / 1e9:.1f}" if way == "dense" else "-"
-        found.append([*cells, speed, f"{run.errors[way]:.1e}"])
-    return found
+        rows.append([*cells, speed, f"{run.errors[way]:.1e}"])
+    return rows
 
 
 def predictor_row(run: SparseRun) -> list[str]:
-    """What the predictor costs and how well it does, on inputs that it hasn't seen."""
+    """Cost and quality of the predictor, on held-out inputs."""
     if run.trained is None:
         return [run.name, f"{run.active:.1%}", *["-"] * 5]
     predictor = run.trained.predictor
@@ -51,23 +51,25 @@ def predictor_row(run: SparseRun) -> list[str]:
 
 
 def options() -> argparse.Namespace:
-    """What was typed."""
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", default="relu-1b,relu-7b,relu2-4b", help="planted shapes (%(default)s)")
     parser.add_argument("--types", default="Q4_0,Q8_0", help="formats with commas (%(default)s)")
     parser.add_argument("--models", default="tiny", help="models with a ReLU (%(default)s)")
     parser.add_argument("--predicted", action="store_true", help="the models' own predictors too")
-    parser.add_argument("--active", type=float, default=0.2, help="share that is planted (%(default)s)")
-    parser.add_argument("--hot", type=float, default=0.0, help="share that a GPU has (%(default)s)")
+    parser.add_argument(
+        "--active", type=float, default=0.2, help="planted share of active neurons (%(default)s)"
+    )
+    parser.add_argument("--hot", type=float, default=0.0, help="share of neurons on a GPU (%(default)s)")
     parser.add_argument("--threads", help="numbers of threads with commas (1 and all)")
     parser.add_argument("--rounds", type=int, default=suites.ROUNDS, help="(%(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="in seconds: does it run at all?")
+    parser.add_argument("--smoke", action="store_true", help="a few seconds, to check that the program runs")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     given = options()
     if not 0 < given.active < 1:
         raise SettingError(f"--active: saw {given.active}, wanted a share between 0 and 1")
@@ -81,10 +83,10 @@ def main() -> None:
     runs = []
     for shape in map(find_planted, shapes):
         for kind in kinds:
-            runs += planted_run(shape, kind, given.active, threads, rounds, _say, given.hot)
-    ways = (EXACT, PREDICTED) if given.predicted else (EXACT,)
+            runs += planted_run(shape, kind, given.active, threads, rounds, _print_progress, given.hot)
+    variants = (EXACT, PREDICTED) if given.predicted else (EXACT,)
     for model in suites.words(given.models):
-        runs += [model_run(model, ways, count, rounds) for count in threads]
+        runs += [model_run(model, variants, count, rounds) for count in threads]
     tables = [
         ("One layer, one token", markdown(HEAD, [row for run in runs for row in rows(run)], left=(0, 2))),
         ("Predictors", markdown(PREDICTOR_HEAD, [predictor_row(run) for run in runs[:: len(threads)]])),
@@ -92,7 +94,7 @@ def main() -> None:
     suites.write_report("Sparse feed-forward on the CPU", machine.lines(), tables, given.out)
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

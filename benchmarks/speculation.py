@@ -1,4 +1,5 @@
-"""Baseline decoding against drafting, in turns: the built-in pair by text, edited code, planted drafts.
+"""Baseline decoding against drafting, alternating: the built-in pair by text, edited code, planted and
+simulated drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
 python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
@@ -27,13 +28,13 @@ from edgeinfer.results import Generation
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
-from harness import suites
+from harness import simulated_drafts, suites
 from harness.planted_drafts import PlantedDrafter, ScriptedEngine
 from harness.split_runs import overhead
 
-STORY = "Once upon a time, there was a little girl named Lily."
+STORY_START = "Once upon a time, there was a little girl named Lily."
 TEXTS = {
-    "story": STORY,
+    "story": STORY_START,
     "chat": 'Tom said, "Hi Sue!" Sue said, "Hi Tom! Do you want to play?" Tom said,',
     "random": "quz blorp ing ten of zz krel 7 ham",
 }
@@ -51,22 +52,24 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "self": {"draft": "self"},
 }
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
-TABLES = ("pair", "edited", "forced", "several", "planted")
+TABLES = ("pair", "edited", "forced", "several", "planted", "simulated")
 PLANTED_CONTEXT = 512
+SIMULATED = (600, 5)
+"""Tokens of a simulated completion, and seeds."""
 SIDE_BY_SIDE = (1, 2, 4, 8, 16)
 Answer = Callable[[], Generation]
-Sides = dict[str, Answer]
+Variants = dict[str, Answer]
 
 
-def in_turns(sides: Sides, rounds: int) -> dict[str, list[Generation]]:
-    """Every side's answers, one of each a round; the first round isn't counted."""
-    found: dict[str, list[Generation]] = {name: [] for name in sides}
+def alternate(variants: Variants, rounds: int) -> dict[str, list[Generation]]:
+    """Each variant's completions, one per round; the first round isn't counted."""
+    completions: dict[str, list[Generation]] = {name: [] for name in variants}
     for done in range(rounds + 1):
-        for name, answer in sides.items():
-            said = answer()
+        for name, answer in variants.items():
+            completion = answer()
             if done:
-                found[name].append(said)
-    return found
+                completions[name].append(completion)
+    return completions
 
 
 def best_decile(rates: Sequence[float]) -> float:
@@ -75,7 +78,7 @@ def best_decile(rates: Sequence[float]) -> float:
 
 def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[str]:
     """Best decile and median tokens/s with their ratios to baseline, accepted share, tokens per forward."""
-    speeds, baseline = ([said.speed for said in each] for each in (answers, without))
+    speeds, baseline = ([completion.speed for completion in each] for each in (answers, without))
     rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, baseline))
     shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
     forwards = [s.tokens_per_forward for s in speeds if s.tokens_per_forward is not None]
@@ -90,14 +93,17 @@ def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[
 
 
 def as_baseline(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
-    """Up to which token the ids equal those of baseline decoding."""
-    wanted = without[0].ids
+    """The number of first ids that equal those of baseline decoding."""
+    expected = without[0].ids
     same = [
-        next((at for at, pair in enumerate(zip(said.ids, wanted, strict=False)) if pair[0] != pair[1]), None)
-        for said in answers
+        next(
+            (at for at, pair in enumerate(zip(completion.ids, expected, strict=False)) if pair[0] != pair[1]),
+            None,
+        )
+        for completion in answers
     ]
     parted = [at for at in same if at is not None]
-    return f"{min(parted)} of {len(wanted)}" if parted else "all"
+    return f"{min(parted)} of {len(expected)}" if parted else "all"
 
 
 HEAD = ["best decile t/s", "to baseline", "median t/s", "to baseline", "accepted", "tokens per forward"]
@@ -108,18 +114,18 @@ def report(what: str) -> None:
 
 
 def shown(row: list[str]) -> list[str]:
-    """The row, after it was printed to stderr."""
+    """Print the row to stderr and return it."""
     report(" | ".join(row))
     return row
 
 
 class Suite:
-    """What all tables are measured with."""
+    """Settings of all tables."""
 
     def __init__(self, device: str, threads: int | None, rounds: int, tokens: int) -> None:
         self.device, self.threads = device, threads
         self.loading: dict[str, Any] = {"device": device, "threads": threads}
-        # Layers are left out, and answers read side by side, on the CPU only.
+        # Layer skipping and batches work on the CPU only.
         self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] != "self"}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
@@ -127,7 +133,7 @@ class Suite:
         self.rounds, self.tokens = rounds, tokens
 
     def built_in(self, open_models: ExitStack) -> Iterator[list[str]]:
-        """The built-in pair: rows of text, temperature, drafter and what came of it."""
+        """The built-in pair: rows of text, temperature, drafter and results."""
         models: dict[str, Model] = {
             name: open_models.enter_context(load("tiny", **self.loading, **self._found(drafter)))
             for name, drafter in self.drafters.items()
@@ -136,20 +142,24 @@ class Suite:
             for temperature in (0.0, 0.8):
                 report(f"{text}, temperature {temperature}")
                 settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": temperature}
-                found = in_turns({n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds)
-                for name, answers in found.items():
-                    same = "-" if temperature else as_baseline(answers, found["baseline"])
-                    yield shown([text, f"{temperature:g}", name, *cells(answers, found["baseline"]), same])
+                completions = alternate(
+                    {n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds
+                )
+                for name, answers in completions.items():
+                    same = "-" if temperature else as_baseline(answers, completions["baseline"])
+                    yield shown(
+                        [text, f"{temperature:g}", name, *cells(answers, completions["baseline"]), same]
+                    )
 
     @staticmethod
     def _found(drafter: dict[str, Any]) -> dict[str, Any]:
-        """The built-in draft by its path, where it is named."""
+        """The path of the built-in draft model, for runs that name it."""
         if not str(drafter["draft"]).endswith(".gguf"):
             return drafter
         return {**drafter, "draft": str(Path(edgeinfer.__file__).parent / "builtin" / drafter["draft"])}
 
     def forced(self) -> Iterator[list[str]]:
-        """The built-in pair with drafts of a set length, whatever they cost: tree against chain."""
+        """The built-in pair with drafts of a fixed length, independent of their cost: tree against chain."""
         options = {**self.loading, "device": "cpu"}
         with load("tiny", draft=None, **options) as baseline, load("tiny", **options) as drafting:
             speculator = drafting.speculator
@@ -158,29 +168,29 @@ class Suite:
             controller = speculator.controllers["greedy"]
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
 
-            def answer(length: int, leaves: int) -> Generation:
-                drafter.siblings = leaves
+            def answer(length: int, siblings: int) -> Generation:
+                drafter.siblings = siblings
                 setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
                 setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
-                said: Generation = drafting.generate(STORY, **settings)
-                return said
+                completion: Generation = drafting.generate(STORY_START, **settings)
+                return completion
 
-            sides: Sides = {"baseline": lambda: baseline.generate(STORY, **settings)}
+            variants: Variants = {"baseline": lambda: baseline.generate(STORY_START, **settings)}
             for length in (1, 2, 4):
-                for leaves in (0, 1, 3):
-                    name = f"{length} drafted, {leaves} siblings"
-                    sides[name] = lambda k=length, n=leaves: answer(k, n)  # type: ignore[misc]
+                for siblings in (0, 1, 3):
+                    name = f"{length} drafted, {siblings} siblings"
+                    variants[name] = lambda k=length, n=siblings: answer(k, n)  # type: ignore[misc]
             report("tree against chain")
-            found = in_turns(sides, self.rounds)
-            for name, answers in found.items():
-                yield shown([name, *cells(answers, found["baseline"])])
+            completions = alternate(variants, self.rounds)
+            for name, answers in completions.items():
+                yield shown([name, *cells(answers, completions["baseline"])])
 
     def edited(self, name: str) -> Iterator[list[str]]:
-        """Code that is edited: said by script at the model's cost, looked up in the prompt or in a file."""
+        """Edited code: scripted completions at the model's cost, with lookup in the prompt or in a file."""
         with load(name, draft=None, context=2048, **self.loading) as model:
             code, edited = (model.tokenizer.encode(text)[:800] for text in (CODE, EDITED))
             settings: dict[str, Any] = {"max_tokens": len(edited) - 9, "temperature": 0.0}
-            sides: Sides = {}
+            variants: Variants = {}
             for side, prompt, lookup in (
                 ("baseline", [*code, *edited[:8]], None),
                 ("lookup in the prompt", [*code, *edited[:8]], PromptLookup()),
@@ -188,24 +198,24 @@ class Suite:
             ):
                 script = [*prompt, *edited[8:]]
                 scripted = ScriptedEngine(model.engine, script)
-                said = Model("script", scripted, model.tokenizer, None)
-                said.speculator = _begun(scripted, lookup) if lookup else None
-                sides[side] = _answer(said, prompt, settings)
+                completion = Model("script", scripted, model.tokenizer, None)
+                completion.speculator = _measured_speculator(scripted, lookup) if lookup else None
+                variants[side] = _answer(completion, prompt, settings)
             report(f"edited code, {model.name}")
-            found = in_turns(sides, self.rounds)
-            for side, answers in found.items():
-                yield shown([model.name, side, *cells(answers, found["baseline"])])
+            completions = alternate(variants, self.rounds)
+            for side, answers in completions.items():
+                yield shown([model.name, side, *cells(answers, completions["baseline"])])
 
     def planted(
         self, path: Path, small: Path, small_device: str | None, share: float | None
     ) -> Iterator[list[str]]:
-        """A large random model with drafts that agree by construction, and one that never does.
+        """A large random model with drafts of a given acceptance rate, and drafts that are never accepted.
 
-        `share` of its weights are on the GPU, None: as many as fit. The draft is on `small_device`, or where
-        the model is. All sides generate the baseline ids: a forward of
+        `share` of its weights are on the GPU, None: as many as fit. The draft is on `small_device`, or on the
+        model's device. All sides generate the baseline ids: a forward of
         several tokens can have other bits, and a random model would soon generate other tokens.
         """
-        # Where something could draft, steps of every number of tokens are made ready.
+        # With a drafter, steps of every token count are captured.
         options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft": "lookup"}
         vram = None if share is None else self._budget(path, share)
         small_device = small_device or self.device
@@ -217,21 +227,23 @@ class Suite:
                 report(note)
             model.speculator = None
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
-            ids = model.tokenizer.encode(STORY)[:8]
+            ids = model.tokenizer.encode(STORY_START)[:8]
             baseline = model.generate(ids, **settings)
             script = [*baseline.prompt_ids, *baseline.ids]
             engine = ScriptedEngine(model.engine, script)
-            sides: Sides = {}
+            variants: Variants = {}
             for name, agreement in {"baseline": None, **{f"{a:.0%} agree": a for a in AGREEMENTS}}.items():
-                said = Model(model.name, engine, model.tokenizer, None)
+                completion = Model(model.name, engine, model.tokenizer, None)
                 if agreement is not None:
-                    said.speculator = _begun(engine, PlantedDrafter(cost.engine, script, agreement))
-                sides[name] = _answer(said, ids, settings)
+                    completion.speculator = _measured_speculator(
+                        engine, PlantedDrafter(cost.engine, script, agreement)
+                    )
+                variants[name] = _answer(completion, ids, settings)
             report(f"planted, {path.stem}")
-            found = in_turns(sides, self.rounds)
+            completions = alternate(variants, self.rounds)
             placed = "all" if share is None else f"{share:.0%} on the GPU"
-            for name, answers in found.items():
-                yield shown([path.stem, placed, small_device, name, *cells(answers, found["baseline"])])
+            for name, answers in completions.items():
+                yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
     def _budget(self, path: Path, share: float) -> int:
         """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
@@ -239,10 +251,10 @@ class Suite:
         reserved = overhead(path, PLANTED_CONTEXT, self.device, self.threads, sizes)
         return reserved + int(share * sizes.nbytes)
 
-    def side_by_side(self, name: str | Path) -> Iterator[list[str]]:
-        """Several answers at once: tokens a second of all together."""
+    def batches(self, name: str | Path) -> Iterator[list[str]]:
+        """Several completions at once: total tokens per second."""
         with load(name, draft=None, context=1024, **self.loading) as model:
-            ids = model.tokenizer.encode(STORY)
+            ids = model.tokenizer.encode(STORY_START)
             settings: dict[str, Any] = {"max_tokens": self.tokens // 2, "temperature": 0.8, "seed": 1}
 
             def answer(count: int) -> Generation:
@@ -251,18 +263,18 @@ class Suite:
                 return replace(answers[0], speed=replace(answers[0].speed, generated_tokens=int(passed)))
 
             report(f"side by side, {model.name}")
-            sides: Sides = {str(n): lambda n=n: answer(n) for n in SIDE_BY_SIDE}  # type: ignore[misc]
-            found = in_turns(sides, max(2, self.rounds // 2))
-            for count, answers in found.items():
-                yield shown([model.name, count, *cells(answers, found["1"])[:4]])
+            variants: Variants = {str(n): lambda n=n: answer(n) for n in SIDE_BY_SIDE}  # type: ignore[misc]
+            completions = alternate(variants, max(2, self.rounds // 2))
+            for count, answers in completions.items():
+                yield shown([model.name, count, *cells(answers, completions["1"])[:4]])
 
 
 def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
     return lambda: model.generate(prompt, **settings)
 
 
-def _begun(engine: Engine, drafter: Drafter) -> Speculator:
-    """A speculator that has measured what it costs, as one has that is loaded for the first time."""
+def _measured_speculator(engine: Engine, drafter: Drafter) -> Speculator:
+    """A speculator with measured costs, as after the first load of a model."""
     engine.rewind(0)
     speculator = Speculator(engine, drafter)
     speculator.begin(speculator.measure(), {})
@@ -272,7 +284,7 @@ def _begun(engine: Engine, drafter: Drafter) -> Speculator:
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", default=",".join(TABLES), help="which, with commas (%(default)s)")
+    parser.add_argument("--tables", default=",".join(TABLES), help="tables, with commas (%(default)s)")
     parser.add_argument("--shapes", default="tinyllama-1.1b", help="of large random models (%(default)s)")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
     parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
@@ -287,49 +299,51 @@ def main() -> None:
     options = parser.parse_args()
     rounds, tokens = (1, 8) if options.smoke else (options.rounds, options.tokens)
     suite = Suite(options.device, options.threads, rounds, tokens)
-    tables = _tables(suite, options, chosen(options))
+    tables = _tables(suite, options, requested_tables(options))
     suites.write_report("Speculative decoding", this_machine(command_line()).lines(), tables, options.out)
 
 
-def chosen(options: argparse.Namespace) -> set[str]:
+def requested_tables(options: argparse.Namespace) -> set[str]:
     """The requested tables that this machine can measure. Raises `SettingError`."""
-    found = set(suites.words(options.tables))
-    if wrong := sorted(found - set(TABLES)):
+    names = set(suites.words(options.tables))
+    if wrong := sorted(names - set(TABLES)):
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
-    if options.device != "cpu":  # where trees, and answers side by side, are none
-        found -= {"forced", "several"}
-    return found - {"planted"} if options.smoke else found
+    if options.device != "cpu":  # without support for trees and batches
+        names -= {"forced", "several"}
+    return names - {"planted"} if options.smoke else names
 
 
-def _tables(suite: Suite, options: argparse.Namespace, wanted: set[str]) -> list[tuple[str, str]]:
+def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> list[tuple[str, str]]:
     """Heads and tables."""
-    found = list[tuple[str, str]]()
+    tables = list[tuple[str, str]]()
     large = []
-    if wanted & {"several", "planted"} and not options.smoke:
+    if expected & {"several", "planted"} and not options.smoke:
         large = [random_file(shape, options.type) for shape in suites.words(options.shapes)]
-    if "pair" in wanted:
+    if "pair" in expected:
         with ExitStack() as open_models:
             rows = list(suite.built_in(open_models))
         head = ["text", "temperature", "drafter", *HEAD, "ids as baseline"]
-        found.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
-    if "edited" in wanted:
+        tables.append(("the built-in pair", markdown(head, rows, left=(0, 2))))
+    if "edited" in expected:
         rows = list(suite.edited("tiny"))
-        found.append(("edited code", markdown(["model", "drafter", *HEAD], rows, left=(0, 1))))
-    if "forced" in wanted:
+        tables.append(("edited code", markdown(["model", "drafter", *HEAD], rows, left=(0, 1))))
+    if "forced" in expected:
         rows = list(suite.forced())
-        found.append(("tree against chain, set lengths", markdown(["drafts", *HEAD], rows, left=(0,))))
-    if "several" in wanted:
+        tables.append(("tree against chain, fixed lengths", markdown(["drafts", *HEAD], rows, left=(0,))))
+    if "several" in expected:
         models: list[str | Path] = ["tiny", *large[:1]]
-        rows = [row for model in models for row in suite.side_by_side(model)]
+        rows = [row for model in models for row in suite.batches(model)]
         head = ["model", "answers", *(column.replace("baseline", "one") for column in HEAD[:4])]
-        found.append(("answers side by side", markdown(head, rows, left=(0,))))
-    if "planted" in wanted:
+        tables.append(("completions as a batch", markdown(head, rows, left=(0,))))
+    if "planted" in expected:
         small = _small_file(options.draft_shape, options.type)
         where = options.draft_device, options.share
         rows = [row for path in large for row in suite.planted(path, small, *where)]
         head = ["model", "weights", "draft on", "drafter", *HEAD]
-        found.append(("drafts that agree by construction", markdown(head, rows, left=(0, 1, 2, 3))))
-    return found
+        tables.append(("drafts with a given acceptance rate", markdown(head, rows, left=(0, 1, 2, 3))))
+    if "simulated" in expected:
+        tables += simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
+    return tables
 
 
 def _small_file(shape: str, kind: str) -> Path:

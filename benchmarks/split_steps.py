@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from harness import suites
-from harness.cuda_runs import own_seconds
+from harness.cuda_runs import workload_seconds
 from harness.split_runs import placed
 
 HEAD = (
@@ -34,7 +34,7 @@ HEAD = (
 STEP, PROMPT = 6, 96
 """Tokens of a step and of a prompt."""
 CLOSE = 0.1
-"""Limit of the relative distance of the logits, of the median row: both round activations, in different
+"""Maximum relative distance of the logits, of the median row. Both devices round activations in different
 groups, and almost equal scores select other experts.
 """
 
@@ -71,9 +71,9 @@ def _logits(model: Model, ids: Sequence[int]) -> tuple[npt.NDArray[np.float32], 
     return model.logits(ids[:STEP]), model.logits(ids)
 
 
-def distance(found: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
-    """The median row's distance over the wanted row's length."""
-    rows = np.linalg.norm(found - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+def distance(logits: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    """The median row's distance, relative to the expected row's length."""
+    rows = np.linalg.norm(logits - expected, axis=1) / np.linalg.norm(expected, axis=1)
     return float(np.median(rows))
 
 
@@ -93,7 +93,7 @@ def split_step_rows(
     """
     with load(path, context=context, device="cpu", threads=threads, draft=None) as here:
         ids = random_ids(PROMPT, here.engine.vocabulary_size, 3)
-        wanted = _logits(here, ids)
+        expected = _logits(here, ids)
     with load(path, context=context, device=device, draft=None) as there:
         assert there.plan is not None
         whole = sum(item.bytes for item in there.plan.items if item.device == "gpu")
@@ -106,13 +106,13 @@ def split_step_rows(
             backend = getattr(model.engine, "backend", None)
             if plan is None or not isinstance(backend, SplitBackend):
                 raise EdgeInferError(f"{name} with {vram / 2**30:.2f} GiB: not split; {model.warnings}")
-            found = _logits(model, ids)
+            logits = _logits(model, ids)
             generate = Workload("generate", generated)
-            own_seconds(model, generate)
-            seconds = min(own_seconds(model, generate) for _ in range(rounds))
+            workload_seconds(model, generate)
+            seconds = min(workload_seconds(model, generate) for _ in range(rounds))
             prompt = Workload("prompt", context - 16)
-            own_seconds(model, prompt)
-            prompt_seconds = min(own_seconds(model, prompt) for _ in range(rounds))
+            workload_seconds(model, prompt)
+            prompt_seconds = min(workload_seconds(model, prompt) for _ in range(rounds))
             counts = backend.expert_counts
             yield SplitStepRow(
                 name,
@@ -120,24 +120,26 @@ def split_step_rows(
                 plan,
                 1000 * seconds / generated,
                 prompt.tokens / prompt_seconds,
-                distance(found[0], wanted[0]),
-                distance(found[1], wanted[1]),
+                distance(logits[0], expected[0]),
+                distance(logits[1], expected[1]),
                 counts.on_cpu / counts.total if counts.total else None,
             )
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="llama-3-8b:8:Q4_0,qwen3-30b-a3b:12:Q4_0", help="(%(default)s)")
-    parser.add_argument("--shares", default="0.2,0.6", help="of what all of it takes (%(default)s)")
+    parser.add_argument("--shares", default="0.2,0.6", help="shares of the whole model's bytes (%(default)s)")
     parser.add_argument("--context", type=int, default=528, help="(%(default)s)")
     parser.add_argument("--generated", type=int, default=64, help="tokens of a run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--threads", type=int, help="of the CPU (as many as read fastest)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: those that read fastest)")
     parser.add_argument("--tuning", type=float, default=3.0, help="seconds at most (%(default)s)")
     parser.add_argument("--device", default="cuda", help="(%(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="two layers of a small model: does it run?")
+    parser.add_argument(
+        "--smoke", action="store_true", help="two layers of a small model, to check that the program runs"
+    )
     options = parser.parse_args()
     if options.smoke and not list_gpus():
         print("no GPU: nothing to split", file=sys.stderr)

@@ -17,7 +17,7 @@ IMPORTS, RUN = 'python -c "import numba, numpy"', "edgeinfer run MODEL Once --ma
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = suites.parser(__doc__ or "")
     parser.set_defaults(models="tiny")
     options = parser.parse_args()
@@ -29,19 +29,19 @@ def main() -> None:
 
 
 def _sections(model: BenchedModel, rounds: int) -> list[tuple[str, str]]:
-    """The tables of one model, its programs in turns; an untimed first round fills the caches."""
-    wholes: dict[str, list[float]] = {name: [] for name in commands(str(model.path))}
+    """The tables of one model, with alternating programs; an untimed first round fills the caches."""
+    program_seconds: dict[str, list[float]] = {name: [] for name in commands(str(model.path))}
     phases: list[StartupPhases] = []
     reads: list[float] = []
     StartupPhases.measure(str(model.path))
     for done in range(rounds):
         print(f"{model.name}: round {done + 1} of {rounds}", file=sys.stderr, flush=True)
         for name, run in commands(str(model.path)).items():
-            wholes[name].append(run())
+            program_seconds[name].append(run())
         phases.append(StartupPhases.measure(str(model.path)))
         reads.append(reading(model.path))
     return [
-        (f"{model.name}: whole programs, seconds", _programs(wholes, reads)),
+        (f"{model.name}: whole programs, seconds", _programs(program_seconds, reads)),
         (f"{model.name}: phases of a start, seconds", _phases(phases)),
         (f"{model.name}: memory", _memory(phases)),
     ]
@@ -51,11 +51,13 @@ def _cells(name: str, seconds: Sequence[float]) -> list[str]:
     return [name, f"{min(seconds):.3f}", f"{np.median(seconds):.3f}"]
 
 
-def _programs(wholes: dict[str, list[float]], reads: Sequence[float]) -> str:
-    floor = np.add(wholes[IMPORTS], reads)
-    rows = [_cells(name, seconds) for name, seconds in [*wholes.items(), ("reading the file", reads)]]
-    run = wholes[RUN]
-    ratios = (min(run) / min(floor), float(np.median(run)) / float(np.median(floor)))
+def _programs(program_seconds: dict[str, list[float]], reads: Sequence[float]) -> str:
+    minimum = np.add(program_seconds[IMPORTS], reads)
+    rows = [
+        _cells(name, seconds) for name, seconds in [*program_seconds.items(), ("reading the file", reads)]
+    ]
+    run = program_seconds[RUN]
+    ratios = (min(run) / min(minimum), float(np.median(run)) / float(np.median(minimum)))
     rows.append(["edgeinfer run / (imports + reading)", *(f"{ratio:.2f}x" for ratio in ratios)])
     return markdown(["program", "best", "median"], rows)
 

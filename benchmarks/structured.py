@@ -1,4 +1,4 @@
-"""The cost of a JSON schema: decoding with and without, in turns.
+"""The cost of a JSON schema: decoding with and without one, alternating.
 
 python benchmarks/structured.py --shapes tinyllama-1.1b --types Q4_0
 """
@@ -62,9 +62,9 @@ HEAD = (
 
 
 def main() -> None:
-    """Run what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     options = suites.parser(__doc__ or "").parse_args()
-    suite = suites.suite("Decoding by a JSON schema", options)
+    suite = suites.suite("Decoding with a JSON schema", options)
     rows = []
     for model in suite.benched_models():
         for threads in suite.threads:
@@ -76,14 +76,14 @@ def _rows(model: BenchedModel, threads: int, tokens: int, rounds: int) -> list[l
     rows = []
     with load(model.path, context=2 * tokens + 64, threads=threads, device="cpu", draft=None) as loaded:
         for temperature in TEMPERATURES:
-            found: dict[str, list[float]] = {name: [] for name in ("", *SCHEMAS)}
+            durations: dict[str, list[float]] = {name: [] for name in ("", *SCHEMAS)}
             for _ in range(rounds):
-                for name, times in found.items():
+                for name, times in durations.items():
                     times.append(_milliseconds(loaded, tokens, SCHEMAS.get(name), temperature))
             for name in SCHEMAS:
                 cells = [model.name, str(threads), str(tokens), name, str(temperature)]
                 for typical in (np.min, np.median):
-                    before, after = typical(found[""]), typical(found[name])
+                    before, after = typical(durations[""]), typical(durations[name])
                     cells += [f"{before:.2f}", f"{after:.2f}", f"{after / before - 1:+.1%}"]
                 rows.append(cells)
     return rows

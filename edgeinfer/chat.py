@@ -81,7 +81,7 @@ class Chat:
         """
         indices = self._user_indices()
         if not indices:
-            raise ValueError("nothing has been said yet: there is no answer to give again")
+            raise ValueError("there is no response yet to generate again")
         return self.edit(len(indices) - 1, str(self.messages[indices[-1]]["content"]), **options)
 
     def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
@@ -95,7 +95,7 @@ class Chat:
         """
         indices = self._user_indices()
         if not 0 <= index < len(indices):
-            raise ValueError(f"turn {index}: this chat has {len(indices)} turns, counted from 0")
+            raise ValueError(f"message {index}: this chat has {len(indices)} user messages, counted from 0")
         dropped = self._dropped if index > self._dropped else 0
         return self._respond(self.messages[: indices[index]], dropped, text, options)
 
@@ -115,12 +115,12 @@ class Chat:
             raise SettingError(f"text: saw {type(text).__name__} {shown(text)}, wanted a text")
         user_message: Message = {"role": "user", "content": text}
         run, sampling = run_options({**self._options, **options}, NOT_IN_CHATS)
-        template, kept = run.template_options, SINKS
+        template, kept_tokens = run.template_options, SINKS
         if run.context_overflow == "stop":
             ids, dropped = self._fit([*before, user_message], dropped, run.max_tokens, template)
         else:
             ids, dropped = self._encode([*before, user_message], template), 0
-            kept = self._kept_tokens(template)
+            kept_tokens = self._kept_tokens(template)
 
         def keep(response: Generation) -> None:
             if response.finish_reason == "cancelled" and not response.text:
@@ -129,7 +129,9 @@ class Chat:
             self._dropped = dropped
             self._context_used = len(response.prompt_ids) + len(response.ids) - response.evicted_tokens
 
-        return self._engine.stream(ids, run, sampling, keep=kept, dropped_messages=dropped, on_end=keep)
+        return self._engine.stream(
+            ids, run, sampling, keep=kept_tokens, dropped_messages=dropped, on_end=keep
+        )
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Encode messages without the reasoning of earlier responses, as in training."""

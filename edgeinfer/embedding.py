@@ -27,12 +27,12 @@ def pooling_of(number: object) -> Pooling:
     return _BY_NUMBER.get(number, "mean") if isinstance(number, int) else "mean"
 
 
-def check_pooling(wished: str) -> Pooling:
+def check_pooling(pooling: str) -> Pooling:
     """Raises `SettingError` for a name that isn't one of `Pooling`."""
-    for name in get_args(Pooling) if isinstance(wished, str) else ():
-        if name == wished:
+    for name in get_args(Pooling) if isinstance(pooling, str) else ():
+        if name == pooling:
             return name  # type: ignore[no-any-return]
-    raise SettingError(f"pooling: saw {shown(wished)}, wanted {', '.join(get_args(Pooling))}")
+    raise SettingError(f"pooling: saw {shown(pooling)}, wanted {', '.join(get_args(Pooling))}")
 
 
 def checked_texts(texts: object) -> list[str]:
@@ -53,9 +53,9 @@ def pooled(rows: Vectors, pooling: Pooling, normalize: bool) -> Vectors:
     `normalize`: scale to length 1, so that the dot product of two vectors is their cosine similarity.
     """
     if pooling == "mean":
-        found = rows.mean(axis=0, dtype=np.float64)
+        vector = rows.mean(axis=0, dtype=np.float64)
     else:
-        found = rows[0 if pooling == "cls" else -1].astype(np.float64)
+        vector = rows[0 if pooling == "cls" else -1].astype(np.float64)
     if normalize:
-        found /= max(float(np.linalg.norm(found)), 1e-12)
-    return np.asarray(found, np.float32)
+        vector /= max(float(np.linalg.norm(vector)), 1e-12)
+    return np.asarray(vector, np.float32)

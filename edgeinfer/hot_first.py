@@ -14,7 +14,7 @@ from edgeinfer_offload.runtime.activity_profile import (
     save_profile,
 )
 from edgeinfer_quant_formats import FormatError, GGUFFile
-from edgeinfer_quant_formats.quantizer.neuron_order import Order, hottest_first, neurons_a_block
+from edgeinfer_quant_formats.quantizer.neuron_order import Order, hottest_first, neurons_per_block
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,18 @@ def hot_first_orders(file: GGUFFile) -> HotFirst:
     except ProfileError as error:
         raise SettingError(str(error)) from error
     if profile is None or not profile.layers("neurons"):
-        raise SettingError(
-            f"{file.path}: no profile says which neurons are hot; make one with edgeinfer profile"
-        )
+        raise SettingError(f"{file.path}: it has no activity profile; create one with edgeinfer profile")
     orders, together = {}, set()
     for layer, counts in profile.layers("neurons").items():
         try:
-            block = neurons_a_block(file, layer)
+            block = neurons_per_block(file, layer)
         except FormatError as error:
             raise SettingError(str(error)) from error
         neurons = file.tensors[f"blk.{layer}.ffn_down.weight"].shape[-1]
         if counts.shape[1] != neurons:
             raise SettingError(
                 f"{file.path}: profile of {counts.shape[1]} neurons for layer {layer}, wanted {neurons}; "
-                "write it anew with edgeinfer profile"
+                "create it again with edgeinfer profile"
             )
         orders[layer] = hottest_first(counts.sum(axis=0), block)
         together.add(block)

@@ -221,7 +221,7 @@ class Model:
         taken = self._encoding.of_ids(ids, "ids")
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
-        return self._read_afresh(taken, self.engine.append_all)
+        return self._run_from_empty_cache(taken, self.engine.append_all)
 
     def embed(
         self, texts: str | Sequence[str], pooling: str | None = None, normalize: bool = True
@@ -237,8 +237,8 @@ class Model:
             EdgeInferError: the model has been closed, or its engine gives no vectors.
         """
         if isinstance(texts, str):
-            found: npt.NDArray[np.float32] = self.embed([texts], pooling, normalize)[0]
-            return found
+            vector: npt.NDArray[np.float32] = self.embed([texts], pooling, normalize)[0]
+            return vector
         return self.text_vectors(texts, pooling, normalize).vectors
 
     def text_vectors(
@@ -256,9 +256,9 @@ class Model:
         """Hidden states (len(ids), hidden_size) before the output head, computed from an empty context."""
         if not ids:
             raise SettingError("embed: saw an empty text, wanted one with at least one token")
-        return self._read_afresh(ids, self.engine.rows)
+        return self._run_from_empty_cache(ids, self.engine.rows)
 
-    def _read_afresh(
+    def _run_from_empty_cache(
         self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
         with self._lock:

@@ -49,13 +49,15 @@ class PromptEncoding:
             raise SettingError(f"raw: saw {shown(raw)}, wanted True or False")
         messages = messages_of(prompt)
         if messages is None and options.tools:
-            raise SettingError("tools: the prompt isn't a chat's messages, which a template puts them into")
+            raise SettingError(
+                "tools: wanted the messages of a chat as prompt, because the chat template writes the tools"
+            )
         if messages is not None:
             return self.of_messages(messages, options)
         templated = isinstance(prompt, str) and not raw
         if not templated and (options.thinking or options.args):
             name = "thinking" if options.thinking else "template_args"
-            raise SettingError(f"{name}: the prompt doesn't go through a chat template (raw=False does that)")
+            raise SettingError(f"{name}: the chat template isn't applied to the prompt (raw=False does that)")
         if not isinstance(prompt, str):
             return self.of_ids(prompt)  # type: ignore[arg-type]
         if raw:
@@ -132,4 +134,4 @@ class PromptEncoding:
         check_tools(tools)
         assert self._chat_format is not None
         if "tools" not in self._chat_format.variables(with_tools=True):
-            raise SettingError(f"tools: the chat template of {self._name} has no place for them")
+            raise SettingError(f"tools: the chat template of {self._name} doesn't support them")

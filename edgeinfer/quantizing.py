@@ -23,7 +23,7 @@ from edgeinfer_quant_formats.quantizer.quantizing import (
     plan_quantization,
     write_quantized,
 )
-from edgeinfer_quant_formats.quantizer.type_choice import Override, TypeOptions, unmatched, weight_format
+from edgeinfer_quant_formats.quantizer.type_selection import Override, TypeOptions, unmatched, weight_format
 
 DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)
@@ -148,8 +148,8 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
     if target is None:
         raise SettingError("target: saw None, wanted the path of the file to write")
     if target.is_dir() or not target.absolute().parent.is_dir():
-        trouble = "is a folder" if target.is_dir() else "there is no such folder"
-        raise SettingError(f"{target}: {trouble}, wanted the path of a file to write")
+        last_error = "is a folder" if target.is_dir() else "there is no such folder"
+        raise SettingError(f"{target}: {last_error}, wanted the path of a file to write")
     if target.exists():
         if any(target.samefile(part) for part in file.parts):
             raise SettingError(f"{target}: is the model to read, wanted another file to write")
@@ -183,8 +183,8 @@ def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str
         for tensor in plan.tensors
         if tensor.target != tensor.requested
     )
-    for (requested, found), count in stand_ins.items():
-        warnings.append(f"rows of {_tensors(count)} don't fill {requested} blocks: stored as {found}")
+    for (requested, stored), count in stand_ins.items():
+        warnings.append(f"rows of {_tensors(count)} don't fill {requested} blocks: stored as {stored}")
     if plan.without_importance:
         count, first = len(plan.without_importance), plan.without_importance[0]
         warnings.append(

@@ -1,4 +1,4 @@
-"""What the whole suite shares: processors, and compiled kernels."""
+"""Shared by the whole suite: processor limits and compiled kernels."""
 
 import gc
 import os
@@ -9,18 +9,18 @@ from importlib.util import find_spec
 import pytest
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    # As many workers run as there are processors: numpy's and torch's threads would spin for one, a third of
+    # One worker runs per processor. Threads of numpy and torch would spin for a third of the processor time.
     # all processor time. Read when they are imported first.
     os.environ.setdefault(name, "1")
 if find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available():
-        # Triton reads it when a kernel is defined: before any test module imports one.
+        # Triton reads it when a kernel is defined, so it is set before a test module imports one.
         os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""Python's own 700 have a chat's tests look through everything once a second, half a second long."""
+"""With Python's default of 700, the tests of a chat start a full collection once a second."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +42,7 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the cases that `default_cases` leaves out of the default tier."""
+    """Mark as slow the cases that `default_cases` excludes from the default tier."""
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")
@@ -51,9 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for functions in cases.values():
         marker = functions[0].get_closest_marker("default_cases")
         assert marker is not None
-        chosen = default_cases([_parameters(function) for function in functions], *marker.args)
+        selected = default_cases([_parameters(function) for function in functions], *marker.args)
         for index, function in enumerate(functions):
-            if index not in chosen:
+            if index not in selected:
                 function.add_marker(pytest.mark.slow)
 
 
@@ -74,25 +74,27 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
     `count` None: as few as have every value.
     """
     values = set[tuple[str, str]]().union(*cases)
-    missing, chosen = set(values), set[int]()
-    while len(chosen) < len(cases) and (missing or not chosen if count is None else len(chosen) < count):
+    missing, selected = set(values), set[int]()
+    while len(selected) < len(cases) and (
+        missing or not selected if count is None else len(selected) < count
+    ):
         missing = missing or set(values)
-        others = [index for index in range(len(cases)) if index not in chosen]
+        others = [index for index in range(len(cases)) if index not in selected]
         best = max(others, key=lambda index: len(cases[index] & missing))
-        chosen.add(best)
+        selected.add(best)
         missing -= cases[best]
-    return chosen
+    return selected
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: nobody need look for cycles in them."""
+    """Modules and tests live until the process ends, so the collector need not examine them."""
     gc.freeze()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels_are_built_together(request: pytest.FixtureRequest) -> None:
-    """Builds the kernels of this tier before any test loads a model: each build starts a compiler anew."""
+def _build_kernels_once(request: pytest.FixtureRequest) -> None:
+    """Builds the kernels of this tier before any test loads a model: each build starts a compiler."""
     items = request.session.items
     if any(BY_KERNELS.intersection(getattr(item, "fixturenames", ())) for item in items):
         from tests.kernels.conftest import build_all

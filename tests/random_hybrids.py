@@ -67,13 +67,13 @@ def delta_net(
         }
 
     def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
-        found, width = dict(shapes), model.width
+        tensors, width = dict(shapes), model.width
         if (index + 1) % interval == 0:
-            found["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
-            return found
-        kept = ("attn_norm", "post_attention_norm", "ffn")
-        found = {name: shape for name, shape in found.items() if name.startswith(kept)}
-        found |= {
+            tensors["attn_q.weight"] = (2 * model.heads * model.head_dim, width)
+            return tensors
+        shared = ("attn_norm", "post_attention_norm", "ffn")
+        tensors = {name: shape for name, shape in tensors.items() if name.startswith(shared)}
+        tensors |= {
             "ssm_conv1d.weight": (channels, taps),
             "ssm_a": (value_heads,),
             "ssm_dt.bias": (value_heads,),
@@ -81,16 +81,16 @@ def delta_net(
             "ssm_out.weight": (width, values),
         }
         if layout == "legacy":
-            found["ssm_in.weight"] = (channels + values, width)
+            tensors["ssm_in.weight"] = (channels + values, width)
         else:
-            found |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
+            tensors |= {"attn_qkv.weight": (channels, width), "attn_gate.weight": (values, width)}
         if layout == "qwen35":
             return {
-                **found,
+                **tensors,
                 "ssm_beta.weight": (value_heads, width),
                 "ssm_alpha.weight": (value_heads, width),
             }
-        return {**found, "ssm_ba.weight": (2 * value_heads, width)}
+        return {**tensors, "ssm_ba.weight": (2 * value_heads, width)}
 
     return Hybrid(metadata, layer)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
-from tests.random_hybrids import Hybrid, delta_net, selective_scan
+from tests.random_hybrids import Hybrid
 
 VOCABULARY = 288
 CHAT_TEMPLATE = (
@@ -24,7 +24,7 @@ SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
     "Q4_K": ((0, 1 / 150), (2, 1 / 20)),
     "Q6_K": ((208, 1 / 1200),),
 }
-"""Where a block's float16 scales lie, and values that make a row of weights about as long as a normal one."""
+"""Offsets of a block's float16 scales, and values with which a row of weights has about unit length."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RandomModel:
     draft_head: bool = False
     """An MTP layer follows the last one."""
     experts: int = 0
-    experts_used: int = 0
+    experts_per_token: int = 0
     expert_length: int = 0
     """Elements of an expert's hidden row; 0: as `feed_forward`."""
     shared_length: int = 0
@@ -69,19 +69,19 @@ class RandomModel:
         with GGUFWriter(path, self.metadata()) as writer:
             for name, shape in self.tensors().items():
                 values = _values(random, name, shape)
-                wanted = formats.next_for(name, shape)
-                if wanted in SCALE_BYTES:
-                    writer.add_tensor(name, _raw_blocks(random, wanted, shape), wanted, shape)
+                expected = formats.next_for(name, shape)
+                if expected in SCALE_BYTES:
+                    writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
                 else:
-                    writer.add_tensor(name, values, wanted)
+                    writer.add_tensor(name, values, expected)
             for name, factors in self.rope_tensors.items():
                 writer.add_tensor(name, factors, "F32")
         return path
 
     def metadata(self) -> dict[str, Any]:
         """The file's keys, a SentencePiece vocabulary of bytes and letters among them."""
-        facts = ARCHITECTURES.get(self.architecture)
-        layer_norm = facts is not None and facts.norm == "layer"
+        spec = ARCHITECTURES.get(self.architecture)
+        layer_norm = spec is not None and spec.norm == "layer"
         epsilon = "layer_norm_epsilon" if layer_norm else "layer_norm_rms_epsilon"
         own = {
             "block_count": self.layers + self.draft_head,
@@ -113,10 +113,10 @@ class RandomModel:
         return {"attention.head_count_kv": np.array(heads, np.int32), "shortconv.l_cache": self.taps}
 
     def _expert_metadata(self) -> dict[str, int]:
-        """The keys of a mixture that aren't 0."""
+        """The keys of a MoE model that aren't 0."""
         keys = {
             "expert_count": self.experts,
-            "expert_used_count": self.experts_used,
+            "expert_used_count": self.experts_per_token,
             "expert_feed_forward_length": self.expert_length,
             "expert_shared_feed_forward_length": self.shared_length,
             "leading_dense_block_count": self.dense_layers,
@@ -125,13 +125,13 @@ class RandomModel:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor with random values."""
-        facts = ARCHITECTURES[self.architecture]
+        spec = ARCHITECTURES[self.architecture]
         shapes: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (VOCABULARY, self.width),
-            f"{facts.output_norm}.weight": (self.width,),
+            f"{spec.output_norm}.weight": (self.width,),
         }
-        if facts.norm == "layer":
-            shapes[f"{facts.output_norm}.bias"] = (self.width,)
+        if spec.norm == "layer":
+            shapes[f"{spec.output_norm}.bias"] = (self.width,)
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -147,8 +147,8 @@ class RandomModel:
         return shapes
 
     def _expert_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that a mixture has in place of a feed-forward."""
-        facts, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
+        """The MoE tensors instead of those of a feed-forward."""
+        spec, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
         hidden, shared = self.expert_length or self.feed_forward, self.shared_length
         rows = {"ffn_gate": hidden, "ffn_down": width, "ffn_up": hidden}
         columns = {"ffn_gate": width, "ffn_down": hidden, "ffn_up": width}
@@ -160,7 +160,7 @@ class RandomModel:
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
-        if facts.shared_expert == "gated":
+        if spec.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)
         if "ffn_gate_inp" in self.biases:
             shapes["ffn_gate_inp.bias"] = (count,)
@@ -168,7 +168,7 @@ class RandomModel:
         return shapes
 
     def _layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
-        facts = ARCHITECTURES[self.architecture]
+        spec = ARCHITECTURES[self.architecture]
         q, kv, width, hidden = (
             self.heads * self.head_dim,
             self.kv_heads * self.head_dim,
@@ -184,7 +184,7 @@ class RandomModel:
             "ffn_up": hidden,
         }
         columns = {"attn_output": q, "ffn_down": hidden}
-        if facts.gated:
+        if spec.gated:
             rows["ffn_gate"] = hidden
         if self.fused:
             rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
@@ -197,27 +197,27 @@ class RandomModel:
             shapes |= self._expert_tensors()
             rows = {name: count for name, count in rows.items() if not name.startswith("ffn")}
         shapes |= {f"{name}.bias": (rows[name],) for name in self.biases if name in rows}
-        if facts.sinks:
+        if spec.sinks:
             shapes["attn_sinks.weight"] = (self.heads,)
         norms = []
-        if facts.pre_norm:
-            norms += ["attn_norm", facts.feed_forward_norm]
-        if facts.post_norm:
+        if spec.pre_norm:
+            norms += ["attn_norm", spec.feed_forward_norm]
+        if spec.post_norm:
             norms += ["post_attention_norm", "post_ffw_norm"]
         shapes |= {f"{name}.weight": (width,) for name in norms}
-        if facts.norm == "layer":
+        if spec.norm == "layer":
             shapes |= {f"{name}.bias": (width,) for name in norms}
-        if facts.qk_norm != "none":
-            by_row = facts.qk_norm == "row"
+        if spec.qk_norm != "none":
+            by_row = spec.qk_norm == "row"
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
         if layer in self.convolutions:
-            kept = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
+            others = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
             return {
                 "shortconv.in_proj.weight": (3 * width, width),
                 "shortconv.out_proj.weight": (width, width),
                 "shortconv.conv.weight": (width, self.taps),
-                **kept,
+                **others,
             }
         return dict(self.hybrid.layer(self, layer, shapes)) if self.hybrid else shapes
 
@@ -236,7 +236,7 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
 
 
 def _raw_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Random bits with fixed scales: files whose goldens are kept mustn't change with our encoder."""
+    """Random bits with fixed scales: files with stored goldens mustn't change with the encoder."""
     form = block_format(name)
     count = int(np.prod(shape)) // form.block_elements
     blocks = random.integers(0, 256, (count, form.block_bytes), np.uint8)
@@ -257,8 +257,8 @@ class _Cycle:
         if is_vector or "ffn_gate_inp" in name or "conv" in name:
             return "F32"
         self._count += 1
-        wanted = self._formats[self._count % len(self._formats)]
-        return wanted if shape[-1] % block_format(wanted).block_elements == 0 else "F32"
+        expected = self._formats[self._count % len(self._formats)]
+        return expected if shape[-1] % block_format(expected).block_elements == 0 else "F32"
 
 
 def vocabulary_metadata() -> dict[str, Any]:
@@ -295,179 +295,3 @@ def vocabulary_metadata() -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
-
-
-_Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
-_ALL_BIASES = (*_Q5, "ffn_up", "ffn_down")
-
-
-def _long_factors(count: int, most: float) -> npt.NDArray[np.float32]:
-    return np.linspace(1.0, most, count, dtype=np.float32)
-
-
-ZOO: dict[str, RandomModel] = {
-    "llama": RandomModel("llama"),
-    "llama-tied-biases": RandomModel("llama", tied=True, biases=_Q5),
-    "llama-linear": RandomModel(
-        "llama", extra={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.freq_base": 20000.0}
-    ),
-    "llama-yarn": RandomModel(
-        "llama",
-        extra={
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 4.0,
-            "rope.scaling.original_context_length": 64,
-        },
-    ),
-    "llama3-factors": RandomModel(
-        "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
-    ),
-    "arcee": RandomModel("arcee", tied=True),
-    "exaone4": RandomModel("exaone4", tied=True),
-    "gemma": RandomModel("gemma", tied=True, head_dim=32),
-    "gemma2": RandomModel(
-        "gemma2",
-        layers=4,
-        tied=True,
-        head_dim=32,
-        extra={
-            "attention.sliding_window": 6,
-            "attn_logit_softcapping": 20.0,
-            "final_logit_softcapping": 10.0,
-        },
-    ),
-    "gemma3": RandomModel(
-        "gemma3",
-        layers=7,
-        tied=True,
-        head_dim=32,
-        extra={
-            "attention.sliding_window": 6,
-            "rope.freq_base": 1000000.0,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": 8.0,
-        },
-    ),
-    "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
-    "qwen35-draft-head": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16), draft_head=True),
-    "qwen35-partial-rope": RandomModel(
-        "qwen35",
-        head_dim=32,
-        hybrid=delta_net(3, 3, 32, interval=3, rope_dim=16),
-        extra={"rope.dimension_count": 16, "attention.recurrent_layers": [True, True, False]},
-    ),
-    "qwen35moe": RandomModel(
-        "qwen35moe", experts=8, experts_used=3, expert_length=32, shared_length=64, hybrid=delta_net(1, 2, 16)
-    ),
-    "qwen35moe-fused": RandomModel(
-        "qwen35moe",
-        experts=8,
-        experts_used=3,
-        expert_length=32,
-        shared_length=64,
-        fused_experts=True,
-        hybrid=delta_net(1, 2, 16),
-    ),
-    "qwen3next": RandomModel(
-        "qwen3next",
-        experts=8,
-        experts_used=3,
-        expert_length=32,
-        shared_length=64,
-        hybrid=delta_net(2, 4, 16, layout="qwen3next"),
-    ),
-    "qwen3next-legacy": RandomModel(
-        "qwen3next",
-        experts=8,
-        experts_used=3,
-        expert_length=32,
-        shared_length=64,
-        hybrid=delta_net(2, 6, 16, layout="legacy"),
-    ),
-    "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
-    "granite": RandomModel(
-        "granite",
-        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
-    ),
-    "gpt-oss": RandomModel(
-        "gpt-oss",
-        layers=4,
-        head_dim=32,
-        experts=6,
-        experts_used=3,
-        expert_length=96,
-        biases=(*_Q5, "ffn_gate_inp"),
-        extra={
-            "attention.sliding_window": 6,
-            "rope.freq_base": 150000.0,
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 32.0,
-            "rope.scaling.original_context_length": 64,
-        },
-    ),
-    "granitemoe": RandomModel(
-        "granitemoe",
-        experts=8,
-        experts_used=3,
-        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
-    ),
-    "granitemoe-shared": RandomModel(
-        "granitemoe", experts=5, experts_used=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
-    ),
-    "internlm2": RandomModel("internlm2"),
-    "mixtral": RandomModel("llama", experts=4, experts_used=2),
-    "olmo2": RandomModel("olmo2", kv_heads=4),
-    "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
-    "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_used=4),
-    "phi3": RandomModel("phi3", fused=True),
-    "phi3-longrope": RandomModel(
-        "phi3",
-        fused=True,
-        extra={
-            "rope.scaling.type": "longrope",
-            "rope.scaling.original_context_length": 64,
-            "rope.scaling.attn_factor": 1.19,
-        },
-        rope_tensors={
-            "rope_factors_long.weight": _long_factors(8, 40.0),
-            "rope_factors_short.weight": _long_factors(8, 2.0),
-        },
-    ),
-    "qwen2": RandomModel("qwen2", biases=("attn_q", "attn_k", "attn_v")),
-    "qwen2moe": RandomModel(
-        "qwen2moe",
-        biases=("attn_q", "attn_k", "attn_v"),
-        experts=7,
-        experts_used=3,
-        expert_length=32,
-        shared_length=128,
-    ),
-    "qwen3": RandomModel("qwen3", head_dim=32),
-    "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_used=5, expert_length=64),
-    "seed_oss": RandomModel("seed_oss", biases=("attn_q", "attn_k", "attn_v")),
-    "smallthinker": RandomModel(
-        "smallthinker",
-        layers=5,
-        experts=8,
-        experts_used=3,
-        expert_length=96,
-        extra={"expert_gating_func": 2, "attention.sliding_window": 4096},
-    ),
-    "smallthinker-softmax": RandomModel(
-        "smallthinker",
-        tied=True,
-        experts=8,
-        experts_used=2,
-        expert_length=64,
-        extra={"expert_gating_func": 1},
-    ),
-    "smollm3": RandomModel("smollm3", layers=5, tied=True),
-    "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
-    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 8)),
-    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 20, normed=True)),
-    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 4)),
-    "jamba-moe": RandomModel(
-        "jamba", layers=4, experts=8, experts_used=2, hybrid=selective_scan("mmam", 16, 32, routed=(1, 3))
-    ),
-}
-"""One file or more for every architecture; their goldens come from llama.cpp."""

@@ -1,4 +1,4 @@
-"""The programs in examples/ run on the built-in model and say something."""
+"""The programs in examples/ run on the built-in model and print text."""
 
 import runpy
 from pathlib import Path
@@ -13,10 +13,10 @@ def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> N
     if "structured" in (example.read_text().splitlines() or [""])[0]:
         pytest.importorskip("llguidance")
     runpy.run_path(str(example), run_name="__main__")
-    said = capsys.readouterr().out
-    assert len(said.split()) >= 5
+    printed = capsys.readouterr().out
+    assert len(printed.split()) >= 5
     assert example.read_text().startswith('"""')
 
 
-def test_there_are_examples() -> None:
+def test_the_examples_are_found() -> None:
     assert len(EXAMPLES) >= 6

@@ -1,4 +1,4 @@
-"""The house: five parts on five floors, imports go down only, outside packages stay where they belong."""
+"""Package structure: five packages in five layers, imports go down only, third-party packages per layer."""
 
 import ast
 import subprocess
@@ -25,7 +25,7 @@ PRIVATE_IN_TESTS = {
 
 MAX_KERNEL_PARAMETERS, MAX_KERNEL_LINES = 16, 80
 
-# package -> (floor, folder, third-party packages that this part may import)
+# package -> (layer, folder, third-party packages that it may import)
 PARTS: dict[str, tuple[int, str, set[str]]] = {
     "edgeinfer_tui": (
         5,
@@ -64,18 +64,18 @@ def imported_packages(path: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("package", PARTS)
 def test_imports_go_down_only(package: str) -> None:
-    floor = PARTS[package][0]
+    layer = PARTS[package][0]
     upward = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules_of(package)
         for name in imported_packages(path) & PARTS.keys()
-        if PARTS[name][0] > floor
+        if PARTS[name][0] > layer
     ]
     assert upward == []
 
 
 @pytest.mark.parametrize("package", PARTS)
-def test_a_part_imports_only_the_outside_packages_it_is_allowed(package: str) -> None:
+def test_a_package_imports_only_allowed_third_party_packages(package: str) -> None:
     allowed = PARTS[package][2] | PARTS.keys() | set(sys.stdlib_module_names)
     foreign = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -91,7 +91,7 @@ def test_llama_cpp_is_imported_in_one_file_only() -> None:
 
 
 @pytest.mark.parametrize("package", PARTS)
-def test_every_module_opens_with_a_line_that_says_what_it_is_for(package: str) -> None:
+def test_every_module_has_a_docstring(package: str) -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in modules_of(package)
@@ -123,7 +123,7 @@ def test_triton_kernels_have_at_most_sixteen_parameters_and_eighty_lines() -> No
     assert large == []
 
 
-def test_importing_edgeinfer_brings_no_heavy_package() -> None:
+def test_importing_edgeinfer_loads_no_heavy_package() -> None:
     heavy = [
         "torch",
         "triton",
@@ -141,19 +141,19 @@ def test_importing_edgeinfer_brings_no_heavy_package() -> None:
 
 def test_a_folder_has_at_most_fourteen_files() -> None:
     files = Counter(path.parent for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    uncounted = Counter(
+    excluded = Counter(
         path.parent
         for folder in FOLDERS
         for name in ("__init__.py", "conftest.py")
         for path in (ROOT / folder).rglob(name)
     )
-    counts = {str(folder.relative_to(ROOT)): count for folder, count in (files - uncounted).items()}
+    counts = {str(folder.relative_to(ROOT)): count for folder, count in (files - excluded).items()}
     assert {folder: count for folder, count in counts.items() if count > MAX_FILES} == {}
 
 
 def private_names(path: Path) -> list[str]:
     """Private names of other modules and objects that a file uses."""
-    found = []
+    result = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[object] = []
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
@@ -162,19 +162,19 @@ def private_names(path: Path) -> list[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("setattr", "delattr"):
             names = [each.value for each in node.args[1:2] if isinstance(each, ast.Constant)]
-        found += [
+        result += [
             f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
             for name in names
             if str(name).startswith("_") and not str(name).startswith("__") and name not in PUBLIC_UNDERSCORES
         ]
-    return found
+    return result
 
 
 def test_tests_use_public_names() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): names
         for path in (ROOT / "tests").rglob("*.py")
         if (names := private_names(path))
     }
-    assert {path: names for path, names in found.items() if path not in PRIVATE_IN_TESTS} == {}
-    assert found.keys() == PRIVATE_IN_TESTS.keys()
+    assert {path: names for path, names in result.items() if path not in PRIVATE_IN_TESTS} == {}
+    assert result.keys() == PRIVATE_IN_TESTS.keys()

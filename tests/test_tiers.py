@@ -1,4 +1,4 @@
-"""Which cases of a parametrized test stay in the default tier."""
+"""Which cases of a parametrized test are in the default tier."""
 
 import pytest
 
@@ -8,22 +8,22 @@ CASES = [{("isa", isa), ("format", name)} for isa in "ab" for name in "wxyz"]
 """Two parameters, of two and of four values."""
 
 
-def test_as_few_cases_as_have_every_value_stay() -> None:
+def test_the_fewest_cases_that_cover_every_value_are_selected() -> None:
     chosen = default_cases(CASES)
     assert len(chosen) == 4
     assert set[tuple[str, str]]().union(*(CASES[index] for index in chosen)) == set().union(*CASES)
 
 
 @pytest.mark.parametrize(("count", "values"), [(1, 2), (2, 4), (3, 5), (4, 6), (8, 6)])
-def test_a_number_of_cases_has_as_many_values_as_possible(count: int, values: int) -> None:
+def test_a_number_of_cases_covers_as_many_values_as_possible(count: int, values: int) -> None:
     chosen = default_cases(CASES, count)
     assert len(chosen) == count
     assert len(set[tuple[str, str]]().union(*(CASES[index] for index in chosen))) == values
 
 
-def test_more_cases_than_there_are_is_all_of_them() -> None:
+def test_a_number_above_the_case_count_selects_all() -> None:
     assert default_cases(CASES[:3], 9) == {0, 1, 2}
 
 
-def test_a_test_without_parameters_stays() -> None:
+def test_a_test_without_parameters_is_selected() -> None:
     assert default_cases([set()]) == {0}

@@ -1,7 +1,10 @@
-"""Names that were replaced by the field's standard terms don't come back."""
+"""Names and words that were replaced by the field's standard terms are not used again."""
 
+import ast
 import io
+import re
 import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,9 @@ BANNED = frozenset(
     least_gpu_bytes least_context least_tokens Placed _overlapped_side SIDES DraftCall draft_call _call_of
     _fill_calls _drawn_from CHOSEN PATIENCE _most_spills _is_cut bytes_of_half next_halves add_half
     most_rows refills device_half
+    CUDA_FACTS MANNERS MIXTURES WISHES Knowing SlidingFake Thinker chosen_by choose_best draw_three
+    experts_used facts_of figures_there guesser host_half in_mid_answer is_person
+    mixture_model wanted_chances wanted_of write_mixture
     """.split()  # noqa: SIM905
 )
 BANNED_FLAGS = frozenset(
@@ -54,6 +60,37 @@ BANNED_FLAGS = frozenset(
 BANNED_COMMANDS = frozenset(("chats",))
 BANNED_PREFIXES = ("MOST_", "LEAST_")
 BANNED_SPELLING = ("quantis", "normalis", "optimis", "initialis", "synchronis")
+BANNED_PROSE = """
+    afresh, anew, anybody, asked, behaviours?, behind, beside, catalogues?, colours?, everybody, forgot(ten)?,
+    goes on, gone on, hand-overs?, heard, hears?, in (its|their) (place|stead), in place of, looks? back,
+    looking back, meanwhile, mixtures?(?! of experts), mood, neighbours?, nobody, of (his|its|their) own,
+    outgrows?, outgrew, remarks?, remarked, said, slides?, slid, so many, somebody, stood, stretches, told,
+    turning point, votes?, whoever, wished, wishes,
+    (de|re)?(initiali|normali|optimi|quanti|synchroni)s(e[ds]?|ing|ation)
+    """
+"""Words of comments, docstrings and Markdown that the field has other words for; patterns of `re`."""
+BANNED_IN_TEST_NAMES = """
+    afresh, anew, answer(s|ed)?, asked, asks, behaviours?, behind, beside, catalogue, chances?,
+    choices?, chooses, chosen, colours?, drawn?, draws, forgets, forgotten, goes_on, gone,
+    guess(es|ed)?, halves, hand_over, heard, hears?, in_place_of, knows, lies?, lives?, meanwhile,
+    misspelt, mixtures?, neighbours?, nobody, notes?, (of|on)_(its|their)_own, outgrows?, remarks?,
+    remarked, responded_to, said, says_so, slides?, slid, so_many, somebody, speaks, stands?, stood,
+    stretches, takes?_turns, told, tells?, turns?, votes?, wanted, wants?, whoever, wished, wishes
+"""
+"""The same for the names of tests."""
+QUOTING_PAGES = frozenset(("ATTRIBUTION.md",))
+"""Pages that list titles of other authors."""
+ALLOWED_IN_TEST_NAMES = re.compile("_end_of_turn(?=_|$)")
+"""The name of a control token."""
+
+
+def alternatives(patterns: str) -> str:
+    """One pattern of a comma-separated list; without groups, so that `findall` gives whole words."""
+    return "|".join(each.strip() for each in patterns.replace("(", "(?:").replace("(?:?!", "(?!").split(","))
+
+
+BANNED_WORDS = re.compile(rf"\b(?:{alternatives(BANNED_PROSE)})\b", re.IGNORECASE)
+BANNED_TEST_WORDS = re.compile(rf"_(?:{alternatives(BANNED_IN_TEST_NAMES)})(?=_|$)")
 
 
 def is_banned(name: str) -> bool:
@@ -67,13 +104,87 @@ def is_banned(name: str) -> bool:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_banned_name_is_used(folder: str) -> None:
-    found = set()
+    result = set()
     for path in (ROOT / folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.NAME and is_banned(token.string):
-                found.add(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
-    assert not found
+                result.add(f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}")
+    assert not result
+
+
+def docstring_lines(module: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string that is a statement: docstrings of modules, functions and attributes."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield from enumerate(text.splitlines(), node.lineno)
+
+
+def prose_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of comments and docstrings, or of a page without its code."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        yield from ((token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT)
+        yield from docstring_lines(ast.parse(text))
+        return
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
+
+
+def banned_prose(line: str) -> list[str]:
+    """The banned words of a line outside of its code spans and quotations."""
+    return BANNED_WORDS.findall(re.sub(r"``?[^`]*``?|\"[^\"]*\"|“[^”]*”", "", line))
+
+
+def is_banned_test_name(name: str) -> bool:
+    """Whether a test's name has a word that another one replaces."""
+    return bool(BANNED_TEST_WORDS.search(ALLOWED_IN_TEST_NAMES.sub("", name)))
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "docs", "examples", "."])
+def test_no_banned_word_is_in_prose(folder: str) -> None:
+    root = ROOT / folder
+    pages = root.glob("*.md") if folder == "." else (*root.rglob("*.py"), *root.rglob("*.md"))
+    result = [
+        f"{path.relative_to(ROOT)}:{number}: {', '.join(words)}"
+        for path in sorted(pages)
+        if "data" not in path.relative_to(root).parts and path.name not in QUOTING_PAGES
+        for number, line in prose_lines(path)
+        if (words := banned_prose(line))
+    ]
+    assert result == []
+
+
+def test_a_banned_word_is_found_in_prose() -> None:
+    assert banned_prose("# Meanwhile nobody reads it.") == ["Meanwhile", "nobody"]
+    assert banned_prose("dequantised") == ["dequantised"]
+    assert banned_prose("a mixture") == ["mixture"]
+    assert banned_prose('a mixture of experts; `adjacent_profile_path`; the message "nobody"') == []
+
+
+def test_no_test_has_a_banned_name() -> None:
+    result = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(
+            r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if is_banned_test_name(name)
+    ]
+    assert result == []
+
+
+def test_a_banned_test_name_is_found() -> None:
+    assert is_banned_test_name("test_a_text_that_slid")
+    assert is_banned_test_name("test_a_full_disk_is_told_before_writing")
+    assert not is_banned_test_name("test_end_of_turn_is_recognized")
+    assert not is_banned_test_name("test_returned_logits_are_unchanged")
 
 
 def test_a_banned_name_is_found() -> None:

@@ -1,1 +1,1 @@
-"""The benchmarks' own harness: suites, runs of split and sparse models, planted drafts. Not in the wheel."""
+"""The harness of the benchmarks: suites, split and sparse runs, planted drafts. Not in the wheel."""

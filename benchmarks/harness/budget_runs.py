@@ -1,7 +1,7 @@
-"""A model through budgets of GPU memory: what it takes, and how fast it is, against what was planned.
+"""Memory and speed of a model at budgets of GPU memory, compared with the plan.
 
-What libraries and the driver take isn't seen here: a process loads them once, with the first model. The plan
-has an item for them, which is left out of both sides.
+The memory of libraries and driver isn't measured here: a process loads them once, with the first model. The
+plan has an item for them, which is excluded on both sides.
 """
 
 import gc
@@ -20,11 +20,11 @@ from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
-from edgeinfer_offload.machine.measure import read_bandwidth, remembered_bandwidth, thread_choice
+from edgeinfer_offload.machine.measure import measured_bandwidth, read_bandwidth, select_threads
 from edgeinfer_offload.machine.peak_memory import own_resident_bytes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.split_backend import SplitBackend
-from harness.cuda_runs import own_seconds
+from harness.cuda_runs import workload_seconds
 from harness.split_runs import overhead, placed
 
 HEAD = (
@@ -33,31 +33,31 @@ HEAD = (
 )  # fmt: skip
 MIB = 1 << 20
 MAX_OVER, SLACK = 1.01, 8 * MIB
-"""What is held may be so much of what was planned, and kernels that a process compiles late."""
+"""Maximum ratio of held to planned bytes, and an allowance for kernels that are compiled late."""
 PROMPT = 512
 WARM_UP = 4
-"""Tokens that aren't counted."""
+"""Tokens that aren't timed."""
 PROMPTS, PROMPT_SECONDS = 8, 2.0
-"""Prompts that are read at most, and for how long; the first isn't counted."""
+"""Maximum number of timed prompts, and time limit; the first prompt isn't counted."""
 
 
 class HostMemoryMark:
-    """Main memory that is taken from here on, in pages of this process's own; pinned ones are among them."""
+    """Main memory that this process allocates from now on, including pinned memory."""
 
     def __init__(self) -> None:
         release_pinned()
         self._taken = own_resident_bytes()
 
     def held(self) -> int:
-        """Bytes that are taken now."""
+        """Bytes allocated now."""
         return own_resident_bytes() - self._taken
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of both sides that were `held` when everything had run, and on the GPU `at_most`; rates in tokens
-    per second, of the median token and the median prompt. `memory`: how fast main memory is read right after
-    them, of what the plan counts on; others may use it too.
+    """Bytes `held` on both devices after the run, and the peak on the GPU; rates in tokens
+    per second, of the median token and the median prompt. `memory`: main memory bandwidth directly after
+    the run, relative to the plan's; other programs may use it too.
     """
 
     gpu_held: int
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """One budget of one model. `failure`: why there is no model."""
+    """One budget of one model. `failure`: the reason why the model couldn't be loaded."""
 
     model: str
     budget: int
@@ -81,114 +81,114 @@ class BudgetRow:
 
     @property
     def planned(self) -> int:
-        """Bytes on the GPU but those of libraries and of the driver."""
+        """Bytes on the GPU except those of libraries and driver."""
         return self.plan.own_gpu_bytes if self.plan else 0
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it was loaded, holds what was planned, and never took more than it may."""
-        found = self.measured
-        if self.failure or found is None:
+    def is_within_budget(self) -> bool:
+        """Whether it was loaded, holds the planned bytes, and never exceeded the budget."""
+        measured = self.measured
+        if self.failure or measured is None:
             return False
-        return found.gpu_held <= MAX_OVER * self.planned + SLACK and found.gpu_at_most <= self.budget
+        return measured.gpu_held <= MAX_OVER * self.planned + SLACK and measured.gpu_at_most <= self.budget
 
     @property
-    def promises(self) -> tuple[float, float]:
-        """Tokens per second of the plan, after few tokens; and those of a prompt."""
+    def predictions(self) -> tuple[float, float]:
+        """Predicted tokens per second after few tokens, and of a prompt."""
         assert self.plan is not None
-        found = self.plan.prediction
-        return 1 / found.seconds_empty, found.prefill_tokens_per_second
+        prediction = self.plan.prediction
+        return 1 / prediction.seconds_empty, prediction.prefill_tokens_per_second
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
         begin = [self.model, f"{self.budget / MIB:.0f} MiB", f"{self.share:.0%}"]
         if self.plan is None or self.measured is None:
             return [*begin, self.failure, *[NOTHING] * (len(HEAD) - 4)]
-        found, here = self.measured, self.plan.bytes_on("cpu")
+        measured, here = self.measured, self.plan.bytes_on("cpu")
         memory = [
-            *_against(self.planned, found.gpu_held),
-            f"{found.gpu_at_most / MIB:.0f}",
-            *_against(here, found.cpu_held),
+            *_planned_over_held(self.planned, measured.gpu_held),
+            f"{measured.gpu_at_most / MIB:.0f}",
+            *_planned_over_held(here, measured.cpu_held),
         ]
-        speeds = zip((found.rate, found.prompt_rate), self.promises, strict=True)
-        kept = "yes" if self.is_kept else "NO"
-        shown = [cell for rate, promise in speeds for cell in (f"{rate:.4g}", f"{rate / promise:.2f}")]
-        return [*begin, placed(self.plan), *memory, kept, *shown, f"{found.memory:.2f}"]
+        speeds = zip((measured.rate, measured.prompt_rate), self.predictions, strict=True)
+        within_budget = "yes" if self.is_within_budget else "NO"
+        shown = [cell for rate, predicted in speeds for cell in (f"{rate:.4g}", f"{rate / predicted:.2f}")]
+        return [*begin, placed(self.plan), *memory, within_budget, *shown, f"{measured.memory:.2f}"]
 
 
-def _against(planned: int, held: int) -> tuple[str, str]:
+def _planned_over_held(planned: int, held: int) -> tuple[str, str]:
     return f"{planned / MIB:.0f}", f"{planned / held:.3f}" if held > 0 else NOTHING
 
 
 def budget_rows(
     path: Path, shares: Sequence[float], *, context: int, generated: int, threads: int | None
 ) -> Iterator[BudgetRow]:
-    """The file at budgets that are shares of its weights, keys and values, on top of what libraries and
-    buffers take.
+    """Rows of the file at budgets that are shares of its weights, keys and values; libraries and
+    buffers are added.
     """
     sizes = model_sizes(path)
     reserved = overhead(path, context, "auto", threads, sizes)
-    for place, share in enumerate((shares[len(shares) // 2], *shares)):
+    for index, share in enumerate((shares[len(shares) // 2], *shares)):
         row = _row(path, reserved + int(share * sizes.nbytes), share, context, generated, threads)
-        if place:  # the first one brings the libraries
+        if index:  # the first model loads the libraries
             yield row
 
 
 def _row(
     path: Path, budget: int, share: float, context: int, generated: int, threads: int | None
 ) -> BudgetRow:
-    gc.collect()  # of the model before
+    gc.collect()  # memory of the previous model
     mark, here = MemoryMark(), HostMemoryMark()
     try:
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
             rate = 1 / token_seconds(model, generated)
             prompt = Workload("prompt", min(PROMPT, context - 16))
-            own_seconds(model, prompt)
-            seconds = [own_seconds(model, prompt)]
+            workload_seconds(model, prompt)
+            seconds = [workload_seconds(model, prompt)]
             while len(seconds) < PROMPTS - 1 and sum(seconds) < PROMPT_SECONDS:
-                seconds.append(own_seconds(model, prompt))
+                seconds.append(workload_seconds(model, prompt))
             _take_buffers(model, model.plan)
             held = mark.held(), mark.at_most(), here.held()
             name, plan = model.name, model.plan
-        found = Measured(*held, rate, prompt.tokens / median(seconds), _memory_now(threads))
-        return BudgetRow(name, budget, share, plan, found)
+        measured = Measured(*held, rate, prompt.tokens / median(seconds), _memory_now(threads))
+        return BudgetRow(name, budget, share, plan, measured)
     except EdgeInferError as error:
         return BudgetRow(path.stem, budget, share, failure=str(error))
 
 
 def _memory_now(threads: int | None) -> float:
     folder = user_folder("cache")
-    count = threads or thread_choice(folder).count
-    return read_bandwidth(folder, count) / remembered_bandwidth(folder, count)
+    count = threads or select_threads(folder).count
+    return read_bandwidth(folder, count) / measured_bandwidth(folder, count)
 
 
 def _take_buffers(model: Model, plan: MemoryPlan | None) -> None:
-    """Read the longest prompt that the CPU computes itself: its buffers, which are planned for, take memory
-    when they are written to.
+    """Process the longest prompt that the CPU computes itself, because its planned buffers are only backed by
+    memory once they are written.
     """
     stream_min_tokens = plan.prediction.stream_min_tokens if plan else None
     if stream_min_tokens is not None and 1 < stream_min_tokens <= PROMPT:
-        own_seconds(model, Workload("prompt", stream_min_tokens - 1))
+        workload_seconds(model, Workload("prompt", stream_min_tokens - 1))
 
 
 def token_seconds(model: Model, count: int) -> float:
     """The median token of `count`, decoded one by one.
 
-    What is read is random, not what was answered: a random model soon answers the same again and again, and
-    its experts are the same ones then. All on the GPU that makes no difference, and the answer is taken.
+    The input is random tokens, not the sampled ones: a random model soon repeats itself, and then uses the
+    same experts. If everything is on the GPU this makes no difference, and the sampled tokens are used.
     """
     engine = model.engine
     ids = random_ids(WARM_UP + count, engine.vocabulary_size, 1)
     backend = engine.backend if isinstance(engine, NativeEngine) else None
     if backend is not None and backend.name == "cuda":
-        own_seconds(model, Workload("generate", WARM_UP))
-        return own_seconds(model, Workload("generate", count)) / count
+        workload_seconds(model, Workload("generate", WARM_UP))
+        return workload_seconds(model, Workload("generate", count)) / count
     engine.rewind(0)
     spent = []
-    for place, token in enumerate(ids):
+    for index, token in enumerate(ids):
         begin = time.perf_counter()
         if isinstance(backend, SplitBackend):
-            backend.sample_next(token, place)
+            backend.sample_next(token, index)
         else:
             engine.append([token])
         spent.append(time.perf_counter() - begin)

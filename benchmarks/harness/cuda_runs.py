@@ -1,4 +1,4 @@
-"""Speed on a GPU: our model on its public path and llama-bench on the same file, in turns."""
+"""Speed on a GPU: edgeinfer through its public API and llama-bench on the same file, alternating."""
 
 import argparse
 import sys
@@ -37,14 +37,14 @@ class Comparison:
     ours: Timings
     theirs: Timings | None
     bytes_per_token: float
-    """What a decoded token reads: weights, keys and values."""
+    """Bytes that a decoded token reads: weights, keys and values."""
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
-        found = [self.model, self.workload.name, *versus_cells(self.ours, self.theirs)]
+        cells = [self.model, self.workload.name, *versus_cells(self.ours, self.theirs)]
         decoding = self.workload.kind == "generate"
         rate = self.ours.rate_at(MEDIAN) * self.bytes_per_token / 1e9
-        return [*found, f"{rate:.0f}" if decoding else NOTHING]
+        return [*cells, f"{rate:.0f}" if decoding else NOTHING]
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class CudaSuite:
     kv: str
 
     def compare(self, workloads: Sequence[Workload]) -> Iterator[Comparison]:
-        """Every model through the workloads; a model's rows come when its rounds are over."""
+        """Run the workloads with every model; yields a model's rows after its last round."""
         for model in self.benched_models():
-            for found in self._compare(model, workloads):
-                print(" | ".join(found.cells()), file=sys.stderr, flush=True)
-                yield found
+            for comparison in self._compare(model, workloads):
+                print(" | ".join(comparison.cells()), file=sys.stderr, flush=True)
+                yield comparison
 
     def benched_models(self) -> Iterator[BenchedModel]:
-        """Those that are named, else every shape in every type, written when its turn comes."""
+        """The named models, else every shape in every type, written when needed."""
         if self.models:
             yield from map(BenchedModel.find, self.models)
             return
@@ -77,25 +77,25 @@ class CudaSuite:
                 yield BenchedModel.find(random_file(shape, kind))
 
     def _compare(self, model: BenchedModel, workloads: Sequence[Workload]) -> list[Comparison]:
-        """A B A B …: in each round each side does all workloads; the first run of ours isn't counted."""
+        """A B A B …: in each round each engine runs all workloads; our first run isn't counted."""
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: list[list[float]] = [[] for _ in workloads]
         context = needed_context(workloads) + 1
-        # Where something could draft, steps of every number of tokens are made ready.
+        # With a drafter, steps of every token count are captured.
         draft = "lookup" if any(each.kind == "verify" for each in workloads) else None
         settings: dict[str, Any] = {"device": self.device, "kv": self.kv, "draft": draft}
         with load(model.path, context=context, **settings) as loaded:
             read = [bytes_per_token(loaded.engine, each.depth + each.tokens / 2) for each in workloads]
             loaded.speculator = None
             for workload in workloads:
-                own_seconds(loaded, workload)
+                workload_seconds(loaded, workload)
             for _ in range(self.rounds):
                 if self.bench is not None:
                     timings = self.bench.run(model.path, workloads, self.repetitions)
-                    for kept, timing in zip(theirs, timings, strict=True):
-                        kept += timing.seconds
-                for kept, workload in zip(ours, workloads, strict=True):
-                    kept += [own_seconds(loaded, workload) for _ in range(self.repetitions)]
+                    for collected, timing in zip(theirs, timings, strict=True):
+                        collected += timing.seconds
+                for collected, workload in zip(ours, workloads, strict=True):
+                    collected += [workload_seconds(loaded, workload) for _ in range(self.repetitions)]
         return [
             Comparison(
                 model.name,
@@ -109,22 +109,22 @@ class CudaSuite:
 
 
 def versus_cells(ours: Timings, theirs: Timings | None) -> list[str]:
-    """Our rate, theirs and the ratio, of the best decile and of the median."""
-    found = []
+    """Our rate, theirs and the ratio, at the best decile and at the median."""
+    cells = []
     for share in (BEST_DECILE, MEDIAN):
-        found.append(shown_rate(ours.rate_at(share)))
+        cells.append(shown_rate(ours.rate_at(share)))
         if theirs is None:
-            found += [NOTHING, NOTHING]
+            cells += [NOTHING, NOTHING]
         else:
-            found += [shown_rate(theirs.rate_at(share)), f"{speed_ratio(ours, theirs, share):.2f}x"]
-    return found
+            cells += [shown_rate(theirs.rate_at(share)), f"{speed_ratio(ours, theirs, share):.2f}x"]
+    return cells
 
 
-def own_seconds(model: Model, workload: Workload) -> float:
-    """Seconds that a loaded model takes for a workload.
+def workload_seconds(model: Model, workload: Workload) -> float:
+    """Seconds of a workload with a loaded model.
 
-    Generating goes through `stream` with all that belongs to it: greedy sampling, text, Python. Its tokens
-    count from the second on: the first ends the prompt. An answer that ends early counts by its mean.
+    Generation uses `stream`, including greedy sampling, text and Python. It is timed from the second token
+    on, because the first ends prefill. A completion that ends early counts by its mean.
     """
     ids = random_ids(workload.context, model.engine.vocabulary_size, SEED)
     if workload.kind == "generate":
@@ -135,7 +135,7 @@ def own_seconds(model: Model, workload: Workload) -> float:
             if count == 0:
                 begin = time.perf_counter()
         if count < 1:
-            raise EdgeInferError(f"{model.name}: the answer ended with its first token, nothing to time")
+            raise EdgeInferError(f"{model.name}: the completion ended with its first token, nothing to time")
         return (time.perf_counter() - begin) / count * workload.tokens
     engine = model.engine
     engine.rewind(min(workload.depth, len(engine.ids)))
@@ -152,20 +152,20 @@ def own_seconds(model: Model, workload: Workload) -> float:
     return time.perf_counter() - begin
 
 
-def table(found: Sequence[Comparison]) -> str:
+def table(comparisons: Sequence[Comparison]) -> str:
     """Comparisons in Markdown."""
-    return markdown(HEAD, [each.cells() for each in found], left=(0, 1))
+    return markdown(HEAD, [each.cells() for each in comparisons], left=(0, 1))
 
 
-def widths_table(found: Sequence[Comparison]) -> str:
+def widths_table(comparisons: Sequence[Comparison]) -> str:
     """t(n)/t(1) of verifying n tokens, for each model and side; medians."""
     sides: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for each in found:
+    for each in comparisons:
         width = each.workload.tokens
         for name, timings in (("edgeinfer", each.ours), ("llama.cpp", each.theirs)):
             if timings is not None:
                 sides.setdefault((each.model, name), []).append((width, timings.seconds_at(MEDIAN)))
-    widths = sorted({each.workload.tokens for each in found})
+    widths = sorted({each.workload.tokens for each in comparisons})
     rows = []
     for (model, name), pairs in sides.items():
         seconds = dict(pairs)
@@ -176,23 +176,27 @@ def widths_table(found: Sequence[Comparison]) -> str:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that the programs share."""
+    """The shared options."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-bench, built for this GPU")
-    made.add_argument("--models", help="names or paths with commas, in place of shapes and types")
+    made.add_argument("--models", help="names or paths with commas, instead of shapes and types")
     made.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b", help="with commas (%(default)s)")
     made.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0", help="with commas (%(default)s)")
     made.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    made.add_argument("--repetitions", type=int, default=5, help="runs in a turn (%(default)s)")
-    made.add_argument("--device", help="where ours runs (cuda; with --smoke auto)")
-    made.add_argument("--kv", default="f16", help="type of the KV cache of ours (%(default)s)")
-    made.add_argument("--smoke", action="store_true", help="the built-in model in seconds: does it run?")
+    made.add_argument("--repetitions", type=int, default=5, help="runs per round (%(default)s)")
+    made.add_argument("--device", help="device of edgeinfer (cuda; with --smoke auto)")
+    made.add_argument("--kv", default="f16", help="KV cache type of edgeinfer (%(default)s)")
+    made.add_argument(
+        "--smoke",
+        action="store_true",
+        help="the built-in model, a few seconds, to check that the program runs",
+    )
     made.add_argument("--out", type=Path, help="write the tables to this file too")
     return made
 
 
 def suite(options: argparse.Namespace) -> CudaSuite:
-    """The suite that the options ask for."""
+    """The suite for these options."""
     device = options.device or ("auto" if options.smoke else "cuda")
     layers = ("-ngl", "0") if device == "cpu" else ("-ngl", "99")
     bench = LlamaBench(options.llama_bench, layers) if options.llama_bench else None

@@ -1,4 +1,4 @@
-"""Decoders of well-known shapes without weights: for what looks at sizes and formats alone."""
+"""Decoders of well-known shapes without weights, for code that uses only sizes and formats."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ _NOTHING = np.zeros((1, 1), np.uint8)
 def empty_decoder(shape: Shape, kind: str) -> tuple[DecoderSpec, DecoderWeights]:
     """The decoder of a shape with a mix's formats; its matrices hold no bytes.
 
-    Raises `FormatError` for an unknown mix, `SettingError` for one that shapes can't have.
+    Raises `FormatError` for an unknown mix, `SettingError` for one that the shape can't have.
     """
     sizes, formats = shape.matrices(), matrix_formats(shape, kind)
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmark program as the other side: run on a file, its samples read from its JSON."""
+"""llama.cpp's benchmark program `llama-bench`: runs on a file; its samples are read from its JSON."""
 
 import json
 import subprocess
@@ -20,25 +20,25 @@ class LlamaBench:
         self._program = program
         self._arguments = tuple(arguments)
         self.described = ""
-        """Its build and the devices that it used, once it has run."""
+        """Its build and devices, known after a run."""
 
     def run(self, model: Path, workloads: Sequence[Workload], repetitions: int) -> list[Timings]:
         """Timings of each workload, in their order; verifying is a prompt there, with logits of its end only.
 
         Raises:
-            EdgeInferError: the program fails, or its output isn't what is expected of it.
+            EdgeInferError: the program fails, or its output has another format.
         """
-        found: dict[tuple[int, int, int], Timings] = {}
+        timings: dict[tuple[int, int, int], Timings] = {}
         for depth in dict.fromkeys(workload.depth for workload in workloads):
             here = [workload for workload in workloads if workload.depth == depth]
             for record in self._records(model, here, depth, repetitions):
                 test = (record["n_prompt"], record["n_gen"], record["n_depth"])
                 seconds = tuple(nanoseconds / 1e9 for nanoseconds in record["samples_ns"])
-                found[test] = Timings(seconds, test[0] + test[1])
-        missing = [workload.name for workload in workloads if _test(workload) not in found]
+                timings[test] = Timings(seconds, test[0] + test[1])
+        missing = [workload.name for workload in workloads if _test(workload) not in timings]
         if missing:
-            raise EdgeInferError(f"{self._program}: said nothing of {', '.join(missing)}")
-        return [found[_test(workload)] for workload in workloads]
+            raise EdgeInferError(f"{self._program}: returned no result for {', '.join(missing)}")
+        return [timings[_test(workload)] for workload in workloads]
 
     def _records(
         self, model: Path, workloads: Sequence[Workload], depth: int, repetitions: int

@@ -1,4 +1,4 @@
-"""Scripted engines, and drafters that agree with a model at a given rate and cost a small model's forwards.
+"""Scripted engines, and drafters with a given acceptance rate and the cost of a small model's forwards.
 
 With random weights no small model can predict the tokens. So baseline decoding runs first, and the drafter
 proposes its tokens, each replaced with a given probability. For every token it evaluates the small model and
@@ -49,29 +49,29 @@ class ScriptedEngine(BasicEngine):
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """As the engine's, with the logits of the script."""
         logits = self._engine.append(ids, progress)
-        self._say(logits, len(self.ids))
+        self._set_logits(logits, len(self.ids))
         return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the engine's, with the logits of the script."""
         logits = self._engine.append_all(ids)
         for row, end in zip(logits, range(len(self.ids) - len(ids) + 1, len(self.ids) + 1), strict=True):
-            self._say(row, end)
+            self._set_logits(row, end)
         return logits
 
-    def _say(self, logits: npt.NDArray[np.float32], place: int) -> None:
-        logits[self._script[min(place, len(self._script) - 1)]] = CERTAIN
+    def _set_logits(self, logits: npt.NDArray[np.float32], index: int) -> None:
+        logits[self._script[min(index, len(self._script) - 1)]] = CERTAIN
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The engine's own."""
+        """As the engine's."""
         return self._engine.rows(ids)
 
     def snapshot(self) -> Snapshot | None:
-        """The engine's own."""
+        """As the engine's."""
         return self._engine.snapshot()
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
-        """The engine's own."""
+        """As the engine's."""
         self._engine.restore(snapshot, length)
 
     def rewind(self, length: int) -> None:
@@ -82,7 +82,7 @@ class ScriptedEngine(BasicEngine):
         return ScriptedSampler(choice, self._script) if choice else None
 
     def close(self) -> None:
-        """The engine belongs to somebody else."""
+        """Does nothing: the caller owns the engine."""
 
 
 class PlantedDrafter:
@@ -98,9 +98,9 @@ class PlantedDrafter:
         self._random = random.Random(seed)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        """As many of the requested tokens as are worth their cost by their probability of being reached.
+        """As many of the requested tokens as are profitable by their probability of being reached.
 
-        The first token that isn't is evaluated all the same, as a real draft model must.
+        The first token that isn't is evaluated too, as with a real draft model.
         """
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         ids: list[int] = []
@@ -115,7 +115,7 @@ class PlantedDrafter:
         return Draft(tuple(ids))
 
     def _catch_up(self, length: int) -> None:
-        """A cache as long as the text, as a real draft would have."""
+        """Extend the cache to the text's length, as a real draft model does."""
         held = len(self._cost.ids)
         if held > length:
             self._cost.rewind(length)
@@ -123,4 +123,4 @@ class PlantedDrafter:
             self._cost.append([0] * (length - held))
 
     def close(self) -> None:
-        """Nothing of its own."""
+        """It has no resources."""

@@ -1,9 +1,9 @@
 """Large random feed-forwards of ReLU families in which a known share of the neurons is active.
 
-The rows that the ReLU judges are planted: S·Q of rank PLANTED_RANK plus a tenth of noise, and a bias for
-each neuron by which it is active on the wished share of normed Gaussian inputs. Which ones are, differs
-from token to token and neuron to neuron: blocks of neurons at rest are as rare as chance makes them. The
-other matrices are random blocks: speed doesn't depend on them.
+The rows before the ReLU are S·Q of rank PLANTED_RANK plus a tenth of noise. A bias for each neuron makes it
+active on the given share of normed Gaussian inputs. Activity is independent between tokens and neurons, so
+blocks of inactive neurons are as rare as by chance. The other matrices are random blocks, because speed
+doesn't depend on them.
 """
 
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ def find_planted(name: str) -> PlantedShape:
 def planted_decoder(
     shape: PlantedShape, kind: str, layers: int, active: float
 ) -> tuple[DecoderSpec, DecoderWeights]:
-    """A decoder of `layers` equal feed-forwards in the format `kind`, `active` of whose neurons fire; its
-    attention is one small head, its vocabulary of 32.
+    """A decoder of `layers` equal feed-forwards in the format `kind`; the share `active` of their
+    neurons is active. One small attention head, a vocabulary of 32.
     """
     random = np.random.default_rng(len(shape.name) + shape.neurons)
     norm = NormSpec("rms", 1e-5)
@@ -88,12 +88,12 @@ def planted_inputs(shape: PlantedShape, tokens: int, seed: int) -> Floats:
 
 
 def normed_inputs(x: Floats) -> Floats:
-    """What the planted norm, an RMSNorm without weights of its own, makes of x."""
+    """The planted RMSNorm, without weights, of x."""
     return np.asarray(x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(1e-5)))
 
 
 def _planted(shape: PlantedShape, active: float, random: np.random.Generator) -> tuple[Floats, Floats]:
-    """The judged rows (neurons, width) and the neurons' biases."""
+    """The rows before the ReLU (neurons, width), and the neurons' biases."""
     scale = np.float32(shape.width**-0.5)
     directions = random.standard_normal((PLANTED_RANK, shape.width)).astype(np.float32) * scale
     mixed = random.standard_normal((shape.neurons, PLANTED_RANK)).astype(np.float32) * PLANTED_RANK**-0.5
@@ -106,13 +106,13 @@ def _layer(
     shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
 ) -> LayerWeights:
     width, neurons = shape.width, shape.neurons
-    found = Matrix("judged", kind, neurons, width, raw)
+    matrix = Matrix("judged", kind, neurons, width, raw)
     ones = np.ones(width, np.float32)
     down = _random("ffn_down", kind, width, neurons, random)
-    feed_forward = FeedForwardWeights(found, down, ffn_up_bias=bias)
+    feed_forward = FeedForwardWeights(matrix, down, ffn_up_bias=bias)
     if shape.gated:
         up = _random("ffn_up", kind, neurons, width, random)
-        feed_forward = FeedForwardWeights(up, down, found, ffn_gate_bias=bias)
+        feed_forward = FeedForwardWeights(up, down, matrix, ffn_gate_bias=bias)
     q, k, v = (_random(name, "Q8_0", HEAD, width, random) for name in ("attn_q", "attn_k", "attn_v"))
     attention = AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random))
     return LayerWeights((ResidualWeights(attention, ones), ResidualWeights(feed_forward, ones)))

@@ -12,7 +12,7 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.options.load_options import Sparse
-from edgeinfer.profiling.predictor_training import Samples, Trained, train
+from edgeinfer.profiling.predictor_training import Samples, TrainedPredictor, train
 from edgeinfer.profiling.recording import cpu_engine
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
@@ -30,9 +30,9 @@ FEED_FORWARD = 1
 """Position of the feed-forward in a layer."""
 DENSE, EXACT, PREDICTED = "dense", "exact", "predicted"
 PIECE = 5
-"""Tokens in a turn; the first isn't counted."""
+"""Tokens per turn; the first isn't counted."""
 BYTES_OF_WEIGHTS = 200 << 20
-"""Layers are made until no cache holds their weights."""
+"""Layers are added until their weights exceed all caches."""
 TRAINING_TOKENS, PREDICTOR_RANK = 2048, 64
 
 Inputs = npt.NDArray[np.float32]
@@ -41,24 +41,24 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SparseRun:
-    """One model's feed-forward with so many threads."""
+    """The feed-forward of one model with one thread count."""
 
     name: str
     threads: int
     timings: Mapping[str, Timings]
-    """By way, of one layer for one token, the call among it."""
+    """By variant: seconds of one layer for one token, including the call."""
     active: float
     errors: Mapping[str, float]
-    """By way, |y - dense| / |dense - x| of what the blocks add, over all layers and tokens."""
+    """By variant: |y - dense| / |dense - x|, over all layers and tokens."""
     dense_bytes: int
     """Of a layer's matrices."""
-    trained: Trained | None
+    trained: TrainedPredictor | None
 
 
 def measure(
     backends: Mapping[str, CpuBackend], inputs: Inputs, rounds: int
 ) -> tuple[dict[str, Timings], dict[str, float]]:
-    """Times and errors of all backends on `inputs` (tokens, layers, width): in each round each of them does
+    """Times and errors of all backends on `inputs` (tokens, layers, width): in each round each of them runs
     a piece of PIECE tokens. The first round isn't counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in backends}
@@ -71,8 +71,10 @@ def measure(
                 seconds[name] += timed[1:]
     outputs = {name: _outputs(backend, inputs[:PIECE]) for name, backend in backends.items()}
     added = np.linalg.norm(outputs[DENSE] - inputs[:PIECE])
-    errors = {name: float(np.linalg.norm(found - outputs[DENSE]) / added) for name, found in outputs.items()}
-    return {name: Timings(tuple(found)) for name, found in seconds.items()}, errors
+    errors = {
+        name: float(np.linalg.norm(output - outputs[DENSE]) / added) for name, output in outputs.items()
+    }
+    return {name: Timings(tuple(output)) for name, output in seconds.items()}, errors
 
 
 def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
@@ -86,13 +88,13 @@ def _token_seconds(backend: CpuBackend, rows: Inputs) -> float:
 
 
 def _outputs(backend: CpuBackend, inputs: Inputs) -> Inputs:
-    found, x = np.empty_like(inputs), backend.embed([0])
+    outputs, x = np.empty_like(inputs), backend.embed([0])
     for token, rows in enumerate(inputs):
         for layer, row in enumerate(rows):
             x[:] = row
             backend.run_block(BlockIndex(layer, FEED_FORWARD), x, 0)
-            found[token, layer] = x[0]
-    return found
+            outputs[token, layer] = x[0]
+    return outputs
 
 
 def planted_run(
@@ -104,9 +106,9 @@ def planted_run(
     report: Report,
     hot: float = 0.0,
 ) -> list[SparseRun]:
-    """A planted model with each number of threads; its predictor is trained as `edgeinfer profile` does.
+    """A planted model with each thread count; its predictor is trained as by `edgeinfer profile`.
 
-    `hot`: the share of neurons on another device; only the others are timed.
+    `hot`: share of neurons on another device; only the others are timed.
     """
     elements = shape.neurons * shape.width * (3 if shape.gated else 2)
     layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
@@ -114,34 +116,34 @@ def planted_run(
     report(f"training a predictor for {shape.name} {kind}")
     w = dense_layer(weights, 0)
     x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
-    judged, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
-    fires = x @ judged.decoded().T + np.asarray(bias) > 0
-    samples = Samples(x.astype(np.float16), np.packbits(fires, axis=1))
+    relu_rows, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
+    is_active = x @ relu_rows.decoded().T + np.asarray(bias) > 0
+    samples = Samples(x.astype(np.float16), np.packbits(is_active, axis=1))
     (trained,) = train(w, samples, [PREDICTOR_RANK])
     first = round(hot * shape.neurons / NEURON_GROUP) * NEURON_GROUP
-    weights = _cold(weights, first)
+    weights = _cold_part(weights, first)
     layer_bytes = _layer_bytes(weights)
-    ways: dict[str, SparseLayers] = {
+    variants: dict[str, SparseLayers] = {
         DENSE: {},
         EXACT: dict.fromkeys(range(layers)),
         PREDICTED: dict.fromkeys(range(layers), trained.predictor.of_neurons(first, shape.neurons)),
     }
     inputs = np.stack([planted_inputs(shape, 8 * PIECE, 2 + layer) for layer in range(layers)], axis=1)
-    found = []
+    runs = []
     for count in threads:
         backends = {}
-        for name, sparse in ways.items():
-            report(f"  {count} threads: laying out {name}")
+        for name, sparse in variants.items():
+            report(f"  {count} threads: packing {name}")
             backends[name] = _backend(facts, weights, sparse, count)
         timings, errors = measure(backends, inputs, rounds)
         for backend in backends.values():
             backend.close()
         name = f"{shape.name} {kind}" + (f", {first} of {shape.neurons} elsewhere" if first else "")
-        found.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
-    return found
+        runs.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
+    return runs
 
 
-def _cold(weights: DecoderWeights, first: int) -> DecoderWeights:
+def _cold_part(weights: DecoderWeights, first: int) -> DecoderWeights:
     """The same with the neurons from `first` on."""
     wholes = [dense_layer(weights, index) for index in range(len(weights.layers))]
     parts = [whole.of_neurons(first, whole.ffn_up.rows) for whole in wholes]
@@ -163,14 +165,14 @@ def _backend(facts: DecoderSpec, weights: DecoderWeights, sparse: SparseLayers, 
     return CpuBackend(facts, weights, state, kernels, CpuOptions(16, threads, sparse=sparse))
 
 
-def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:
-    """A model's feed-forward on its inputs while it generates a text; `ways` besides dense."""
-    wishes: dict[str, Sparse] = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
+def model_run(path: str, variants: Sequence[str], threads: int, rounds: int, tokens: int = 40) -> SparseRun:
+    """A model's feed-forward on its inputs during generation; `variants`: variants besides dense."""
+    options: dict[str, Sparse] = {DENSE: "off", EXACT: "exact", PREDICTED: "predicted"}
     loaded: dict[str, Model] = {}
     try:
-        for way in (DENSE, *ways):
+        for way in (DENSE, *variants):
             loaded[way] = load(
-                path, sparse=wishes[way], threads=threads, device="cpu", draft=None, context=256
+                path, sparse=options[way], threads=threads, device="cpu", draft=None, context=256
             )
         inputs, active = _recorded(loaded[DENSE], tokens)
         backends = {way: cpu_engine(model)[1] for way, model in loaded.items()}
@@ -183,7 +185,7 @@ def model_run(path: str, ways: Sequence[str], threads: int, rounds: int, tokens:
 
 
 def _recorded(model: Model, tokens: int) -> tuple[Inputs, float]:
-    """What every layer's feed-forward is given, (tokens, layers, width), and the share that is active."""
+    """The input of every layer's feed-forward, (tokens, layers, width), and the active share."""
     ids = model.generate("Once upon a time", max_tokens=tokens, temperature=1.0, seed=1).ids
     engine, backend = cpu_engine(model)
     engine.rewind(0)

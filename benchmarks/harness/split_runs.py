@@ -1,4 +1,4 @@
-"""A model that is larger than the GPU: ours with a budget, llama-bench with the most that fits the same."""
+"""A model larger than the GPU: edgeinfer with a budget, llama-bench with the most layers that fit it."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes, plan_model
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from harness.cuda_runs import own_seconds, versus_cells
+from harness.cuda_runs import versus_cells, workload_seconds
 from harness.llama_bench import LlamaBench
 
 HEAD = (
@@ -31,29 +31,29 @@ class SplitRow:
     """Bytes of weights, keys and values that may be on the GPU."""
     workload: Workload
     placed: str
-    """What of ours is there."""
+    """The parts of our model on the GPU."""
     planned_rate: float
-    """Tokens per second that the plan promises."""
+    """Predicted tokens per second."""
     ours: Timings
     theirs: Timings | None
     setting: str
 
     def cells(self) -> list[str]:
         """One row under HEAD."""
-        found = [self.model, f"{self.budget / 2**30:.2f} GiB", self.workload.name, self.placed]
-        found += versus_cells(self.ours, self.theirs)
+        cells = [self.model, f"{self.budget / 2**30:.2f} GiB", self.workload.name, self.placed]
+        cells += versus_cells(self.ours, self.theirs)
         if not self.planned_rate:
-            return [*found, NOTHING, NOTHING, self.setting]
-        kept_promise = self.ours.rate_at(MEDIAN) / self.planned_rate
-        return [*found, shown_rate(self.planned_rate), f"{kept_promise:.2f}", self.setting]
+            return [*cells, NOTHING, NOTHING, self.setting]
+        measured_over_planned = self.ours.rate_at(MEDIAN) / self.planned_rate
+        return [*cells, shown_rate(self.planned_rate), f"{measured_over_planned:.2f}", self.setting]
 
 
 @dataclass(frozen=True)
 class SplitSuite:
-    """Models through budgets, each a share of the bytes of their weights."""
+    """Models at budgets, each a share of the bytes of their weights."""
 
     models: Iterable[BenchedModel]
-    """Gone through once."""
+    """An iterator; read once."""
     shares: Sequence[float]
     program: Path | None
     threads: int | None
@@ -62,7 +62,7 @@ class SplitSuite:
     device: str
 
     def compare(self, workloads: Sequence[Workload]) -> Iterator[SplitRow]:
-        """Every model at every budget; a budget's rows come when its rounds are over."""
+        """Every model at every budget; yields a budget's rows after its last round."""
         context = needed_context(workloads) + 1
         for model in self.models:
             sizes = model_sizes(model.path)
@@ -82,7 +82,7 @@ class SplitSuite:
         settings: Sequence[Sequence[str]],
         workloads: Sequence[Workload],
     ) -> list[SplitRow]:
-        """A B A B …: the first run of ours isn't counted; llama.cpp has all its settings in a round."""
+        """A B A B …: our first run isn't counted; a round of llama.cpp runs all its settings."""
         ours: list[list[float]] = [[] for _ in workloads]
         theirs: dict[str, list[list[float]]] = {}
         vram = budget + reserved
@@ -92,15 +92,15 @@ class SplitSuite:
             plan = loaded.plan
             assert plan is not None
             for workload in workloads:
-                own_seconds(loaded, workload)
+                workload_seconds(loaded, workload)
             for _ in range(self.rounds):
-                for kept, workload in zip(ours, workloads, strict=True):
-                    kept += [own_seconds(loaded, workload) for _ in range(self.repetitions)]
+                for collected, workload in zip(ours, workloads, strict=True):
+                    collected += [workload_seconds(loaded, workload) for _ in range(self.repetitions)]
                 for setting in settings:
-                    timings = self._their_timings(model, setting, workloads)
-                    all_kept = theirs.setdefault(" ".join(setting), [[] for _ in workloads])
-                    for kept, timing in zip(all_kept, timings, strict=True):
-                        kept += timing.seconds
+                    timings = self._llama_cpp_timings(model, setting, workloads)
+                    all_timings = theirs.setdefault(" ".join(setting), [[] for _ in workloads])
+                    for collected, timing in zip(all_timings, timings, strict=True):
+                        collected += timing.seconds
         return [
             _row(
                 model.name,
@@ -108,12 +108,12 @@ class SplitSuite:
                 workload,
                 plan,
                 ours[at],
-                {name: kept[at] for name, kept in theirs.items()},
+                {name: collected[at] for name, collected in theirs.items()},
             )
             for at, workload in enumerate(workloads)
         ]
 
-    def _their_timings(
+    def _llama_cpp_timings(
         self, model: BenchedModel, setting: Sequence[str], workloads: Sequence[Workload]
     ) -> list[Timings]:
         assert self.program is not None
@@ -122,8 +122,8 @@ class SplitSuite:
 
 
 def overhead(path: Path, context: int, device: str, threads: int | None, sizes: ModelSizes) -> int:
-    """What our libraries and buffers take of a GPU besides weights, keys and values, for a model that is
-    split or not. It comes on top of a budget, as llama.cpp's do.
+    """GPU bytes of our libraries and buffers besides weights, keys and values, for a split model and for one
+    that isn't. They are added to a budget, as llama.cpp's are.
     """
 
     def planned(vram: int | None) -> int:
@@ -146,7 +146,7 @@ def _row(
     own: Sequence[float],
     theirs: Mapping[str, Sequence[float]],
 ) -> SplitRow:
-    """Ours against the setting of llama.cpp with the fastest run."""
+    """edgeinfer against llama.cpp's setting with the fastest run."""
     setting = min(theirs, key=lambda name: min(theirs[name]), default=None)
     return SplitRow(
         model,
@@ -161,9 +161,9 @@ def _row(
 
 
 def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tuple[str, ...]]:
-    """llama-bench's options that put as much on the GPU as the budget holds: whole layers from the last
+    """llama-bench options that put as much on the GPU as the budget allows: whole layers from the last
     (`-ngl`, the head being the first of them); of a MoE also all layers but the experts of some
-    (`-ncmoe`). Weights count as they lie in the file, keys and values as f16, nothing else at all.
+    (`-ncmoe`). Weights count with their size in the file, keys and values as f16, nothing else.
     """
     caches = [sum(b.state_bytes(context, "f16") for b in layer.blocks) for layer in sizes.layers]
     whole = [_nbytes(layer) + cache for layer, cache in zip(sizes.layers, caches, strict=True)]
@@ -173,7 +173,7 @@ def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tup
         if left < 0:
             break
         layers += 1
-    found: list[tuple[str, ...]] = [("-ngl", str(layers + 1 if budget >= sizes.head.nbytes else 0))]
+    settings: list[tuple[str, ...]] = [("-ngl", str(layers + 1 if budget >= sizes.head.nbytes else 0))]
     experts = [_expert_bytes(layer) for layer in sizes.layers]
     left = budget - sizes.head.nbytes - sum(whole) + sum(experts)
     if any(experts) and left >= 0:
@@ -183,8 +183,8 @@ def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tup
             if left < 0:
                 break
             there += 1
-        found.append(("-ngl", "99", "-ncmoe", str(len(experts) - there)))
-    return found
+        settings.append(("-ngl", "99", "-ncmoe", str(len(experts) - there)))
+    return settings
 
 
 def _nbytes(layer: LayerSizes) -> int:
@@ -196,7 +196,7 @@ def _expert_bytes(layer: LayerSizes) -> int:
 
 
 def placed(plan: MemoryPlan) -> str:
-    """What of a plan is on the GPU, in a few words."""
+    """The parts of a plan on the GPU, as a short text."""
     whole = sum(layer.whole_on == "gpu" for layer in plan.layers)
     attention = sum(layer.attention == "gpu" for layer in plan.layers)
     if attention == whole:
@@ -206,7 +206,7 @@ def placed(plan: MemoryPlan) -> str:
 
 
 def planned_rate(plan: MemoryPlan, workload: Workload) -> float:
-    """Tokens per second of a workload as the plan predicts them; 0 where it predicts none."""
+    """Predicted tokens per second of a workload; 0 without a prediction."""
     if workload.kind == "generate":
         return plan.prediction.decode_tokens_per_second
     same = workload.kind == "prompt" and workload.tokens == plan.prediction.prompt

@@ -23,9 +23,9 @@ class StartupPhases:
     interpreter: float
     imports: float
     kernels: float
-    """Compiled kernels out of the cache into memory."""
+    """Loading compiled kernels from the cache."""
     weights: float
-    """The rest of loading: file, tokenizer, plan, weights into the kernels' layout, thread team."""
+    """The rest of loading: file, tokenizer, plan, weights into the kernels' layout, thread pool."""
     first_token: float
     total: float
     peak_resident_bytes: int
@@ -33,7 +33,7 @@ class StartupPhases:
 
     @classmethod
     def measure(cls, model: str) -> "StartupPhases":
-        """Start a program of its own that loads the model and reads one token."""
+        """Start a separate program that loads the model and processes one token."""
         answer = _output([sys.executable, "-P", str(CHILD), model, repr(time.time())])
         return cls(**json.loads(answer))
 
@@ -42,7 +42,7 @@ PHASES = ("interpreter", "imports", "kernels", "weights", "first_token", "total"
 
 
 def commands(model: str) -> dict[str, Callable[[], float]]:
-    """What is compared, name -> seconds of one go."""
+    """The compared programs, name -> seconds of one run."""
 
     def program(arguments: Sequence[str]) -> Callable[[], float]:
         return lambda: _seconds(arguments)
@@ -58,7 +58,7 @@ def commands(model: str) -> dict[str, Callable[[], float]]:
 
 
 def reading(path: Path) -> float:
-    """Seconds that reading the file takes, which is in the page cache by then."""
+    """Seconds of reading the file from the page cache."""
     begin = time.perf_counter()
     with path.open("rb", buffering=0) as file:
         while file.read(READ_BYTES):
@@ -73,12 +73,12 @@ def _seconds(arguments: Sequence[str]) -> float:
 
 
 def _output(arguments: Sequence[str]) -> str:
-    # An installed package has its bytecode; a source tree must be allowed to keep it, or it is timed as well.
+    # An installed package has bytecode; a source tree must be allowed to store it, or compiling is timed too.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise EdgeInferError(f"{arguments[-1]}: the program that was to be timed failed: {last[0]}")
+        raise EdgeInferError(f"{arguments[-1]}: the timed program failed: {last[0]}")
     return done.stdout

@@ -11,7 +11,7 @@ from typing import Any  # noqa: E402
 
 
 class _Timed:
-    """A function that remembers how long it took."""
+    """A function that records its duration."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

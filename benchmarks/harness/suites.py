@@ -1,4 +1,4 @@
-"""What the programs in benchmarks/ share: options, models, random files, reports."""
+"""Shared code of the programs in benchmarks/: options, models, random files, reports."""
 
 import argparse
 import sys
@@ -50,11 +50,11 @@ class Suite:
     machine: Machine
 
     def benched_models(self) -> Iterator[BenchedModel]:
-        """The files, one by one; random ones are written when their turn comes."""
+        """The files, one by one; random ones are written when needed."""
         for name in self.models or self._random_files():
-            found = BenchedModel.find(name)
-            print(found.name, file=sys.stderr, flush=True)
-            yield found
+            model = BenchedModel.find(name)
+            print(model.name, file=sys.stderr, flush=True)
+            yield model
 
     def _random_files(self) -> Iterator[Path]:
         for shape in self.shapes:
@@ -62,7 +62,7 @@ class Suite:
                 yield random_file(shape, kind, _Label().step(f"writing {shape} {kind}"))
 
     def settings(self, workloads: Sequence[Workload]) -> BenchSettings:
-        """How each model is measured."""
+        """Measurement settings of each model."""
         label = _Label()
         return BenchSettings(
             workloads,
@@ -75,7 +75,7 @@ class Suite:
         )
 
     def speeds(self, workloads: Sequence[Workload]) -> str:
-        """Every model through the workloads, against llama.cpp unless alone, as a table."""
+        """A table of the workloads with every model, against llama.cpp unless alone."""
         settings = self.settings(workloads)
         if self.alone:
             tables = [
@@ -87,13 +87,13 @@ class Suite:
     def versus(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, VersusRow]]:
         """Every model interleaved with llama.cpp; each result is printed to stderr at once."""
         settings = self.settings(workloads)
-        found = []
+        rows = []
         for model in self.benched_models():
             for row in measure_versus(model, settings):
                 ratios = f"{row.best_ratio:.2f}x (best decile), {row.median_ratio:.2f}x (median)"
                 print(f"  {row.workload.name}, {row.threads} threads: {ratios}", file=sys.stderr, flush=True)
-                found.append((model, row))
-        return found
+                rows.append((model, row))
+        return rows
 
     def speed_rows(self, workloads: Sequence[Workload]) -> list[tuple[BenchedModel, SpeedRow]]:
         """Every model alone."""
@@ -118,23 +118,25 @@ def write_report(
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that every program has."""
+    """The options of every program."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--models", help="names or paths with commas, in place of shapes and types")
+    made.add_argument("--models", help="names or paths with commas, instead of shapes and types")
     made.add_argument("--shapes", default="tinyllama-1.1b", help="shapes with commas (%(default)s)")
     made.add_argument("--types", default="Q4_0,Q8_0,Q4_K_M,Q5_K_M", help="types with commas (%(default)s)")
     made.add_argument("--threads", help="numbers of threads with commas (1 and all)")
     made.add_argument("--rounds", type=int, default=ROUNDS, help="(%(default)s)")
     made.add_argument("--alone", action="store_true", help="without llama.cpp")
     made.add_argument(
-        "--smoke", action="store_true", help="the built-in model in seconds: does it run at all?"
+        "--smoke",
+        action="store_true",
+        help="the built-in model, a few seconds, to check that the program runs",
     )
     made.add_argument("--out", type=Path, help="write the tables to this file too")
     return made
 
 
 def suite(title: str, options: argparse.Namespace) -> Suite:
-    """The suite that the options ask for."""
+    """The suite for these options."""
     machine = this_machine(command_line())
     if options.smoke:
         alone = options.alone or find_spec("llama_cpp") is None
@@ -157,20 +159,20 @@ def suite(title: str, options: argparse.Namespace) -> Suite:
 
 
 def main(body: Callable[[], None]) -> None:
-    """Run a program; a mistake ends it in one line."""
+    """Run a program; an error ends it with one line."""
     try:
         body()
     except (EdgeInferError, FormatError, OSError) as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
-def whole_numbers(option: str, text: str | None, least: int) -> tuple[int, ...]:
-    """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `least`."""
-    found = words(text)
-    wrong = [word for word in found if not (word.isascii() and word.isdigit() and int(word) >= least)]
+def whole_numbers(option: str, text: str | None, minimum: int) -> tuple[int, ...]:
+    """ "1,2" -> (1, 2). Raises `SettingError` for what isn't a whole number of at least `minimum`."""
+    items = words(text)
+    wrong = [word for word in items if not (word.isascii() and word.isdigit() and int(word) >= minimum)]
     if wrong:
-        raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {least}, as 1,2")
-    return tuple(map(int, found))
+        raise SettingError(f"{option}: saw {wrong[0]!r}, wanted whole numbers of at least {minimum}, as 1,2")
+    return tuple(map(int, items))
 
 
 def words(text: str | None) -> tuple[str, ...]:
@@ -181,23 +183,23 @@ def words(text: str | None) -> tuple[str, ...]:
 def shares(text: str) -> list[float]:
     """Numbers above 0 with commas between. Raises `SettingError`."""
     try:
-        found = [float(word) for word in words(text)]
+        numbers = [float(word) for word in words(text)]
     except ValueError:
-        found = []
-    if not found or min(found) <= 0:
+        numbers = []
+    if not numbers or min(numbers) <= 0:
         raise SettingError(f"--shares: saw {text!r}, wanted numbers above 0 with commas between")
-    return found
+    return numbers
 
 
 class _Label:
-    """Says on stderr what is measured, once each."""
+    """Prints the name of each measurement to stderr, once."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._last_label = ""
 
     def report(self, label: str, done: int, total: int) -> None:
-        if label != self._said:
-            self._said = label
+        if label != self._last_label:
+            self._last_label = label
             print(f"  {label.rstrip(':')}", file=sys.stderr, flush=True)
 
     def step(self, label: str) -> Callable[[int, int], None]:
@@ -226,7 +228,7 @@ def written_shapes(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
             yield written_shape(text, folder or Path(temporary))
 
 
-def found_or_written(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
+def model_files(texts: Iterable[str], folder: Path | None) -> Iterator[Path]:
     """As `written_shapes`; a text without colons is a name or path. Raises `UnknownModelError` too."""
     for text in texts:
         if ":" in text:

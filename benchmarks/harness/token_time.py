@@ -1,4 +1,4 @@
-"""Where the time of a decoded token goes: kernels, as seen from outside, and everything around them."""
+"""The time of a decoded token: calls of the kernels, and everything else."""
 
 import time
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ TOKENS = 64
 
 @dataclass(frozen=True)
 class TokenTime:
-    """Medians over some tokens, in seconds; `calls`: of the thread team, a token."""
+    """Medians over some tokens, in seconds; `calls`: of the thread pool, per token."""
 
     total: float
     kernels: float
-    """Inside the team's calls: arithmetic and barriers, and the few microseconds that a call takes."""
+    """In calls of the thread pool: arithmetic, barriers, and a few microseconds per call."""
     rest: float
-    """Embedding, Python between the calls, logits copied out."""
+    """Embedding, Python between the calls, copy of the logits."""
     calls: float
 
 
 class TimedThreadPool:
-    """Stands before a thread team and counts the time inside its calls."""
+    """Wraps a thread pool and measures the time in its calls."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -36,7 +36,7 @@ class TimedThreadPool:
         self.calls = 0
 
     def run(self, *arguments: Any) -> None:
-        """As the team's, timed."""
+        """As the thread pool's, timed."""
         begin = time.perf_counter()
         self._pool.run(*arguments)
         self.seconds += time.perf_counter() - begin
@@ -47,7 +47,7 @@ class TimedThreadPool:
 
 
 def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenTime:
-    """Decode some tokens with an engine of ours whose backend has a thread team."""
+    """Decode some tokens with a native engine whose backend has a thread pool."""
     ids = random_ids(tokens + 1, engine.vocabulary_size, seed)
     engine.rewind(0)
     engine.append(ids[:1])
@@ -71,7 +71,7 @@ def token_time(engine: Engine, tokens: int = TOKENS, seed: int = SEED) -> TokenT
 def _timed(engine: Engine) -> Iterator[TimedThreadPool]:
     backend: Any = getattr(engine, "backend", None)
     if not hasattr(backend, "pool"):
-        raise TypeError(f"{type(engine).__name__}: no backend with a thread team to be timed")
+        raise TypeError(f"{type(engine).__name__}: no backend with a thread pool to be timed")
     pool = TimedThreadPool(backend.pool)
     backend.pool = pool
     try:

@@ -80,10 +80,10 @@ def _processor(fallback: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:  # an optional package, or a source tree
             continue
-    return found
+    return versions

@@ -64,17 +64,20 @@ def interleave(
     seconds: list[list[list[float]]] = [[[] for _ in targets] for _ in workloads]
     for done in range(rounds + 1):
         for workload, of_workload in zip(workloads, seconds, strict=True):
-            for target, kept in zip(targets, of_workload, strict=True):
+            for target, seconds_of_target in zip(targets, of_workload, strict=True):
                 wait_until_idle()
                 timed = _piece(target, workload, ids[depth:], piece)
                 if done:
-                    kept += timed
+                    seconds_of_target += timed
         if report:
             report(done, rounds)
     for target in targets:
         target.rewind(0)
     return [
-        [Timings(tuple(kept), 1 if workload.kind == "generate" else workload.tokens) for kept in of_workload]
+        [
+            Timings(tuple(seconds_of_target), 1 if workload.kind == "generate" else workload.tokens)
+            for seconds_of_target in of_workload
+        ]
         for workload, of_workload in zip(workloads, seconds, strict=True)
     ]
 

@@ -81,8 +81,8 @@ class RandomBlocks:
         """Return `blocks` blocks, (blocks, bytes of a block) uint8."""
         if self.format.name not in _FLOATS:
             return self._patched(blocks, self._patch)
-        dtype, kept, fraction_bits, bias = _FLOATS[self.format.name]
-        bits = np.frombuffer(self._random.bytes(blocks * self.format.block_bytes), dtype) & kept
+        dtype, mask, fraction_bits, bias = _FLOATS[self.format.name]
+        bits = np.frombuffer(self._random.bytes(blocks * self.format.block_bytes), dtype) & mask
         bits |= (self._exponent + bias) << fraction_bits
         return bits.astype(dtype, copy=False).view(np.uint8).reshape(blocks, -1)
 

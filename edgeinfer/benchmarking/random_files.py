@@ -22,7 +22,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
-from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
+from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
 
 REVISION = 2
 """Part of the files' names; increase it when the content changes."""
@@ -103,7 +103,8 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     if mix.experts_only and not shape.experts:
         options = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
     return {
-        name: found.format.name for name, found in choose_types(tensors, source_model, mix, options).items()
+        name: selection.format.name
+        for name, selection in select_types(tensors, source_model, mix, options).items()
     }
 
 

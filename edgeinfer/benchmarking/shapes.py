@@ -68,11 +68,11 @@ class Shape:
         recurrent = self.recurrent.matrices(self.width) if self.recurrent else {}
         head = (self.vocabulary, self.width)
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
-        found: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
             mixer = recurrent if self.is_recurrent(index) else attention
-            found |= {f"blk.{index}.{name}": size for name, size in {**mixer, **feed_forward}.items()}
-        return found
+            shapes |= {f"blk.{index}.{name}": size for name, size in {**mixer, **feed_forward}.items()}
+        return shapes
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer has a recurrent block instead of attention."""
@@ -99,7 +99,7 @@ class Shape:
         layer = {"attn_norm.weight": self.width, f"{self.feed_forward_norm}.weight": self.width}
         if self.shared_expert:
             layer["ffn_gate_inp_shexp.weight"] = self.width
-        attention = {}
+        attention: dict[str, int] = {}
         if self.biases:
             attention |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
         if self.qk_norm:
@@ -107,11 +107,11 @@ class Shape:
         if self.row_norms:
             attention |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
         recurrent = self.recurrent.vectors(self.width) if self.recurrent else {}
-        found = {f"{self.output_norm}.weight": self.width}
+        lengths = {f"{self.output_norm}.weight": self.width}
         for index in range(self.layers):
             mixer = recurrent if self.is_recurrent(index) else attention
-            found |= {f"blk.{index}.{name}": size for name, size in {**layer, **mixer}.items()}
-        return found
+            lengths |= {f"blk.{index}.{name}": size for name, size in {**layer, **mixer}.items()}
+        return lengths
 
     @property
     def parameters(self) -> int:
@@ -249,7 +249,7 @@ SHAPES = {shape.name: shape for shape in _ALL}
 
 def find_shape(name: str) -> Shape:
     """The shape of that name. Raises `SettingError` if there is none."""
-    found = SHAPES.get(name.lower())
-    if found is None:
+    shape = SHAPES.get(name.lower())
+    if shape is None:
         raise SettingError(f"shape: saw {name!r}, wanted one of {', '.join(SHAPES)}")
-    return found
+    return shape

@@ -35,10 +35,10 @@ class BenchedModel:
     @classmethod
     def find(cls, model: str | Path | None) -> "BenchedModel":
         """Find a model by name or path. Raises `UnknownModelError`, `FormatError`."""
-        found = find_model(model)
-        with GGUFFile.open(found.path) as file:
+        model_file = find_model(model)
+        with GGUFFile.open(model_file.path) as file:
             parameters = sum(prod(info.shape) for info in file.tensors.values())
-        return cls(found.name, found.path, found.size_bytes, parameters)
+        return cls(model_file.name, model_file.path, model_file.size_bytes, parameters)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
     for threads in settings.threads:
         bandwidth = read_bandwidth(user_folder("cache"), threads)
         reset_peak()
-        found: list[tuple[Workload, Timings, float, int]] = []
+        timed: list[tuple[Workload, Timings, float, int]] = []
         with _loaded(model, settings, threads) as loaded:
             for workload in settings.workloads:
                 timings = repeat(
@@ -188,9 +188,9 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
                     settings.seed,
                     settings.progress_callback([workload], threads),
                 )
-                found.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
+                timed.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
-        for workload, timings, nbytes, peak in found:
+        for workload, timings, nbytes, peak in timed:
             yield SpeedRow(workload, threads, timings, nbytes, bandwidth, peak)
 
 
@@ -204,7 +204,7 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
         peer = LlamaCppTarget(
             model.path, settings.context, threads, kv=str(settings.loading.get("kv", "f16"))
         )
-        found: list[tuple[Workload, list[Timings], float]] = []
+        timed: list[tuple[Workload, list[Timings], float]] = []
         try:
             with _loaded(model, settings, threads) as loaded:
                 targets: list[BenchTarget] = [NativeTarget(loaded.engine), peer]
@@ -218,9 +218,9 @@ def measure_versus(model: BenchedModel, settings: BenchSettings) -> Iterator[Ver
                         settings.progress_callback(group, threads),
                     )
                     for workload, both in zip(group, timings, strict=True):
-                        found.append((workload, both, _mean_bytes(loaded, workload)))
+                        timed.append((workload, both, _mean_bytes(loaded, workload)))
         finally:
             peer.close()
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))
-        for workload, (ours, theirs), nbytes in found:
+        for workload, (ours, theirs), nbytes in timed:
             yield VersusRow(workload, threads, ours, theirs, nbytes, bandwidth)

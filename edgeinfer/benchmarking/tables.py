@@ -44,7 +44,7 @@ def shown_rate(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 1000 else f"{rate:.1f}" if rate >= 10 else f"{rate:.2f}"
 
 
-def _maybe(value: float | None, shown: str) -> str:
+def _optional_cell(value: float | None, shown: str) -> str:
     return NOTHING if value is None else shown.format(value)
 
 
@@ -65,8 +65,8 @@ def speed_cells(model: BenchedModel, row: SpeedRow) -> list[str]:
         str(row.threads),
         row.workload.name,
         f"{shown_rate(timings.mean_rate)} ± {shown_rate(timings.deviation)}",
-        _maybe(row.gigabytes_per_second, "{:.2f}"),
-        _maybe(row.bandwidth_share, "{:.0%}"),
+        _optional_cell(row.gigabytes_per_second, "{:.2f}"),
+        _optional_cell(row.bandwidth_share, "{:.0%}"),
         NOTHING if row.seconds_to_first_token is None else shown_milliseconds(row.seconds_to_first_token),
         f"{row.peak_resident_bytes / 2**20:.0f} MiB",
     ]
@@ -78,7 +78,11 @@ def versus_cells(model: BenchedModel, row: VersusRow) -> list[str]:
     for share in (BEST_DECILE, MEDIAN):
         cells += [shown_rate(row.ours.rate_at(share)), shown_rate(row.theirs.rate_at(share))]
         cells.append(f"{row.ratio(share):.2f}x")
-    return [*cells, _maybe(row.gigabytes_per_second, "{:.2f}"), _maybe(row.bandwidth_share, "{:.0%}")]
+    return [
+        *cells,
+        _optional_cell(row.gigabytes_per_second, "{:.2f}"),
+        _optional_cell(row.bandwidth_share, "{:.0%}"),
+    ]
 
 
 def speed_table(model: BenchedModel, rows: Sequence[SpeedRow]) -> str:
@@ -146,17 +150,17 @@ def _engine_record(timings: Timings) -> dict[str, Any]:
 
 def noise_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
     """Warnings about rows that varied too much between their rounds."""
-    found = []
+    lines = []
     for row in rows:
         timings = [row.timings] if isinstance(row, SpeedRow) else [row.ours, row.theirs]
         worst = max(timings, key=lambda one: one.spread)
         if worst.is_noisy:
-            found.append(
+            lines.append(
                 f"{row.workload.name}, {row.threads} threads: too noisy: the middle half of the rounds "
                 f"differs by {worst.spread:.0%}, wanted {MAX_SPREAD:.0%} at most; end other programs and "
                 "measure again"
             )
-    return found
+    return lines
 
 
 def report_record(model: BenchedModel, machine: Machine, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -63,5 +63,5 @@ class Timings:
 
 
 def speed_ratio(ours: Timings, theirs: Timings, share: float) -> float:
-    """Our speed over theirs, both at the same quantile of their own pieces."""
+    """Our speed over theirs, both at the same quantile of the pieces of each."""
     return ours.rate_at(share) / theirs.rate_at(share)

@@ -32,11 +32,11 @@ class Workload:
 
 def workloads(prompts: Sequence[int], generates: Sequence[int], depths: Sequence[int]) -> list[Workload]:
     """Every prompt and every generation at every depth; lengths of 0 are omitted."""
-    found = []
+    result = []
     for depth in depths:
-        found += [Workload("prompt", tokens, depth) for tokens in prompts if tokens]
-        found += [Workload("generate", tokens, depth) for tokens in generates if tokens]
-    return found
+        result += [Workload("prompt", tokens, depth) for tokens in prompts if tokens]
+        result += [Workload("generate", tokens, depth) for tokens in generates if tokens]
+    return result
 
 
 def needed_context(workloads: Sequence[Workload]) -> int:

@@ -30,7 +30,7 @@ class Budget:
         """
         self._steps -= 1
         if self._steps < 0:
-            raise SecurityError(f"more than {MAX_STEPS} loop turns and macro calls")
+            raise SecurityError(f"more than {MAX_STEPS} loop iterations and macro calls")
         if time.monotonic() > self._deadline:
             raise SecurityError(f"still not done after {MAX_SECONDS:g} seconds")
         self.count(characters)
@@ -44,7 +44,7 @@ class Budget:
         self._characters -= characters
         if self._characters < 0:
             raise SecurityError(
-                f"more than {MAX_CHARACTERS} characters made beside what the chat accounts for"
+                f"more than {MAX_CHARACTERS} characters besides those that the chat accounts for"
             )
 
     def count_value(self, value: Any, times: int = 1) -> None:
@@ -54,12 +54,12 @@ class Budget:
             return
         open_values = [value]
         while open_values:
-            found = open_values.pop()
-            if isinstance(found, str):
-                self.count((len(found) + 1) * max(times, 0))
+            value_part = open_values.pop()
+            if isinstance(value_part, str):
+                self.count((len(value_part) + 1) * max(times, 0))
                 continue
             self.count(_ITEM_CHARACTERS * max(times, 0))
-            if isinstance(found, dict):
-                open_values += [*found.keys(), *found.values()]
-            elif isinstance(found, list | tuple):
-                open_values += found
+            if isinstance(value_part, dict):
+                open_values += [*value_part.keys(), *value_part.values()]
+            elif isinstance(value_part, list | tuple):
+                open_values += value_part

@@ -122,8 +122,8 @@ class ChatFormat:
         source = self._tool_source if with_tools else self.template_source
         if source is None:
             raise ChatTemplateError(
-                f"{_KEY} is missing: the file doesn't say how its model wants a chat written. "
-                "Name a Jinja template with --chat-template FILE"
+                f"{_KEY} is missing: the file has no chat template. "
+                "Give a Jinja template with --chat-template FILE"
             )
         if source not in self._templates:
             from edgeinfer.chat_templates.chat_template import ChatTemplate  # imports Jinja

@@ -69,9 +69,9 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_rendered_body"), [], [], body).set_lineno(line)
 
-    def _said(self, caller: Callable[[], str]) -> str:
+    def _rendered_body(self, caller: Callable[[], str]) -> str:
         return caller()
 
 
@@ -99,7 +99,7 @@ class _TemplateNamespace(Namespace):
 def _refuse_private(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(
-            f"a namespace can't hold {name!r}: names that begin with an underscore are Python's"
+            f"a namespace can't hold {name!r}: names that begin with an underscore are reserved"
         )
 
 
@@ -167,8 +167,8 @@ def _explained(error: BaseException, source: str) -> str:
         where = f", line {line}"
         quote = f" in: {text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + '…'}"
     kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-    told = " ".join(str(getattr(error, "message", None) or error).split())
-    reason = told if len(told) <= _LONGEST_REASON else told[:_LONGEST_REASON] + "…"
+    reason = " ".join(str(getattr(error, "message", None) or error).split())
+    reason = reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON] + "…"
     return f"chat template{where}: {kind}{reason}{quote}"
 
 

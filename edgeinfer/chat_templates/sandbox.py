@@ -140,8 +140,8 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
     def _replace(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
         value, old, new = (str(self._weighed(text)) for text in (value, old, new))
         limit = -1 if count is None else count
-        found = value.count(old)
-        self.budget.count(len(value) + (found if limit < 0 else min(found, limit)) * len(new))
+        occurrences = value.count(old)
+        self.budget.count(len(value) + (occurrences if limit < 0 else min(occurrences, limit)) * len(new))
         return str(value.replace(old, new, limit))
 
     def _indent(self, value: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
@@ -225,7 +225,7 @@ def _length(value: Any) -> int:
 def _refuse_large(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, int) and abs(value) > LARGEST_ARGUMENT:
-            raise SecurityError(f"a number beyond {LARGEST_ARGUMENT} handed to a function")
+            raise SecurityError(f"a number beyond {LARGEST_ARGUMENT} passed to a function")
 
 
 def _refuse_wide_format(template: str) -> None:

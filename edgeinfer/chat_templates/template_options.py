@@ -36,8 +36,8 @@ class TemplateOptions:
 
     def __post_init__(self) -> None:
         if self.thinking is not None and self.thinking not in get_args(Thinking):
-            wanted = ", ".join(get_args(Thinking))
-            raise SettingError(f"thinking: saw {str(self.thinking)[:40]!r}, wanted one of {wanted}, or None")
+            allowed = ", ".join(get_args(Thinking))
+            raise SettingError(f"thinking: saw {str(self.thinking)[:40]!r}, wanted one of {allowed}, or None")
         if not isinstance(self.args, Mapping) or not all(isinstance(name, str) for name in self.args):
             raise SettingError(
                 f"template_args: saw {str(self.args)[:40]!r}, wanted template variables by name"
@@ -94,4 +94,4 @@ def _levels(known: frozenset[str]) -> str:
     levels = thinking_levels(known)
     if not levels:
         return "the model's chat template has no setting for it"
-    return f"the model's chat template knows {', '.join(levels)}"
+    return f"the model's chat template supports {', '.join(levels)}"

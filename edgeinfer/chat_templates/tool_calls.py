@@ -16,7 +16,7 @@ Tool = Mapping[str, Any]
 """As in OpenAI's API: {"type": "function", "function": {"name": …, "parameters": a schema}}, or its inner
 object.
 """
-Found = tuple[str, Any]
+ParsedCall = tuple[str, Any]
 """A tool name and its unchecked arguments."""
 
 
@@ -76,8 +76,8 @@ def _named(tool: Tool) -> tuple[str | None, Mapping[str, Any]]:
     return function.get("name"), function.get("parameters") or {}
 
 
-def _checked(found: Iterator[Found], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
-    for name, arguments in found:
+def _checked(calls: Iterator[ParsedCall], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
+    for name, arguments in calls:
         schema = schemas.get(name)
         if schema is None:
             continue
@@ -98,8 +98,8 @@ def _typed(value: str, key: str, schema: Mapping[str, Any]) -> Any:
     kind = properties.get(key)
     if isinstance(kind, Mapping) and kind.get("type") == "string":
         return value
-    found = _json(value)
-    return value if found is None and value.strip() != "null" else found
+    parsed = _json(value)
+    return value if parsed is None and value.strip() != "null" else parsed
 
 
 def _json(text: str) -> Any:
@@ -110,7 +110,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _from_json(text: str) -> Iterator[Found]:
+def _from_json(text: str) -> Iterator[ParsedCall]:
     """The calls of one JSON object, of a list of them, or of several consecutive objects."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text):
@@ -127,25 +127,25 @@ def _from_json(text: str) -> Iterator[Found]:
         at += len(text[at:]) - len(text[at:].lstrip(" \n\t;,"))
 
 
-def _json_inside(match: re.Match[str]) -> Iterator[Found]:
+def _json_inside(match: re.Match[str]) -> Iterator[ParsedCall]:
     return _from_json(match["json"].strip())
 
 
-def _named_json(match: re.Match[str]) -> Iterator[Found]:
+def _named_json(match: re.Match[str]) -> Iterator[ParsedCall]:
     yield match["name"].strip(), match["json"].strip()
 
 
-def _parameters(pattern: str) -> Callable[[re.Match[str]], Iterator[Found]]:
+def _parameters(pattern: str) -> Callable[[re.Match[str]], Iterator[ParsedCall]]:
     """Parser for arguments given as text between marks."""
     each = re.compile(pattern, re.DOTALL)
 
-    def read(match: re.Match[str]) -> Iterator[Found]:
+    def read(match: re.Match[str]) -> Iterator[ParsedCall]:
         yield match["name"].strip(), _Texts((m["key"], m["value"]) for m in each.finditer(match["rest"]))
 
     return read
 
 
-def _python_calls(match: re.Match[str]) -> Iterator[Found]:
+def _python_calls(match: re.Match[str]) -> Iterator[ParsedCall]:
     """`[name(key="value"), …]`, constants only."""
     try:
         parsed = ast.parse(match["python"].strip(), mode="eval").body
@@ -159,7 +159,7 @@ def _python_calls(match: re.Match[str]) -> Iterator[Found]:
         return
 
 
-_Read = Callable[[re.Match[str]], Iterator[Found]]
+_Read = Callable[[re.Match[str]], Iterator[ParsedCall]]
 _NAME = r"(?P<name>[\w.\-]+)"
 _JSON_TO = r"(?P<json>.*?)"
 _FORMS: tuple[tuple[re.Pattern[str], _Read], ...] = tuple(

@@ -19,10 +19,10 @@ def digest_in(headers: Mapping[str, str]) -> tuple[str, str] | None:
     linked = hexadecimal(lower.get("x-linked-etag", ""))
     if linked:
         return linked, "X-Linked-Etag"
-    found = re.search(r"(?:^|[\s,])sha-256=:([A-Za-z0-9+/=]+):", lower.get("repr-digest", ""))
-    if found:
+    match = re.search(r"(?:^|[\s,])sha-256=:([A-Za-z0-9+/=]+):", lower.get("repr-digest", ""))
+    if match:
         try:
-            raw = base64.b64decode(found[1], validate=True)
+            raw = base64.b64decode(match[1], validate=True)
         except binascii.Error:
             return None
         if len(raw) == 32:

@@ -57,7 +57,7 @@ def refuse_unsupported(requested: str) -> HeaderCheck:
             return False
         if support.is_native:
             return True
-        way_out = f"to fetch it for that: edgeinfer pull {requested} --engine llama.cpp"
-        raise DownloadError(f"{requested}: {support}; {way_out}")
+        remedy = f"to fetch it for that: edgeinfer pull {requested} --engine llama.cpp"
+        raise DownloadError(f"{requested}: {support}; {remedy}")
 
     return check

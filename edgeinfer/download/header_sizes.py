@@ -29,7 +29,7 @@ def remote_sizes(files: Sequence[RemoteFile], retry_policy: RetryPolicy | None =
         with scratch_folder() as folder:
             for file in files:
                 if file.size_bytes is None:
-                    raise DownloadError(f"{file.name}: the server doesn't say how long it is")
+                    raise DownloadError(f"{file.name}: the server gives no length")
                 with (folder / Path(file.name).name).open("wb") as sparse:
                     sparse.write(read_start(file, min(count, file.size_bytes), retry_policy))
                     sparse.truncate(file.size_bytes)

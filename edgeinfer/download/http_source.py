@@ -27,7 +27,7 @@ BROKEN = (OSError, http.client.HTTPException)
 """Exceptions of a failed connection: refused, reset, timed out, closed early."""
 
 
-class TryAgain(Exception):  # noqa: N818 - no failure yet
+class TemporaryFailureError(Exception):
     """The request failed temporarily. `after`: seconds to wait, as the server requests."""
 
     def __init__(self, why: str, after: float | None = None) -> None:
@@ -35,7 +35,7 @@ class TryAgain(Exception):  # noqa: N818 - no failure yet
         self.after = after
 
 
-class NothingThere(Exception):  # noqa: N818
+class RangeNotSatisfiableError(Exception):
     """The server has no byte at that offset."""
 
 
@@ -77,8 +77,8 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
     A server without range support, or with another version, responds from byte 0.
 
     Raises:
-        TryAgain: a temporary failure.
-        NothingThere: the file isn't that long.
+        TemporaryFailureError: a temporary failure.
+        RangeNotSatisfiableError: the file isn't that long.
         DownloadError: a permanent failure.
     """
     headers = {"User-Agent": "edgeinfer", **remote.headers, "Accept-Encoding": "identity"}
@@ -97,7 +97,7 @@ def request(remote: RemoteFile, first: int, tag: str | None, stall_seconds: floa
     except ValueError as error:  # raised by http.client for a URL with spaces or control characters
         raise DownloadError(f"{remote.url!r}: no such address: {error}") from error
     except BROKEN as error:
-        raise _broken(remote, error) from error
+        raise _connection_error(remote, error) from error
     try:
         return _http_response(remote, body, first, redirects.headers)
     except BaseException:
@@ -111,12 +111,14 @@ def _http_response(
     headers = dict(body.headers.items())
     packing = body.headers.get("Content-Encoding", "identity")
     if packing != "identity":
-        raise DownloadError(f"{remote.url}: sent packed ({packing}), wanted the file as it is")
+        raise DownloadError(f"{remote.url}: sent compressed ({packing}), wanted the file uncompressed")
     length = _number(body.headers.get("Content-Length"))
     if body.status == 206:
         start, total = _range(body.headers.get("Content-Range", ""))
         if start != first:
-            raise TryAgain(f"{_host(remote.url)} answered from byte {start}, wanted byte {first}")
+            raise TemporaryFailureError(
+                f"{_host(remote.url)} responded from byte {start}, wanted byte {first}"
+            )
     else:
         start, total = 0, length
     digest = digest_in(headers) or digest_in(hops)
@@ -125,8 +127,8 @@ def _http_response(
 
 def _range(text: str) -> tuple[int | None, int | None]:
     """First byte and total of a Content-Range; None for missing values."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip(), re.ASCII)
-    return (int(found[1]), _number(found[2])) if found else (None, None)
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", text.strip(), re.ASCII)
+    return (int(match[1]), _number(match[2])) if match else (None, None)
 
 
 def _number(text: str | None) -> int | None:
@@ -138,16 +140,16 @@ def _refusal(remote: RemoteFile, error: urllib.error.HTTPError) -> Exception:
     reason = "" if 300 <= error.code < 400 else " ".join(str(error.reason).split())[:60]
     seen = f"{remote.url}: {error.code} {reason}".rstrip()
     if error.code == 416:
-        return NothingThere(seen)
+        return RangeNotSatisfiableError(seen)
     if error.code in LATER:
-        return TryAgain(seen, _retry_after(error.headers.get("Retry-After")))
+        return TemporaryFailureError(seen, _retry_after(error.headers.get("Retry-After")))
     if error.code in (401, 403):
-        login = remote.login or "the server wants a login that edgeinfer doesn't have"
+        login = remote.login or "the server requires a login that edgeinfer doesn't have"
         return DownloadError(f"{seen}; {login}")
     if error.code in (404, 410):
-        return DownloadError(f"{seen}; nothing of that name is there")
+        return DownloadError(f"{seen}; no such file")
     if 300 <= error.code < 400:
-        return DownloadError(f"{seen}; the server leads in circles or nowhere")
+        return DownloadError(f"{seen}; the server redirects in a loop, or without a target")
     return DownloadError(seen)
 
 
@@ -163,19 +165,19 @@ def _retry_after(text: str | None) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds()) if when.tzinfo else None
 
 
-def _broken(remote: RemoteFile, error: BaseException) -> Exception:
+def _connection_error(remote: RemoteFile, error: BaseException) -> Exception:
     """The exception for a failed connection: permanent for an invalid certificate, otherwise temporary."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, ssl.SSLCertVerificationError):
         return DownloadError(f"{remote.url}: its certificate isn't valid: {reason.verify_message}")
-    return TryAgain(f"{_host(remote.url)}: {describe(error)}")
+    return TemporaryFailureError(f"{_host(remote.url)}: {describe(error)}")
 
 
 def describe(error: BaseException) -> str:
     """Short description of a failed connection."""
     reason = getattr(error, "reason", error)
     if isinstance(reason, TimeoutError):
-        return "no answer for too long"
+        return "no response in time"
     if isinstance(reason, http.client.IncompleteRead):
         return "cut off"
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
@@ -203,7 +205,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self.headers.update({name: value for name, value in headers.items() if name.lower().startswith("x-")})
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if old.scheme == "https" and new.scheme != "https":
-            raise DownloadError(f"{req.full_url}: leads to {newurl}, out of encryption; not followed")
+            raise DownloadError(f"{req.full_url}: leads to {newurl}, without encryption; not followed")
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if following is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
             following.remove_header("Authorization")

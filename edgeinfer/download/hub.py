@@ -89,11 +89,11 @@ def list_hub_models(
     from huggingface_hub.utils import HfHubHTTPError, build_hf_headers  # type: ignore[attr-defined]
 
     if constants.HF_HUB_OFFLINE:
-        raise OfflineError(f"{repository}: the hub can't be reached: HF_HUB_OFFLINE keeps off it")
+        raise OfflineError(f"{repository}: the hub can't be reached: HF_HUB_OFFLINE is set")
     # Among its base classes is the error class of the HTTP client that this release uses.
     failures: tuple[type[Any], ...] = (OSError, ValueError, *HfHubHTTPError.__bases__)
     try:
-        found = HfApi(endpoint).model_info(
+        info = HfApi(endpoint).model_info(
             repository, revision=revision, files_metadata=True, timeout=ASK_SECONDS
         )
     except Exception as error:
@@ -102,9 +102,9 @@ def list_hub_models(
         raise _refusal(repository, error) from error
     headers = {str(name): str(value) for name, value in build_hf_headers(library_name="edgeinfer").items()}
     files = []
-    for sibling in found.siblings or []:
+    for sibling in info.siblings or []:
         if _is_model(sibling.rfilename):
-            url = hf_hub_url(repository, sibling.rfilename, revision=found.sha, endpoint=endpoint)
+            url = hf_hub_url(repository, sibling.rfilename, revision=info.sha, endpoint=endpoint)
             files.append(_remote(sibling, url, headers, repository))
     return _grouped(files)
 
@@ -163,7 +163,7 @@ def _refusal(repository: str, error: Exception) -> DownloadError:
         return DownloadError(f"{repository}: the hub has no such revision of it")
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None:
-        return DownloadError(f"{repository}: the hub answers {status}; try again later")
+        return DownloadError(f"{repository}: the hub returned status {status}; try again later")
     why = ERROR_NUMBER.sub("", (str(error).splitlines() or [kind])[0])
     return OfflineError(f"{repository}: the hub can't be reached: {why}")
 

@@ -105,15 +105,15 @@ class PartialFile:
     def remove(self) -> None:
         """Delete the data; a file that another program has since created under the same name is kept."""
         self.empty()
-        if _is_still(self.path, self._file):
+        if _is_same_file(self.path, self._file):
             self._version_path.unlink(missing_ok=True)
             if sys.platform != "win32":
                 self.path.unlink(missing_ok=True)
 
     def _read_version(self) -> Version:
         try:
-            found: Any = json.loads(self._version_path.read_text(encoding="utf-8"))
-            return Version(found["tag"], found["total"], found["sha256"])
+            values: Any = json.loads(self._version_path.read_text(encoding="utf-8"))
+            return Version(values["tag"], values["total"], values["sha256"])
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return Version()
 
@@ -144,12 +144,12 @@ def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | 
         with path.open("a+b") as file:
             if not _locked(file):
                 wait()
-            elif _is_still(path, file) and not destination.exists():
+            elif _is_same_file(path, file) and not destination.exists():
                 yield PartialFile(path, file)
                 return
 
 
-def _is_still(path: Path, file: IO[bytes]) -> bool:
+def _is_same_file(path: Path, file: IO[bytes]) -> bool:
     """Whether the open file still has that path: another program may have finished or removed it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

@@ -12,13 +12,19 @@ from edgeinfer.download.header_sizes import remote_sizes
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
 from edgeinfer.download.partial_file import partial_path
-from edgeinfer.download.quant_choice import QuantOption, choose_quant
-from edgeinfer.download.transfer import Fetched, Hearing, RetryPolicy, check_room, fetch
+from edgeinfer.download.quant_selection import QuantOption, select_quant
+from edgeinfer.download.transfer import (
+    DownloadedFile,
+    RetryPolicy,
+    TransferCallbacks,
+    check_disk_space,
+    fetch,
+)
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
 from edgeinfer.options.load_options import EngineName
 from edgeinfer.planning.fit import known_machine
 from edgeinfer.registry.entries import RegistryEntry, read_registry
-from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.model_file import ModelFile, bits_of, parts_of
 from edgeinfer.registry.registry import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer_offload.machine.hardware import Machine
@@ -27,12 +33,12 @@ from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, pr
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PulledModel:
     """A downloaded model. `files`: all its parts, in order."""
 
     name: str
     """Name for later commands."""
-    files: tuple[Fetched, ...]
+    files: tuple[DownloadedFile, ...]
 
     @property
     def path(self) -> Path:
@@ -45,20 +51,20 @@ class Pull:
     """Settings of a pull. `endpoint`: of the hub, None: huggingface_hub's setting."""
 
     models_folder: Path
-    hearing: Hearing
+    callbacks: TransferCallbacks
     retry_policy: RetryPolicy
     endpoint: str | None = None
     engine: EngineName = "edgeinfer"
     """Engine for the model: models that edgeinfer's engine doesn't support are downloaded for llama.cpp
     only.
     """
-    others: OtherFolders | None = None
+    others: ExternalFolders | None = None
     """Model folders of other programs; None: the usual ones."""
     machine: Callable[[], Machine] = known_machine
     """The machine for which a quantization is selected, if none is given."""
 
 
-def pull(requested: str, settings: Pull | None = None) -> Pulled:
+def pull(requested: str, settings: Pull | None = None) -> PulledModel:
     """Download a model: `NAME[:QUANT]` of the registry, `hf:owner/name[:QUANT | /file.gguf]`, or an address.
 
     A model on this disk isn't downloaded again, and needs no network.
@@ -68,7 +74,7 @@ def pull(requested: str, settings: Pull | None = None) -> Pulled:
         DownloadError: the download fails, the data isn't the expected one, or the disk is full.
         RegistryError, OSError: the user's models.toml can't be read, or the file can't be written.
     """
-    settings = settings or Pull(default_models_folder(), Hearing(), RetryPolicy())
+    settings = settings or Pull(default_models_folder(), TransferCallbacks(), RetryPolicy())
     _check_address(requested)
     entries = read_registry()
     name, quant = split_quant(requested, entries)
@@ -80,7 +86,7 @@ def pull(requested: str, settings: Pull | None = None) -> Pulled:
     if urlsplit(requested).scheme in ("http", "https"):
         return _pull_url(requested, settings)
     raise UnknownModelError(
-        f"{requested[:60]}: not in the catalogue; name one of `edgeinfer list --all`, "
+        f"{requested[:60]}: not in the model registry; name one of `edgeinfer list --all`, "
         "hf:owner/name/file.gguf, or an address that begins with https://"
     )
 
@@ -95,18 +101,18 @@ def _check_address(requested: str) -> None:
         raise DownloadError(f"{printable(requested)}: control characters in an address or name, wanted none")
 
 
-def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
+def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> PulledModel:
     if entry.repository is None and entry.url is None:
         raise UnknownModelError(
-            f"{entry.name}: comes with edgeinfer or lies at {entry.file}; nothing to fetch"
+            f"{entry.name}: is built in or a local file ({entry.file}); nothing to download"
         )
-    here = _here(entry, quant, settings)
+    here = _local_model(entry, quant, settings)
     if here:
-        return Pulled(here.name, tuple(_there(path) for path in parts_of(here.path)))
+        return PulledModel(here.name, tuple(_existing_file(path) for path in parts_of(here.path)))
     if entry.repository is None:
         selected = entry.quant_named(quant) if quant else entry.quants[0]
         if selected is None:
-            raise _no_such_quant(entry.name, quant, entry.quants)
+            raise _unknown_quant_error(entry.name, quant, entry.quants)
         remote = RemoteFile(entry.url_of(selected) or "", entry.file_of(selected))
         return _fetched(entry.name_of(selected), [_with_digest(remote, entry, selected)], Path(), settings)
     there = _hub_models(entry.repository, None, settings)
@@ -118,14 +124,14 @@ def _pull_entry(entry: RegistryEntry, quant: str, settings: Pull) -> Pulled:
     return _fetched(entry.name_of(model.quant), files, Path(entry.repository), settings)
 
 
-def _here(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
+def _local_model(entry: RegistryEntry, quant: str, settings: Pull) -> ModelFile | None:
     """The complete model if it is on this disk, from any program."""
     requested = f"{entry.name}:{quant}" if quant else entry.name
     try:
-        found = find_model(requested, models_folder=settings.models_folder, others=settings.others)
+        model_file = find_model(requested, models_folder=settings.models_folder, others=settings.others)
     except UnknownModelError:
         return None
-    return found if _is_whole(found.path) else None
+    return model_file if _is_whole(model_file.path) else None
 
 
 def _is_whole(path: Path) -> bool:
@@ -146,32 +152,35 @@ def _with_digest(remote: RemoteFile, entry: RegistryEntry, quant: str) -> Remote
     for fact, ours, theirs in (("sha256", digest, remote.sha256), ("bytes", size, remote.size_bytes)):
         if ours is not None and theirs is not None and ours != theirs:
             raise DownloadError(
-                f"{entry.name}:{quant}: the catalogue knows it with {fact} {ours}, the hub has {theirs} now: "
-                f"it was replaced; to take what is there: edgeinfer pull hf:{entry.repository}/{remote.name}"
+                f"{entry.name}:{quant}: the model registry has {fact} {ours}, the hub has {theirs} now: "
+                "the file was replaced; to download the new one: "
+                f"edgeinfer pull hf:{entry.repository}/{remote.name}"
             )
     if digest:
         remote = replace(remote, sha256=digest, digest_source="models.toml")
     return replace(remote, size_bytes=remote.size_bytes or size)
 
 
-def _pull_address(requested: str, address: HubAddress, settings: Pull) -> Pulled:
+def _pull_address(requested: str, address: HubAddress, settings: Pull) -> PulledModel:
     repository = Path(address.repository)
     if address.file is not None:
         path = settings.models_folder / repository / address.file
         if path.exists() and _is_whole(path):
-            return Pulled(path.stem, tuple(_there(part) for part in parts_of(path)))
+            return PulledModel(path.stem, tuple(_existing_file(part) for part in parts_of(path)))
     models = _hub_models(address.repository, address.revision, settings)
     if address.file is None:
         model = _selected(requested, models, address.quant, settings.models_folder / repository, settings)
     else:
         having = [model for model in models if address.file in [file.name for file in model.files]]
         if not having:
-            raise DownloadError(f"{address.repository}: {address.file} isn't there; {_offered(models)}")
+            raise DownloadError(
+                f"{address.repository}: {address.file} isn't there; {_available_models(models)}"
+            )
         model = having[0]
     return _fetched(Path(model.name).stem, model.files, repository, settings, requested)
 
 
-def _pull_url(url: str, settings: Pull) -> Pulled:
+def _pull_url(url: str, settings: Pull) -> PulledModel:
     """Download a file from any address into a folder with the host's name. A user and password in the address
     are sent to that host only and never shown.
     """
@@ -212,13 +221,13 @@ def _selected(name: str, models: Sequence[HubModel], quant: str, root: Path, set
     for model in models:
         by_quant.setdefault(model.quant, model)
     if quant:
-        found = next((label for label in by_quant if label.lower() == quant.lower()), None)
-        if found is None:
-            raise _no_such_quant(name, quant, list(by_quant))
-        return by_quant[found]
-    begun = max(models, key=lambda model: _came_of(model, root), default=None)
-    if begun is not None and (came := _came_of(begun, root)):
-        settings.hearing.say(f"{begun.quant}: {came / 2**20:.0f} MiB of it are here already")
+        match = next((label for label in by_quant if label.lower() == quant.lower()), None)
+        if match is None:
+            raise _unknown_quant_error(name, quant, list(by_quant))
+        return by_quant[match]
+    begun = max(models, key=lambda model: _received_bytes_of(model, root), default=None)
+    if begun is not None and (came := _received_bytes_of(begun, root)):
+        settings.callbacks.say(f"{begun.quant}: {came / 2**20:.0f} MiB of it are downloaded already")
         return begun
     plain = {label: model for label, model in by_quant.items() if not label.startswith("UD-")} or by_quant
     options = [
@@ -227,23 +236,23 @@ def _selected(name: str, models: Sequence[HubModel], quant: str, root: Path, set
     ]
     if not options:
         raise DownloadError(f"{name}: none of its files is in the repository any more; name one with hf:")
-    selection = choose_quant(name, options, settings.machine())
-    settings.hearing.say(selection.why)
+    selection = select_quant(name, options, settings.machine())
+    settings.callbacks.say(selection.why)
     return by_quant[selection.quant]
 
 
-def _no_such_quant(name: str, quant: str, there: Sequence[str]) -> DownloadError:
+def _unknown_quant_error(name: str, quant: str, there: Sequence[str]) -> DownloadError:
     names = ", ".join(sorted(there, key=bits_of))
     return DownloadError(f"{name}: there is no {quant}; there are {names}")
 
 
-def _offered(models: Sequence[HubModel]) -> str:
+def _available_models(models: Sequence[HubModel]) -> str:
     return f"there are {first_few([model.name for model in models])}"
 
 
 def _fetched(
     name: str, files: Sequence[RemoteFile], folder: Path, settings: Pull, requested: str | None = None
-) -> Pulled:
+) -> PulledModel:
     """Download all files of a model after a check of the disk space. `requested`: what the user typed, if not
     `name`.
     """
@@ -251,32 +260,32 @@ def _fetched(
     root = settings.models_folder / folder
     destinations = [root / file.name for file in files]
     missing = sum(
-        (file.size_bytes or 0) - _came(destination)
+        (file.size_bytes or 0) - _received_bytes(destination)
         for file, destination in zip(files, destinations, strict=True)
     )
-    check_room(root, missing)
-    found = []
+    check_disk_space(root, missing)
+    downloaded = []
     for index, (file, destination) in enumerate(zip(files, destinations, strict=True), 1):
         if len(files) > 1:
-            settings.hearing.say(f"part {index} of {len(files)}: {file.name}")
+            settings.callbacks.say(f"part {index} of {len(files)}: {file.name}")
         check = refuse_unsupported(requested) if index == 1 and settings.engine == "edgeinfer" else None
-        found.append(fetch(file, destination, settings.hearing, settings.retry_policy, check))
-    _check_model(found)
-    return Pulled(name, tuple(found))
+        downloaded.append(fetch(file, destination, settings.callbacks, settings.retry_policy, check))
+    _check_model(downloaded)
+    return PulledModel(name, tuple(downloaded))
 
 
-def _came_of(model: HubModel, root: Path) -> int:
-    return sum(_came(root / file.name) for file in model.files)
+def _received_bytes_of(model: HubModel, root: Path) -> int:
+    return sum(_received_bytes(root / file.name) for file in model.files)
 
 
-def _came(destination: Path) -> int:
+def _received_bytes(destination: Path) -> int:
     """Bytes of a file on this disk, partial or complete."""
     return next(
         (path.stat().st_size for path in (destination, partial_path(destination)) if path.exists()), 0
     )
 
 
-def _check_model(files: Sequence[Fetched]) -> None:
+def _check_model(files: Sequence[DownloadedFile]) -> None:
     """Check the structure of files without a known sha256: every tensor must be within the file."""
     try:
         GGUFFile.open(files[0].path).close()
@@ -284,13 +293,11 @@ def _check_model(files: Sequence[Fetched]) -> None:
         return  # valid, and downloaded for llama.cpp
     except FormatError as error:
         if all(file.digest_source for file in files):
-            raise DownloadError(
-                f"{error}; it came as it was published: a kind that edgeinfer can't read"
-            ) from error
+            raise DownloadError(f"{error}; downloaded as published, but edgeinfer can't read it") from error
         for file in files:
             file.path.unlink(missing_ok=True)
-        raise DownloadError(f"{error}; damaged on the way, or there: thrown away") from error
+        raise DownloadError(f"{error}; damaged in transfer, or on the server: deleted") from error
 
 
-def _there(path: Path) -> Fetched:
-    return Fetched(path, None, was_there=True)
+def _existing_file(path: Path) -> DownloadedFile:
+    return DownloadedFile(path, None, existed=True)

@@ -12,9 +12,9 @@ from edgeinfer.download.http_source import (
     BROKEN,
     MAX_PER_REQUEST,
     HttpResponse,
-    NothingThere,
+    RangeNotSatisfiableError,
     RemoteFile,
-    TryAgain,
+    TemporaryFailureError,
     describe,
     request,
 )
@@ -24,7 +24,7 @@ from edgeinfer_quant_formats.errors import UnsupportedTypeError
 from edgeinfer_quant_formats.gguf.header_length import declared_bytes
 
 MAGIC = b"GGUF"
-FIRST_LOOK_BYTES = 64 << 10
+FIRST_READ_BYTES = 64 << 10
 MAX_HEADER_BYTES = 256 << 20
 """Maximum bytes of metadata and tensor table of a file of unknown length."""
 SPARE_BYTES = 64 << 20
@@ -56,18 +56,18 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class DownloadedFile:
     """A complete file. `digest_source` "": its expected sha256 is unknown."""
 
     path: Path
     sha256: str | None
     """None: the file already existed and wasn't read again."""
     digest_source: str = ""
-    was_there: bool = False
+    existed: bool = False
 
 
 @dataclass(frozen=True)
-class Hearing:
+class TransferCallbacks:
     """Callbacks for the progress of a transfer."""
 
     progress: Progress = lambda done, total: None
@@ -79,10 +79,10 @@ class Hearing:
 def fetch(
     remote: RemoteFile,
     destination: Path,
-    hearing: Hearing | None = None,
+    callbacks: TransferCallbacks | None = None,
     retry_policy: RetryPolicy | None = None,
     check: HeaderCheck | None = None,
-) -> Fetched:
+) -> DownloadedFile:
     """Download a file to `destination`; partial data of an earlier run is continued.
 
     `check`: called with the file's first bytes as soon as they are received; it may refuse the file.
@@ -92,21 +92,21 @@ def fetch(
             kept for the next run, unless it is proved wrong.
         OSError: it can't be written.
     """
-    hearing, retry_policy = hearing or Hearing(), retry_policy or RetryPolicy()
+    callbacks, retry_policy = callbacks or TransferCallbacks(), retry_policy or RetryPolicy()
     waits = 0
 
     def wait() -> None:
         nonlocal waits
         if waits == 0:
-            hearing.say(f"another program is fetching {remote.name}; waiting for it")
+            callbacks.say(f"another program is fetching {remote.name}; waiting for it")
         waits += 1
         retry_policy.sleep(retry_policy.poll_seconds)
 
     with held(destination, wait) as partial:
         if partial is None:
-            return Fetched(destination, None, was_there=True)
+            return DownloadedFile(destination, None, existed=True)
         try:
-            return _Transfer(remote, partial, destination, hearing, retry_policy, check).run()
+            return _Transfer(remote, partial, destination, callbacks, retry_policy, check).run()
         finally:
             if partial.size == 0:
                 partial.remove()  # keep no empty partial file
@@ -120,12 +120,12 @@ class _Transfer:
         remote: RemoteFile,
         partial: PartialFile,
         destination: Path,
-        hearing: Hearing,
+        callbacks: TransferCallbacks,
         retry_policy: RetryPolicy,
         check: HeaderCheck | None,
     ) -> None:
         self._remote, self._partial, self._destination = remote, partial, destination
-        self._hearing, self._retry_policy = hearing, retry_policy
+        self._callbacks, self._retry_policy = callbacks, retry_policy
         self._known = Version(None, remote.size_bytes, remote.sha256)
         self._digest_source = remote.digest_source
         self._failures = 0
@@ -133,11 +133,11 @@ class _Transfer:
         """Number of responses with fewer total bytes than were received."""
         self._declared: int | None = None
         """Bytes of the file by its own header, if the server gives no length; None: not read yet."""
-        self._next_look = self._next_check = FIRST_LOOK_BYTES
+        self._next_check_token = self._next_check = FIRST_READ_BYTES
         self._check = check
         self._kind_known = not remote.name.lower().endswith(".gguf")
 
-    def run(self) -> Fetched:
+    def run(self) -> DownloadedFile:
         partial = self._partial
         if not self._known.follows(partial.version) or self._is_too_long():
             partial.empty()
@@ -147,11 +147,11 @@ class _Transfer:
         while not self._is_whole():
             before = partial.size
             try:
-                self._once()
-            except TryAgain as failure:
+                self._send_request()
+            except TemporaryFailureError as failure:
                 self._failures = 0 if partial.size > before else self._failures + 1
                 if self._failures >= self._retry_policy.attempts:
-                    raise DownloadError(self._given_up(str(failure))) from failure
+                    raise DownloadError(self._failure_message(str(failure))) from failure
                 self._wait(str(failure), failure.after)
         return self._checked()
 
@@ -159,7 +159,7 @@ class _Transfer:
         """Wait before the next request; the reason is reported if the last request brought no data."""
         seconds = self._retry_policy.seconds(max(self._failures, 1), retry_after)
         if self._failures:
-            self._hearing.say(f"{why}; again in {seconds:.0f} s")
+            self._callbacks.say(f"{why}; again in {seconds:.0f} s")
         self._retry_policy.sleep(seconds)
 
     def _is_whole(self) -> bool:
@@ -168,36 +168,36 @@ class _Transfer:
     def _is_too_long(self) -> bool:
         return self._known.total is not None and self._partial.size > self._known.total
 
-    def _once(self) -> None:
+    def _send_request(self) -> None:
         """Send one request and read its response until it ends or fails."""
         try:
             response = request(
                 self._remote, self._partial.size, self._known.tag, self._retry_policy.stall_seconds
             )
-        except NothingThere as nothing:
+        except RangeNotSatisfiableError as nothing:
             if self._partial.size == 0:
                 raise DownloadError(f"{self._remote.url}: an empty file, wanted a model") from nothing
             self._shorter += 1
             if self._shorter >= self._retry_policy.attempts:
                 raise DownloadError(
-                    f"{self._remote.url}: the server promises {self._known.total} bytes, and has no more "
+                    f"{self._remote.url}: the server announced {self._known.total} bytes, and sends no more "
                     f"than {self._partial.size}"
                 ) from nothing
             self._partial.empty()  # the file has become shorter: start again
             self._known = replace(self._known, tag=None)
-            raise TryAgain(str(nothing)) from nothing
+            raise TemporaryFailureError(str(nothing)) from nothing
         with response.body:
-            self._agree(response)
+            self._check_version(response)
             self._read(response)
 
-    def _agree(self, response: HttpResponse) -> None:
+    def _check_version(self, response: HttpResponse) -> None:
         """Compare the server's values with the known ones, before any data is kept."""
         partial, known = self._partial, self._known
         sha256, digest_source = response.digest or (None, "")
         if known.sha256 and sha256 and known.sha256 != sha256:
             raise DownloadError(
                 f"{self._remote.url}: its {digest_source} says sha256 {sha256}, {self._digest_source} says "
-                f"{known.sha256}: another version lies there now"
+                f"{known.sha256}: the server has another version now"
             )
         if response.total == 0:
             raise DownloadError(f"{self._remote.url}: an empty file, wanted a model")
@@ -208,7 +208,7 @@ class _Transfer:
                 )
             partial.empty()
             self._known = Version(None, None, known.sha256)
-            raise TryAgain("the file has changed meanwhile")
+            raise TemporaryFailureError("the file on the server has changed")
         if (
             response.first
             and not known.sha256
@@ -217,33 +217,35 @@ class _Transfer:
         ):
             partial.empty()
             self._known = Version(None, None, None)
-            raise TryAgain("the file has changed meanwhile")
+            raise TemporaryFailureError("the file on the server has changed")
         if response.first != partial.size:
             partial.empty()  # no range support, or another version
         if known.sha256 is None and sha256:
             self._digest_source = digest_source
         self._known = Version(response.tag, known.total or response.total, known.sha256 or sha256)
         partial.begin(self._known)
-        check_room(partial.path.parent, (self._known.total or 0) - partial.size)
+        check_disk_space(partial.path.parent, (self._known.total or 0) - partial.size)
 
     def _read(self, response: HttpResponse) -> None:
         partial, total = self._partial, self._known.total
-        self._hearing.progress(partial.size, total)
+        self._callbacks.progress(partial.size, total)
         while data := self._next_bytes(response):
             self._write(data)
             if self._is_too_long():
                 partial.remove()
-                raise DownloadError(f"{self._remote.url}: more than the {total} bytes promised came")
+                raise DownloadError(
+                    f"{self._remote.url}: more than the {total} announced bytes were received"
+                )
             self._check_kind()
             self._check_header()
             if total is None:
                 self._check_declared()
-            self._hearing.progress(partial.size, total)
+            self._callbacks.progress(partial.size, total)
         if total is None:
             self._known = replace(self._known, total=partial.size)
             self._check_kind()
         elif partial.size < total and partial.size - response.first < MAX_PER_REQUEST:
-            raise TryAgain("cut off")
+            raise TemporaryFailureError("cut off")
 
     @staticmethod
     def _next_bytes(response: HttpResponse) -> bytes:
@@ -251,14 +253,15 @@ class _Transfer:
         try:
             return response.body.read1(CHUNK)
         except BROKEN as error:
-            raise TryAgain(describe(error)) from error
+            raise TemporaryFailureError(describe(error)) from error
 
     def _write(self, data: bytes) -> None:
         try:
             self._partial.add(data)
         except OSError as error:
             raise DownloadError(
-                f"{self._partial.path.parent}: {error.strerror}; what came is kept: make room, and pull again"
+                f"{self._partial.path.parent}: {error.strerror}; partial data is kept: free some space, "
+                "and pull again"
             ) from error
 
     def _check_kind(self) -> None:
@@ -269,15 +272,15 @@ class _Transfer:
         self._kind_known = partial.start(len(MAGIC)) == MAGIC
         if not self._kind_known:
             partial.remove()
-            raise DownloadError(f"{self._remote.url}: no GGUF file lies there, but something else")
+            raise DownloadError(f"{self._remote.url}: the received data is no GGUF file")
 
     def _check_declared(self) -> None:
         """Stop a response without a length at the file's length in its own header."""
         partial = self._partial
         if not self._remote.name.lower().endswith(".gguf"):
             return
-        if self._declared is None and partial.size >= self._next_look:
-            self._next_look = 2 * partial.size
+        if self._declared is None and partial.size >= self._next_check_token:
+            self._next_check_token = 2 * partial.size
             with suppress(UnsupportedTypeError):
                 self._declared = declared_bytes(self._head(), self._remote.name)
         limit = MAX_HEADER_BYTES if self._declared is None else self._declared
@@ -287,11 +290,11 @@ class _Transfer:
         if self._declared is None:
             raise DownloadError(
                 f"{self._remote.url}: no whole GGUF header in the first {MAX_HEADER_BYTES >> 20} MiB of an "
-                "answer without a length; deleted"
+                "response without a length; deleted"
             )
         raise DownloadError(
-            f"{self._remote.url}: more came than the {self._declared} bytes that the file's own header "
-            "declares; deleted, the server does not send this file alone"
+            f"{self._remote.url}: received more than the {self._declared} bytes that the file's own header "
+            "declares; deleted, because the server does not send this file alone"
         )
 
     def _check_header(self) -> None:
@@ -310,25 +313,26 @@ class _Transfer:
     def _head(self) -> bytes:
         return self._partial.start(min(self._partial.size, MAX_HEADER_BYTES))
 
-    def _checked(self) -> Fetched:
+    def _checked(self) -> DownloadedFile:
         partial, expected = self._partial, self._known.sha256
-        seen = partial.sha256(self._hearing.checking)
+        seen = partial.sha256(self._callbacks.checking)
         if expected is not None and seen != expected:
             partial.remove()
             raise DownloadError(
-                f"{self._remote.name}: what came has sha256 {seen}, {self._digest_source} says {expected}: "
-                "damaged on the way, or not the file that was meant; thrown away, pull it again"
+                f"{self._remote.name}: the received file has sha256 {seen}, wanted {expected} "
+                f"({self._digest_source}): "
+                "damaged in transfer, or another file; deleted, pull it again"
             )
         partial.finish(self._destination)
-        return Fetched(self._destination, seen, self._digest_source if expected else "")
+        return DownloadedFile(self._destination, seen, self._digest_source if expected else "")
 
-    def _given_up(self, why: str) -> str:
+    def _failure_message(self, why: str) -> str:
         done, total = self._partial.size, self._known.total
-        came = f"{done} of {total} bytes are here" if total else f"{done} bytes are here"
-        return f"{self._remote.name}: given up after {self._failures} attempts without a byte: {why}; {came}"
+        came = f"{done} of {total} bytes are received" if total else f"{done} bytes are received"
+        return f"{self._remote.name}: given up after {self._failures} attempts without data: {why}; {came}"
 
 
-def check_room(folder: Path, required_bytes: int) -> None:
+def check_disk_space(folder: Path, required_bytes: int) -> None:
     """Raise `DownloadError` unless the disk of a folder, which need not exist yet, has `required_bytes`
     free.
     """
@@ -337,8 +341,8 @@ def check_room(folder: Path, required_bytes: int) -> None:
     missing = required_bytes + SPARE_BYTES - free
     if required_bytes > 0 and missing > 0:
         raise DownloadError(
-            f"{folder}: {_shown(required_bytes)} still to come, {_shown(free)} free on that disk, wanted "
-            f"{_shown(SPARE_BYTES)} more than what comes; make room for {_shown(missing)}"
+            f"{folder}: {_shown(required_bytes)} still to download, {_shown(free)} free on that disk, wanted "
+            f"{_shown(SPARE_BYTES)} more than the download; free {_shown(missing)}"
         )
 
 
@@ -357,9 +361,9 @@ def read_start(remote: RemoteFile, count: int, retry_policy: RetryPolicy | None 
         try:
             with request(remote, 0, None, retry_policy.stall_seconds).body as body:
                 return body.read(count)
-        except NothingThere as nothing:
+        except RangeNotSatisfiableError as nothing:
             raise DownloadError(f"{remote.url}: an empty file, wanted a model") from nothing
-        except (TryAgain, *BROKEN) as failure:
+        except (TemporaryFailureError, *BROKEN) as failure:
             why, after = (str(failure), getattr(failure, "after", None))
             if failures == retry_policy.attempts:
                 raise DownloadError(f"{remote.name}: given up after {failures} attempts: {why}") from failure

@@ -22,7 +22,7 @@ from edgeinfer_quant_formats.errors import FormatError
 SLICES = (256, 16, 1)
 """Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
 RESPONSE_START_TOKENS = 8
-"""At most so many tokens of a prompt begin the response, after the last message."""
+"""Maximum number of prompt tokens that begin the response, after the last message."""
 
 
 class KVCache:
@@ -222,16 +222,16 @@ class NativeEngine:
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         if len(ids) <= self.capabilities.max_step_tokens:
             return self._step(ids)
-        found = [self._logits(x) for x in self._steps(ids)]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        logits = [self._logits(x) for x in self._steps(ids)]
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(request.min_probs))
         with DEVICE_FAILURES:
-            found = self.backend.draft(ids, len(self.cache.ids), request)
-        self.cache.append([*ids, *found.ids][: found.read])
-        return found
+            drafted = self.backend.draft(ids, len(self.cache.ids), request)
+        self.cache.append([*ids, *drafted.ids][: drafted.read])
+        return drafted
 
     def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
         """Process tokens of several sequences that share the cache in one step; logits (len(ids),

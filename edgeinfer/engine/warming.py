@@ -18,7 +18,7 @@ from edgeinfer_quant_formats import GGUFFile
 
 
 @dataclass(frozen=True)
-class Warmed:
+class WarmUpResult:
     """The result: `units` are available, `built` of them were compiled by this call."""
 
     instruction_set: str
@@ -30,7 +30,7 @@ class Warmed:
     """Size of all kernels in the folder."""
 
 
-def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = None) -> Warmed:
+def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = None) -> WarmUpResult:
     """Compile the kernels that these models need and that aren't cached; without models, those that any may
     need.
 
@@ -54,7 +54,7 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
         raise KernelError(str(error)) from error
     nbytes = sum(file.stat().st_size for file in store.folder.glob("*.o"))
     seconds = time.perf_counter() - begin
-    return Warmed(store.isa.name, tuple(units), built, seconds, store.folder, nbytes)
+    return WarmUpResult(store.isa.name, tuple(units), built, seconds, store.folder, nbytes)
 
 
 def _units(model: str | Path) -> list[str]:

@@ -97,11 +97,11 @@ def _base(
     loading: Mapping[str, Any],
 ) -> LogitSource:
     if base == LLAMA_CPP:
-        found = find_model(model)
+        model_file = find_model(model)
         threads = loading.get("threads") or usable_cpus()
-        peer = LlamaCppContext(found.path, context, threads, "--base llama.cpp", loading["kv"])
+        peer = LlamaCppContext(model_file.path, context, threads, "--base llama.cpp", loading["kv"])
         stack.callback(peer.close)
-        return _same_size(loaded, LlamaCppSource(peer), found.name)
+        return _same_size(loaded, LlamaCppSource(peer), model_file.name)
     other = stack.enter_context(load(base, context=context, draft=None, **{**loading, "sparse": "off"}))
     mine, theirs = _texts(loaded), _texts(other)
     if mine != theirs:

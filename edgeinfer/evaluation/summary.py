@@ -73,19 +73,19 @@ def summarize(scores: Scores, windows: int, context: int) -> Evaluation:
 
 
 def _divergence(scores: Scores) -> Divergence:
-    found = scores.divergence
+    values = scores.divergence
     change = np.exp(-scores.loss) - np.exp(-scores.base_loss)
     square = mean(change**2)
     rms = math.sqrt(square.value)
-    median, ninetieth, ninety_ninth = (float(v) for v in np.quantile(found, [0.5, 0.9, 0.99]))
+    median, ninetieth, ninety_ninth = (float(v) for v in np.quantile(values, [0.5, 0.9, 0.99]))
     return Divergence(
         base_perplexity=exponential(mean(scores.base_loss)),
         perplexity_ratio=exponential(mean(scores.loss - scores.base_loss)),
-        mean=mean(found),
+        mean=mean(values),
         median=median,
         percentile_90=ninetieth,
         percentile_99=ninety_ninth,
-        maximum=float(found.max()),
+        maximum=float(values.max()),
         same_top=mean(scores.same_top.astype(np.float64)),
         mean_probability_change=mean(change),
         rms_probability_change=Estimate(rms, square.error / (2 * rms) if rms else 0.0),

@@ -75,7 +75,7 @@ class BeamSearch:
         for length in range(1, self._max_tokens + 1):
             live = self._extended(live, rows)
             self._timer.decoded(len(live))
-            if not live or self._decided(live):
+            if not live or self._is_finished(live):
                 return
             if length == self._max_tokens:
                 break
@@ -99,16 +99,16 @@ class BeamSearch:
                     replace(beam, ids=(*beam.ids, int(ids[index])), logprobs=(*beam.logprobs, step))
                 )
         longer.sort(key=lambda beam: beam.total, reverse=True)
-        kept: list[_Beam] = []
+        open_beams: list[_Beam] = []
         for rank, beam in enumerate(longer[: 2 * self._beams]):
             if beam.ids[-1] in self._tokenizer.end_ids:
                 if rank < self._beams:
                     self._completions.append(replace(beam, ids=beam.ids[:-1], reason="stop"))
-            elif len(kept) < self._beams:
-                kept.append(beam)
-        return kept
+            elif len(open_beams) < self._beams:
+                open_beams.append(beam)
+        return open_beams
 
-    def _decided(self, live: Sequence[_Beam]) -> bool:
+    def _is_finished(self, live: Sequence[_Beam]) -> bool:
         if len(self._completions) < self._beams:
             return False
         worst = sorted((beam.mean for beam in self._completions), reverse=True)[self._beams - 1]

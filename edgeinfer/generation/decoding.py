@@ -120,12 +120,12 @@ class ForcedDecode:
 
     def _forced(self, sequence: GenerationSequence) -> list[SampledToken]:
         """The forced tokens that fit; the sampler has accepted them."""
-        constraint, found = sequence.constraint, list[SampledToken]()
+        constraint, tokens = sequence.constraint, list[SampledToken]()
         assert constraint is not None
         limit = min(sequence.remaining, self._engine.context - len(sequence.ids))
-        while len(found) < limit and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
-            found.append(SampledToken(forced[0], None, True))
-        return found
+        while len(tokens) < limit and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
+            tokens.append(SampledToken(forced[0], None, True))
+        return tokens
 
     def _process(self, ids: list[int]) -> npt.NDArray[np.float32]:
         """Process the token before the forced ones, and these; the logits after the last of them."""

@@ -172,13 +172,15 @@ class GenerationLoop:
     def step(self) -> Iterator[tuple[GenerationSequence, Token]]:
         """One engine step; yields the tokens that can be emitted. `live`: the unfinished sequences."""
         self._timer.resume()
-        found = self._decode.step(self.live)
-        self._timer.decoded(sum(map(len, found)))
-        yield from self.append(found)
+        sampled = self._decode.step(self.live)
+        self._timer.decoded(sum(map(len, sampled)))
+        yield from self.append(sampled)
 
-    def append(self, found: Sequence[Sequence[SampledToken]]) -> Iterator[tuple[GenerationSequence, Token]]:
+    def append(
+        self, new_tokens: Sequence[Sequence[SampledToken]]
+    ) -> Iterator[tuple[GenerationSequence, Token]]:
         """Append sampled tokens to the live sequences; yields the tokens that can be emitted."""
-        for sequence, sampled in zip(self.live, found, strict=True):
+        for sequence, sampled in zip(self.live, new_tokens, strict=True):
             for index, token in enumerate(sampled):
                 for emitted in sequence.append(token, index + 1 == len(sampled)):
                     yield sequence, emitted

@@ -51,10 +51,10 @@ def read_prompt(
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
     """The error for a prompt of `count` tokens, which is more than the context."""
     if engine.largest_context > engine.context:
-        way_out = f"up to {engine.largest_context} the model was trained for and fits this machine"
+        remedy = f"up to {engine.largest_context} the model was trained for and fits this machine"
     else:
-        way_out = "the model wasn't trained for more, or this machine's memory doesn't hold it"
+        remedy = "the model wasn't trained for more, or this machine's memory doesn't hold it"
     return ContextOverflowError(
         f"the prompt has {count} tokens, the context holds {engine.context}; shorten it, or take a larger "
-        f"context (--context, context=): {way_out}"
+        f"context (--context, context=): {remedy}"
     )

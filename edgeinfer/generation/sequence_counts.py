@@ -38,7 +38,7 @@ class SequenceCounts:
         for name in ("best_of", "beams"):
             count = getattr(self, name)
             if count is not None and count < (self.n or 1):
-                raise SettingError(f"{name}: saw {count}, wanted at least the {self.n} answers of n")
+                raise SettingError(f"{name}: saw {count}, wanted at least the {self.n} completions of n")
 
     def completions(
         self,
@@ -55,7 +55,9 @@ class SequenceCounts:
             if request.stop:
                 raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
             if constraint() is not None:
-                raise SettingError("schema and grammar: beams keep to none; leave these out, or beams")
+                raise SettingError(
+                    "schema and grammar: beam search doesn't support them; leave these out, or beams"
+                )
             return BeamSearch(engine, tokenizer, request, self.beams).run()[:requested]
         if self.best_of is None:
             return SequenceGroup(engine, tokenizer, request, requested, constraint).run()

@@ -31,12 +31,12 @@ class BatchDecode:
         """One token of each sequence that the cache can hold."""
         self._drop([sequence for sequence in self._held if sequence.reason is not None])
         waiting = deque(sequence for sequence in sequences if sequence not in self._held)
-        found: list[npt.NDArray[np.float32]] | None = None
-        while found is None:
+        rows: list[npt.NDArray[np.float32]] | None = None
+        while rows is None:
             while waiting and len(self._held) < self._max_held:
                 self._held[waiting.popleft()] = self._cached.fork(), self._prompt_tokens
             try:
-                found = self._forward()
+                rows = self._forward()
             except CacheFullError:
                 last = list(self._held)[-1]
                 self._drop([last])
@@ -44,7 +44,7 @@ class BatchDecode:
                 if not self._held:  # it alone fills the context
                     last.reason = "context"
                     return [[] for _ in sequences]
-        sampled = {s: s.sample(logits) for s, logits in zip(self._held, found, strict=True)}
+        sampled = {s: s.sample(logits) for s, logits in zip(self._held, rows, strict=True)}
         self.forwards += 1
         self.tokens += len(sampled)
         return [[sampled[s]] if s in sampled else [] for s in sequences]

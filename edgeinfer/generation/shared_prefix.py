@@ -102,11 +102,11 @@ class PagedSequences:
             CacheFullError: nothing was processed; the cache has no space for all of these.
         """
         self._make_room([sequence for sequence, _ in tokens])
-        found = [
+        logits = [
             self._step(tokens[first : first + self.together])
             for first in range(0, len(tokens), self.together)
         ]
-        return np.concatenate(found)
+        return np.concatenate(logits)
 
     def _step(self, tokens: Sequence[tuple[int, int]]) -> Logits:
         texts = [self._sequences[sequence] for sequence, _ in tokens]

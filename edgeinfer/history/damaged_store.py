@@ -48,7 +48,7 @@ class CheckedConnection(sqlite3.Connection):
 
     @contextmanager
     def clear_errors(self) -> Iterator[None]:
-        """ChatMessage SQLite's errors about damage into a `DamagedStoreError`."""
+        """Convert SQLite's errors about damage to a `DamagedStoreError`."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -72,23 +72,23 @@ def check_store(path: Path, version: int, tables: set[str]) -> None:
     if path.stat().st_size > MAX_CHECKED_BYTES:
         return
     try:
-        found, seen, names = _looked_at(path)
+        status, seen, names = _integrity_check(path)
     except UnicodeDecodeError:  # raised by Python for a message that quotes a damaged schema
-        found, seen, names = "its schema is no text", version, set()
-    if found != "ok" or (seen == version and not tables <= names):
-        error = sqlite3.DatabaseError(" ".join(found.split())[:100])
+        status, seen, names = "its schema is not text", version, set()
+    if status != "ok" or (seen == version and not tables <= names):
+        error = sqlite3.DatabaseError(" ".join(status.split())[:100])
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
         raise error
 
 
-def _looked_at(path: Path) -> tuple[str, int, set[str]]:
+def _integrity_check(path: Path) -> tuple[str, int, set[str]]:
     """SQLite's check result ("ok": no errors), the version, and the table names."""
     with closing(sqlite3.connect(path)) as connection:
         connection.text_factory = decoded
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        (status,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         (seen,) = connection.execute("PRAGMA user_version").fetchone()
         names = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    return str(found), int(seen), names
+    return str(status), int(seen), names
 
 
 def move_aside(path: Path, why: object) -> Path:

@@ -45,7 +45,7 @@ def as_json_lines(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
         "name": chat.name,
         "model": chat.model,
         "system": chat.system,
-        "created": _moment(chat.created),
+        "created": _timestamp(chat.created),
     }
     rows = [head, *map(_fields, messages)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -58,11 +58,11 @@ def _fields(message: StoredMessage) -> dict[str, object]:
         "role": message.role,
         "content": message.text,
         "state": message.state,
-        "created": _moment(message.created),
+        "created": _timestamp(message.created),
     }
 
 
-def _moment(seconds: float) -> str:
+def _timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 

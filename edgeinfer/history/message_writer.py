@@ -12,7 +12,7 @@ RETRY_SECONDS = 1.0
 class MessageWriter:
     """Appends pieces to one message. Failed writes are kept in memory and retried with the next piece.
 
-    `trouble`: error of the last write attempt; None: everything is saved.
+    `last_error`: error of the last write attempt; None: everything is saved.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class MessageWriter:
         # The next piece and its number in one value, so that Ctrl-C can't separate them.
         self._unwritten = (0, "")
         self._not_before = 0.0
-        self.trouble: str | None = None
+        self.last_error: str | None = None
 
     def add(self, text: str) -> None:
         """Append a piece and write it at once; a later crash of this program doesn't lose it."""
@@ -33,9 +33,9 @@ class MessageWriter:
             self._attempt(None)
 
     def finish(self, state: State = "whole") -> str | None:
-        """Write the remaining text and the final state; returns `trouble`."""
+        """Write the remaining text and the final state; returns `last_error`."""
         self._attempt(state)
-        return self.trouble
+        return self.last_error
 
     def _attempt(self, state: State | None) -> None:
         number, text = self._unwritten
@@ -48,11 +48,11 @@ class MessageWriter:
                 if state is not None:
                     self._close(state)
         except sqlite3.Error as error:
-            self.trouble = str(error)
+            self.last_error = str(error)
             self._not_before = time.monotonic() + self._retry_seconds
             return
         self._unwritten = number + 1, ""
-        self.trouble = None
+        self.last_error = None
 
     def _close(self, state: State) -> None:
         """Merge the pieces into the message's text."""

@@ -12,8 +12,8 @@ from edgeinfer.history.tree import ChatMessage
 class Recorder:
     """Recorder of one chat. Belongs to the thread that opened the store.
 
-    `trouble`: error of the last write attempt; None: everything is saved. Missing messages stay in memory and
-    are written with the next message once the store is writable.
+    `last_error`: error of the last write attempt; None: everything is saved. Missing messages stay in memory
+    and are written with the next message once the store is writable.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class Recorder:
     ) -> None:
         """`begin` creates the chat in the store at the first message; `stored`: the existing chat."""
         self._store, self._begin, self.stored = store, begin, stored
-        self.trouble: str | None = None
+        self.last_error: str | None = None
         self._writer: MessageWriter | None = None
         self._unfinished: list[tuple[MessageWriter, State]] = []
 
@@ -46,10 +46,10 @@ class Recorder:
         self._attempt(begin)
 
     def add(self, text: str) -> None:
-        """Append a piece of the response; it is on disk when this returns, unless `trouble` is set."""
+        """Append a piece of the response; it is on disk when this returns, unless `last_error` is set."""
         if self._writer is not None and text:
             self._writer.add(text)
-            self.trouble = self._writer.trouble
+            self.last_error = self._writer.last_error
 
     def finish(self, response: ChatMessage, state: State) -> None:
         """End the response, whose complete text is in memory."""
@@ -57,11 +57,11 @@ class Recorder:
         if writer is None:
             self.record(response)
             return
-        self.trouble = writer.finish(state)
-        if self.trouble:
+        self.last_error = writer.finish(state)
+        if self.last_error:
             self._unfinished.append((writer, state))
 
-    def leave_at(self, message: ChatMessage) -> None:
+    def set_tip(self, message: ChatMessage) -> None:
         """Set the chat's tip to the newest leaf below `message`."""
         if message.stored is not None:
             number = message.stored
@@ -102,8 +102,8 @@ class Recorder:
         try:
             write()
         except (sqlite3.Error, ChatStoreError) as error:
-            self.trouble = str(error)
+            self.last_error = str(error)
             return
         left = [(writer, state) for writer, state in self._unfinished if writer.finish(state)]
         self._unfinished = left
-        self.trouble = left[0][0].trouble if left else None
+        self.last_error = left[0][0].last_error if left else None

@@ -49,7 +49,7 @@ class StoredMessage:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchHit:
     """A message found by a search, with an excerpt."""
 
     chat: StoredChat
@@ -92,9 +92,9 @@ def stored_message(row: Sequence[object]) -> StoredMessage:
 
 def written_part(message: str) -> str:
     """A message without the texts of files appended for `@path`."""
-    for found in ATTACHMENT.finditer(message):
-        before = message[: found.start()]
-        if re.search(rf'@(?:"[^"\n]*|\S*){re.escape(found[1])}', before):
+    for match in ATTACHMENT.finditer(message):
+        before = message[: match.start()]
+        if re.search(rf'@(?:"[^"\n]*|\S*){re.escape(match[1])}', before):
             return before
     return message
 

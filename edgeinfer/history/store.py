@@ -14,8 +14,8 @@ from edgeinfer.history.damaged_store import ChatStoreError as ChatStoreError
 from edgeinfer.history.damaged_store import CheckedConnection, check_store, decoded, is_damage, move_aside
 from edgeinfer.history.message_writer import MessageWriter, storable
 from edgeinfer.history.records import (
-    Found,
     Role,
+    SearchHit,
     State,
     StoredChat,
     StoredMessage,
@@ -153,10 +153,10 @@ class ChatStore:
             ChatStoreError: there is none.
         """
         by = "name = ?" if not label.isdecimal() else "chats.id = ?"
-        found = self._chats(f"WHERE {by}", (label,))
-        if not found:
+        chats = self._chats(f"WHERE {by}", (label,))
+        if not chats:
             raise ChatStoreError(f"{label}: no such chat; `edgeinfer history` lists them")
-        return found[0]
+        return chats[0]
 
     def has(self, name: str) -> bool:
         """Whether there is a chat of that name or number."""
@@ -183,10 +183,10 @@ class ChatStore:
 
     def message(self, message: int) -> StoredMessage:
         """One message. Raises ChatStoreError if it doesn't exist."""
-        found = self._messages("WHERE id = ?", (message,))
-        if not found:
+        messages = self._messages("WHERE id = ?", (message,))
+        if not messages:
             raise ChatStoreError(f"message {message}: no such message")
-        return found[0]
+        return messages[0]
 
     def branch(self, chat: StoredChat, tip: int | None = None) -> list[StoredMessage]:
         """The messages from the first one to `tip` (None: the chat's tip), in order."""
@@ -217,7 +217,7 @@ class ChatStore:
             self.connection.execute("UPDATE chats SET tip = ? WHERE id = ?", (at, message.chat))
         return self.chat(str(message.chat))
 
-    def search(self, text: str, limit: int = 50) -> list[Found]:
+    def search(self, text: str, limit: int = 50) -> list[SearchHit]:
         """Messages that contain a text, ignoring case, newest first."""
         messages = self._messages(
             f"WHERE instr(folded(CAST({TEXT} AS BLOB)), folded(CAST(? AS BLOB))) > 0 "
@@ -227,7 +227,7 @@ class ChatStore:
         numbers = {message.chat for message in messages}
         chats = {chat.id: chat for number in numbers for chat in self._chats("WHERE chats.id = ?", (number,))}
         return [
-            Found(chats[message.chat], message, _excerpt(message.text, text))
+            SearchHit(chats[message.chat], message, _excerpt(message.text, text))
             for message in messages
             if message.chat in chats
         ]

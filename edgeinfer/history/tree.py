@@ -53,7 +53,7 @@ class ChatTree:
         return siblings[index] if 0 <= index < len(siblings) else None
 
 
-def line_to(tip: ChatMessage | None) -> list[ChatMessage]:
+def branch_to(tip: ChatMessage | None) -> list[ChatMessage]:
     """The messages from the root to `tip`, in order."""
     line = []
     while tip is not None:
@@ -79,6 +79,6 @@ def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
     ]
 
 
-def read_by_the_model(line: Iterable[ChatMessage]) -> list[dict[str, str]]:
+def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, str]]:
     """The `answered` messages of a branch as chat messages."""
     return [{"role": message.role, "content": message.text} for message in answered(line)]

@@ -61,8 +61,8 @@ class LlamaCppContext:
         if len(ids) > BATCH:
             raise ValueError(f"{len(ids)} tokens, wanted at most {BATCH}")
         self._decode(ids, every_output=True)
-        found = self._library.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(found, (len(ids), self.vocabulary_size))
+        logits = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, (len(ids), self.vocabulary_size))
 
     def _decode(self, ids: Sequence[int], every_output: bool) -> None:
         library = self._library

@@ -46,8 +46,8 @@ class LlamaCppTokenizer:
         )
 
     def _id(self, question: Any) -> int | None:
-        found = int(question(self._vocabulary))
-        return found if found >= 0 else None
+        token_id = int(question(self._vocabulary))
+        return token_id if token_id >= 0 else None
 
     def encode(
         self,
@@ -66,8 +66,8 @@ class LlamaCppTokenizer:
         return ids
 
     def _tokenized(self, text: str, bos: bool, special: bool) -> list[int]:
-        found: list[int] = self._llama.tokenize(text.encode("utf-8", "replace"), add_bos=bos, special=special)
-        return found
+        ids: list[int] = self._llama.tokenize(text.encode("utf-8", "replace"), add_bos=bos, special=special)
+        return ids
 
     @cached_property
     def _special(self) -> SpecialSplitter:
@@ -165,8 +165,8 @@ class LlamaCppEngine(BasicEngine):
             last = self._read(ids[first : first + BATCH])
             if progress:
                 progress(min(first + BATCH, len(ids)), len(ids))
-        found: npt.NDArray[np.float32] = last[0]
-        return found
+        logits: npt.NDArray[np.float32] = last[0]
+        return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the protocol specifies."""
@@ -198,7 +198,7 @@ class LlamaCppEngine(BasicEngine):
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the protocol specifies."""
-        raise EdgeInferError("embeddings: this model runs by llama.cpp, which gives none here")
+        raise EdgeInferError("embeddings: the engine llama.cpp doesn't support them here")
 
     def snapshot(self) -> None:
         """Not supported for llama.cpp's KV cache."""
@@ -224,7 +224,7 @@ class LlamaCppEngine(BasicEngine):
         self._llama.close()
 
 
-def load_llama_cpp(found: ModelFile, options: LoadOptions) -> Model:
+def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
     """Load a file with llama.cpp.
 
     Raises:
@@ -232,8 +232,8 @@ def load_llama_cpp(found: ModelFile, options: LoadOptions) -> Model:
         UnsupportedModelError: llama.cpp refuses the file; the text gives the reason.
     """
     llama_cpp = llama_cpp_library("--engine llama.cpp")
-    context = options.context or min(_trained_context(found), DEFAULT_CONTEXT)
-    llama = _opened(llama_cpp, found, context, options.threads, CACHE_TYPES[options.kv])
+    context = options.context or min(_trained_context(model_file), DEFAULT_CONTEXT)
+    llama = _opened(llama_cpp, model_file, context, options.threads, CACHE_TYPES[options.kv])
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
     template = options.chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
@@ -241,22 +241,22 @@ def load_llama_cpp(found: ModelFile, options: LoadOptions) -> Model:
         for name, token in (("bos", tokenizer.bos_id), ("eos", tokenizer.eos_id))
     }
     return Model(
-        name=found.name,
-        engine=LlamaCppEngine(llama, context, found.size_bytes),
+        name=model_file.name,
+        engine=LlamaCppEngine(llama, context, model_file.size_bytes),
         tokenizer=tokenizer,
         chat_format=ChatFormat(template, texts["bos"], texts["eos"]) if template else None,
-        prompt_style=found.prompt_style,
+        prompt_style=model_file.prompt_style,
         warnings=("llama.cpp computes; edgeinfer samples",),
-        template_options=options.template_options.over(found.template_options),
+        template_options=options.template_options.over(model_file.template_options),
     )
 
 
-def _opened(library: Any, found: ModelFile, context: int, threads: int | None, cache_type: int) -> Any:
+def _opened(library: Any, model_file: ModelFile, context: int, threads: int | None, cache_type: int) -> Any:
     log = log_catcher()
     log.clear()
     try:
         return library.Llama(
-            str(found.path),
+            str(model_file.path),
             n_ctx=context,
             n_batch=BATCH,
             n_threads=threads,
@@ -268,13 +268,13 @@ def _opened(library: Any, found: ModelFile, context: int, threads: int | None, c
         )
     except (ValueError, RuntimeError) as error:
         why = log.first_error or error
-        raise UnsupportedModelError(f"{found.path.name}: llama.cpp can't load it ({why})") from error
+        raise UnsupportedModelError(f"{model_file.path.name}: llama.cpp can't load it ({why})") from error
 
 
-def _trained_context(found: ModelFile) -> int:
+def _trained_context(model_file: ModelFile) -> int:
     """The context length in the file; the default if edgeinfer can't read the file."""
     try:
-        with GGUFFile.open(found.path) as file:
+        with GGUFFile.open(model_file.path) as file:
             architecture = file.metadata.get("general.architecture")
             named = file.metadata.get(f"{architecture}.context_length")
     except FormatError:  # only llama.cpp may be able to read the file; otherwise it reports the error

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from edgeinfer.errors import EdgeInferError, SettingError
-from edgeinfer.loading.draft_vocabulary import OtherVocabularyError, check_vocabularies, same_tokens
+from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import read_config
@@ -34,22 +34,22 @@ class DraftFile:
         """Open a draft model by name or path for the model in `target`.
 
         Raises:
-            OtherVocabularyError: its vocabulary differs from the target's.
+            VocabularyMismatchError: its vocabulary differs from the target's.
             SettingError: it can't be run.
             UnknownModelError, FormatError, OSError: there is no such model, or it can't be read.
         """
-        found = find_draft(draft)
-        file = GGUFFile.open(found.path)
+        model_file = find_draft(draft)
+        file = GGUFFile.open(model_file.path)
         try:
             if not same_tokens(file.metadata, target.metadata):
                 tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]
-                check_vocabularies(found.name, *tokenizers)
+                check_vocabularies(model_file.name, *tokenizers)
             config = read_config(file)
-            return cls(found.name, file, config, file_sizes(file, config), required)
+            return cls(model_file.name, file, config, file_sizes(file, config), required)
         except BaseException as error:
             file.close()
             if isinstance(error, EdgeInferError) and not isinstance(error, SettingError):
-                raise SettingError(f"draft: {found.name}: {error}") from error
+                raise SettingError(f"draft: {model_file.name}: {error}") from error
             raise
 
 
@@ -68,7 +68,7 @@ def open_draft(
     assert named is not None
     try:
         return DraftFile.open(named, target, required=requested != "auto"), ()
-    except OtherVocabularyError as error:
+    except VocabularyMismatchError as error:
         return None, (f"using prompt lookup instead of the draft model: {error}",)
     except SettingError as error:
         if requested != "auto":

@@ -13,7 +13,7 @@ MAX_EXTRA_TOKENS = 1024
 """Maximum difference in vocabulary size seen within a model family; mostly padding tokens."""
 
 
-class OtherVocabularyError(SettingError):
+class VocabularyMismatchError(SettingError):
     """The draft's vocabulary differs from the target's, so its token ids have another meaning."""
 
 
@@ -34,19 +34,19 @@ def same_tokens(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def check_vocabularies(name: str, draft: Tokenizer, target: Tokenizer) -> None:
-    """Raise `OtherVocabularyError` unless both have the same tokens, except for extra ones at the
+    """Raise `VocabularyMismatchError` unless both have the same tokens, except for extra ones at the
     end of one.
     """
     shared = min(draft.vocabulary_size, target.vocabulary_size)
     extra = max(draft.vocabulary_size, target.vocabulary_size) - shared
     if extra > MAX_EXTRA_TOKENS:
-        raise OtherVocabularyError(
+        raise VocabularyMismatchError(
             f"draft: {name} has {draft.vocabulary_size} tokens, the model {target.vocabulary_size}; wanted "
             "the same vocabulary"
         )
     for token_id in range(shared):
         if draft.token_bytes(token_id) != target.token_bytes(token_id):
-            raise OtherVocabularyError(
+            raise VocabularyMismatchError(
                 f"draft: token {token_id} of {name} is {draft.token_bytes(token_id)!r}, that of the model "
                 f"{target.token_bytes(token_id)!r}; wanted the same vocabulary"
             )

@@ -56,16 +56,16 @@ def _stored_costs(known: dict[str, float], of: str) -> MeasuredCosts | None:
 
 
 def _store_costs(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> None:
-    found = {_forward(of, rows): seconds for rows, seconds in costs.passes.items()}
+    figures_by_name = {_forward(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
-        found[_draft(of)], found[_draft_start(of)] = costs.drafted_token, costs.draft
-    figures.keep(found)
+        figures_by_name[_draft(of)], figures_by_name[_draft_start(of)] = costs.drafted_token, costs.draft
+    figures.keep(figures_by_name)
 
 
 def _stats(known: dict[str, float], of: str, kind: str) -> DraftStats | None:
     """The stored draft statistics of one kind of completion; None: incomplete."""
-    found = [known.get(_of_kind(of, kind, name)) for name in STATISTICS]
-    numbers = [number for number in found if number is not None]
+    values = [known.get(_of_kind(of, kind, name)) for name in STATISTICS]
+    numbers = [number for number in values if number is not None]
     return DraftStats(*numbers) if len(numbers) == len(STATISTICS) else None
 
 
@@ -73,11 +73,11 @@ def _store_stats(
     figures: MeasuredFigures, of: str, speculator: Speculator, stored: dict[str, DraftStats]
 ) -> None:
     """Store the statistics of the kinds of completions that occurred."""
-    found = dict[str, float]()
+    values = dict[str, float]()
     for kind, controller in speculator.controllers.items():
         if controller.stats not in (DraftController().stats, stored.get(kind)):
-            found |= {_of_kind(of, kind, name): value for name, value in asdict(controller.stats).items()}
+            values |= {_of_kind(of, kind, name): value for name, value in asdict(controller.stats).items()}
     # On a full disk the next process starts with the same values as this one.
     with suppress(OSError):
-        if found:
-            figures.keep(found)
+        if values:
+            figures.keep(values)

@@ -9,7 +9,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan
-from edgeinfer.planning.sparse_choice import SparseSelection
+from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions

@@ -7,15 +7,15 @@ from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices
-from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
-from edgeinfer.planning.sparse_choice import SparseSelection, choose_sparse
+from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.machine.measure import remembered_threads
+from edgeinfer_offload.machine.measure import measured_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
 
@@ -33,7 +33,7 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
         GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
     """
-    device, sparse = source.options.device, choose_sparse(source)
+    device, sparse = source.options.device, select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
         gpu = None if device == "cpu" else usable_gpu(device)
@@ -95,7 +95,7 @@ class _Loading:
         try:
             measure_gpu(gpu, cache, sorted({matrix.format for matrix in sizes.matrices()}))
         except DeviceMemoryError:
-            note = "the GPU has no room to be measured: planned without its speeds"
+            note = "the GPU has too little free memory to be measured: planned without its speeds"
             self.warnings += [note] if note not in self.warnings else []
         threads = replace(machine.processor, threads=self._threads())
         formats = kernel_formats(self.source.weights)
@@ -104,7 +104,7 @@ class _Loading:
 
     def _threads(self) -> int:
         options = self.source.options
-        return options.threads or remembered_threads(user_folder("cache"), options.build_progress)
+        return options.threads or measured_threads(user_folder("cache"), options.build_progress)
 
 
 def load_draft_engine(draft: ModelSource, target: LoadedEngine) -> LoadedEngine:
@@ -131,7 +131,7 @@ def _draft_on_gpu(draft: ModelSource, request: PlanRequest, target: LoadedEngine
     machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
     planned = plan_devices(replace(request, device="cuda"), machine)
     if planned.memory.device != "gpu":
-        raise GpuUnavailableError(f"{draft.name}: the GPU has no room for the draft model")
+        raise GpuUnavailableError(f"{draft.name}: the GPU has too little free memory for the draft model")
     try:
         return EngineBuilder(draft, planned, gpu).build()
     except DeviceMemoryError as error:

@@ -11,21 +11,21 @@ from edgeinfer_quant_formats import GGUFFile
 
 def blocks_in_file(plan: MemoryPlan, spec: DecoderSpec) -> list[BlockIndex]:
     """The blocks whose weights, or whose CPU part, the plan keeps on disk."""
-    found = []
+    result = []
     for index in spec.indices():
         placed = plan.layers[index.layer]
         is_divisible = spec.residual(index).block.is_divisible
         if (placed.rest if is_divisible else placed.attention) == "disk":
-            found.append(index)
-    return found
+            result.append(index)
+    return result
 
 
 def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -> list[Matrix]:
     """The whole matrices of which the plan keeps any part on disk."""
-    found: list[Matrix] = []
+    result: list[Matrix] = []
     for index in blocks_in_file(plan, spec):
-        found += weights.residual(index).block.granule_matrices()
-    return [*found, weights.output] if plan.head == "disk" else found
+        result += weights.residual(index).block.granule_matrices()
+    return [*result, weights.output] if plan.head == "disk" else result
 
 
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from edgeinfer.loading.model_source import LoadProgress, ModelSource
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -13,7 +13,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 TUNING_SECONDS = 9.0
@@ -66,7 +66,7 @@ def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes:
     try:
         if weight_bytes >= TUNED_FROM_BYTES:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
-        widths = EVERY_WIDTH if source.options.drafts_on_gpu else FEW_WIDTHS
+        widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
         backend.warm_up(widths, source.options.build_progress)
     except BaseException as error:
         backend.close()

@@ -31,7 +31,7 @@ from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose, usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError, source_digest
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
-from edgeinfer_offload.machine.measure import remembered_figures
+from edgeinfer_offload.machine.measure import stored_figures
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -54,21 +54,21 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
         raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
     load_options = LoadOptions.from_keywords(options)
     explain_bus_errors()
-    found = find_model(model)
-    found.record_use()
+    model_file = find_model(model)
+    model_file.record_use()
     if load_options.engine == "llama.cpp":
         from edgeinfer.llama_cpp.engine import load_llama_cpp
 
-        return load_llama_cpp(found, load_options)
-    file = open_model(found.path, found.name)
+        return load_llama_cpp(model_file, load_options)
+    file = open_model(model_file.path, model_file.name)
     try:
-        return _load_own(found, file, load_options)
+        return _load_own(model_file, file, load_options)
     except BaseException as error:
         file.close()
-        for_people = _explained(error, found.name)
-        if for_people is None:
+        user_error = _explained(error, model_file.name)
+        if user_error is None:
             raise
-        raise for_people from error
+        raise user_error from error
 
 
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
@@ -78,18 +78,16 @@ def _explained(error: BaseException, name: str) -> EdgeInferError | None:
     if isinstance(error, UnsupportedProcessorError | KernelBuildError):
         return KernelError(str(error))
     if isinstance(error, MemoryError):
-        return OutOfMemoryError(
-            f"{name}: the system gave no more memory; close programs, or take a smaller context or model"
-        )
+        return OutOfMemoryError(f"{name}: out of memory; close programs, or take a smaller context or model")
     return None
 
 
-def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
+def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     config = read_config(file)
-    source = ModelSource(found.name, file, config, options)
+    source = ModelSource(model_file.name, file, config, options)
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
-    draft, draft_warnings = open_draft(options.draft, found.draft_path, file)
+    draft, draft_warnings = open_draft(options.draft, model_file.draft_path, file)
     warnings = [*tokenizer.warnings, *_context_warnings(config, source.context), *draft_warnings]
     loaded = None
     try:
@@ -104,26 +102,26 @@ def _load_own(found: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     if draft is not None and loaded.placed.draft is None:
         draft.file.close()
     model = Model(
-        name=found.name,
+        name=model_file.name,
         engine=loaded.engine,
         tokenizer=tokenizer,
         chat_format=chat_format,
         plan=loaded.plan,
-        prompt_style=found.prompt_style,
+        prompt_style=model_file.prompt_style,
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
         on_close=file.close,
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.options.snapshots else None,
-        spare_core=_leaves_a_core(loaded),
+        spare_core=_has_spare_core(loaded),
         batch_invariant=loaded.thread_pool is not None,
-        template_options=source.options.template_options.over(found.template_options),
+        template_options=source.options.template_options.over(model_file.template_options),
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)
     return model
 
 
-def _leaves_a_core(loaded: LoadedEngine) -> bool:
+def _has_spare_core(loaded: LoadedEngine) -> bool:
     """Whether a core is idle while the engine computes."""
     if loaded.thread_pool is None:
         return loaded.placed.device == "gpu"
@@ -141,7 +139,7 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
     of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, options.draft_tree_width)
     how = (loaded.thread_pool.threads, options.kv, options.repack, options.sparse)
     kernels = source_digest(choose(options.instruction_set))
-    figures = remembered_figures(user_folder("cache"))
+    figures = stored_figures(user_folder("cache"))
     begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))
 
 
@@ -177,8 +175,8 @@ def _chat_format(file: GGUFFile, tokenizer: Tokenizer, given: str | None) -> Cha
     metadata = dict(file.metadata)
     if given is not None:
         metadata["tokenizer.chat_template"] = given
-    found = ChatFormat.from_metadata(metadata, tokenizer)
-    return found if found.template_source is not None else None
+    chat_format = ChatFormat.from_metadata(metadata, tokenizer)
+    return chat_format if chat_format.template_source is not None else None
 
 
 def _context_warnings(config: ModelConfig, context: int) -> list[str]:
@@ -186,5 +184,5 @@ def _context_warnings(config: ModelConfig, context: int) -> list[str]:
         return []
     return [
         f"the context of {context} is longer than the {config.trained_context} that the model was trained "
-        "for; expect worse answers beyond"
+        "for; expect worse output beyond"
     ]

@@ -247,6 +247,10 @@ class _Reader:
             raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
         return values
 
+    def draft_heads(self) -> int:
+        """Number of draft heads (MTP) after the layers."""
+        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
+
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         single = self.architecture_spec.single_blocks
         heads = self.per_layer("attention.head_count", layers, minimum=int(not single))

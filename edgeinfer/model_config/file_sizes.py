@@ -52,14 +52,14 @@ class _GenericReader(FileTensors):
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix | None:
         """As `FileTensors.matrix`; gate and up of experts may be one tensor."""
-        found = super().matrix(name, shape)
+        tensor = super().matrix(name, shape)
         fused = name.replace("ffn_up_exps", "ffn_gate_up_exps").replace("ffn_gate_exps", "ffn_gate_up_exps")
-        if found is None and len(shape) == 3 and fused in self.file.tensors:
+        if tensor is None and len(shape) == 3 and fused in self.file.tensors:
             count, rows, columns = shape
             both = super().matrix(fused, (count, 2 * rows, columns))
             assert both is not None
             return Matrix(fused, both.format, rows, columns, both.raw[: count * rows], count)
-        return found
+        return tensor
 
     def spec(self) -> DecoderSpec:
         count = self._count("block_count")

@@ -54,10 +54,10 @@ class FileTensors:
 
     def info(self, name: str) -> TensorInfo | None:
         """The entry of a tensor in the file's index, which counts as read."""
-        found = self.file.tensors.get(name)
-        if found is not None:
+        tensor = self.file.tensors.get(name)
+        if tensor is not None:
             self.taken.add(name)
-        return found
+        return tensor
 
     def missing(self, name: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"{name} is missing: {self.needed_by} needs it")
@@ -97,13 +97,13 @@ class FileTensors:
         prefix = f"blk.{layer}."
         self.taken |= {name for name in self.file.tensors if name.startswith(prefix)}
 
-    def refuse_leftovers(self) -> None:
+    def check_all_used(self) -> None:
         """Raise an error for unused tensors: ignoring one would give wrong results."""
         left = [name for name in self.file.tensors if name not in self.taken]
         if left:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
             raise UnsupportedModelError(
-                f"{self.needed_by} has no use for {', '.join(left[:3])}{more}; "
+                f"{self.needed_by} doesn't use {', '.join(left[:3])}{more}; "
                 "llama.cpp may: add --engine llama.cpp"
             )
 
@@ -117,20 +117,20 @@ class LayerTensors:
         self.hidden_size = hidden_size
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
-        found = self.matrix_or_none(name, rows, columns)
-        if found is None:
+        tensor = self.matrix_or_none(name, rows, columns)
+        if tensor is None:
             raise self._tensors.missing(f"{self._prefix}{name}.weight")
-        return found
+        return tensor
 
     def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
         return self._tensors.matrix(f"{self._prefix}{name}.weight", (rows, columns))
 
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         full = f"{self._prefix}{name}.weight"
-        found = self._tensors.matrix(full, (count, rows, columns))
-        if found is None:
+        tensor = self._tensors.matrix(full, (count, rows, columns))
+        if tensor is None:
             raise self._tensors.missing(full)
-        return found
+        return tensor
 
     def expert_pairs(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, Matrix] | None:
         whole = self._tensors.matrix(f"{self._prefix}{name}.weight", (count, 2 * rows, columns))
@@ -147,10 +147,10 @@ class LayerTensors:
         return self._tensors.vector(f"{self._prefix}{name}", length)
 
     def required(self, name: str, length: int) -> Vector:
-        found = self.vector(name, length)
-        if found is None:
+        tensor = self.vector(name, length)
+        if tensor is None:
             raise self._tensors.missing(f"{self._prefix}{name}")
-        return found
+        return tensor
 
 
 def embedding_rows(file: GGUFFile) -> int:
@@ -161,9 +161,9 @@ def embedding_rows(file: GGUFFile) -> int:
     """
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
-        found = "is missing" if info is None else f"has shape {info.shape}"
+        problem = "is missing" if info is None else f"has shape {info.shape}"
         raise UnsupportedModelError(
-            f"{file.path.name}: token_embd.weight {found}; this file holds no language model"
+            f"{file.path.name}: token_embd.weight {problem}; this file is no language model"
         )
     return info.shape[0]
 
@@ -190,8 +190,8 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
     embedding = tensors.matrix("token_embd.weight", shape)
     norm_name = f"{spec.norm_name}.weight"
     output_norm = tensors.vector(norm_name, width)
-    for name, found in (("token_embd.weight", embedding), (norm_name, output_norm)):
-        if found is None:
+    for name, tensor in (("token_embd.weight", embedding), (norm_name, output_norm)):
+        if tensor is None:
             raise tensors.missing(name)
     assert embedding is not None
     layers = []
@@ -217,5 +217,5 @@ def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = Fal
     weights = read_decoder(tensors, config.specification())
     for head in range(config.draft_heads):
         tensors.leave_layer(len(config.shapes) + head)
-    tensors.refuse_leftovers()
+    tensors.check_all_used()
     return weights

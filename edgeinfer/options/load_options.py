@@ -48,9 +48,9 @@ def parse_bytes(name: str, size: Any) -> int | None:
     if size is None:
         return None
     if isinstance(size, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower(), re.ASCII)
-        if found and found[2] != "i":
-            return int(float(found[1]) * (UNITS | BINARY_UNITS)[found[2]])
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", size.lower(), re.ASCII)
+        if match and match[2] != "i":
+            return int(float(match[1]) * (UNITS | BINARY_UNITS)[match[2]])
     elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     raise SettingError(f'{name}: saw {shown(size)}, wanted bytes or a size like "8GiB"')
@@ -156,7 +156,7 @@ class LoadOptions:
     lookup_files: tuple[Path, ...] = _option(
         (), "Speculative decoding: a text that the completion is likely to repeat, such as code to edit; "
         "prompt lookup searches it first. May be repeated.", flags=("--lookup-file",), metavar="FILE",
-        convert=_paths, commands="run chat", lasting=False,
+        convert=_paths, commands="run chat", persistent=False,
     )  # fmt: skip
     kv: KvType = _option(
         "f16", "Data type of the KV cache; q8_0 takes half the bytes of f16, q4_0 a quarter.",
@@ -176,11 +176,11 @@ class LoadOptions:
     template_args: Mapping[str, Any] = _option(
         None, "A variable of the chat template; VALUE is JSON, or else text. May be repeated.",
         default_factory=dict, convert=lambda name, given: given or {}, flags=("--template-arg",),
-        metavar="NAME=VALUE", panel=PROMPT, lasting=False,
+        metavar="NAME=VALUE", panel=PROMPT, persistent=False,
     )  # fmt: skip
     assume_pre_tokenizer: str | None = _option(
         None, "Pre-tokenizer to use if the file's is unknown.", metavar="NAME", panel=PROMPT,
-        commands="run chat", lasting=False,
+        commands="run chat", persistent=False,
     )  # fmt: skip
     snapshots: bool = option(False, "Restore prompt prefixes that `Model.keep_snapshot` saved to disk.")
     progress: Progress | None = option(None, "Called with bytes loaded.")

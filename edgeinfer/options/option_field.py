@@ -75,7 +75,7 @@ class OptionInfo:
     """What the default means, for `--help`, as "off"; without it a default is shown by its value."""
     argument: Literal["value", "size", "file"] = "value"
     """How the command line takes it: `file`: its value is the text of a file, `size`: bytes as 8GiB."""
-    lasting: bool = True
+    persistent: bool = True
     """Whether the settings file and the environment may set it."""
     server: bool = False
     """Whether it is a field of the server's requests under its own name."""
@@ -102,8 +102,8 @@ def types_of(kind: Any) -> Mapping[str, Any]:
 
 def default_of(kind: type, name: str) -> Any:
     """The default of an option."""
-    found = next(one for one in fields(kind) if one.name == name)
-    return found.default if found.default_factory is MISSING else found.default_factory()
+    option = next(one for one in fields(kind) if one.name == name)
+    return option.default if option.default_factory is MISSING else option.default_factory()
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:

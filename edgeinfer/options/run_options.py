@@ -54,7 +54,7 @@ class RunOptions:
     )
     stop: tuple[str, ...] = _option(
         (), r"End the completion before this text; \n is a newline. May be repeated.", convert=texts,
-        metavar="TEXT", lasting=False, server=True,
+        metavar="TEXT", persistent=False, server=True,
     )  # fmt: skip
     context_overflow: ContextOverflow = _option(
         "stop", "When the context is full. stop: end the completion; a chat drops its oldest messages. "
@@ -84,11 +84,11 @@ class RunOptions:
     )  # fmt: skip
     logprobs: int | None = _option(
         None, "Print the log-probability of each token and of the N most probable ones.", allowed=whole(0),
-        metavar="N", panel="Reports, on stderr", commands="run", lasting=False,
+        metavar="N", panel="Reports, on stderr", commands="run", persistent=False,
     )  # fmt: skip
     raw: bool = _option(
         True, "Continue the prompt as a text, or apply the model's chat template.",
-        flags=("--raw/--chat",), panel="Prompt", commands="run", lasting=False,
+        flags=("--raw/--chat",), panel="Prompt", commands="run", persistent=False,
         default_note="chat if there is a template, except tiny",
     )  # fmt: skip
     tools: Sequence[Tool] = option(

@@ -41,7 +41,7 @@ class SamplingParams:
     )  # fmt: skip
     logit_bias: Mapping[int, float] = _option(
         None, "Add a bias to a token's logit; -inf bans the token. May be repeated.", default_factory=dict,
-        metavar="ID=BIAS", lasting=False,
+        metavar="ID=BIAS", persistent=False,
     )  # fmt: skip
     repeat_penalty: float = _option(
         1.0, "Divide the logits of repeated tokens.", allowed=Range(0, above=True), default_note="off"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -102,10 +102,12 @@ def with_one_gib_more(request: PlanRequest, machine: Machine, planned: DevicePla
     )
     vram = None if request.vram is None else request.vram + GIB
     try:
-        found = plan_devices(replace(request, vram=vram), machine.with_gpu(more))
+        planned_with_more = plan_devices(replace(request, vram=vram), machine.with_gpu(more))
     except (OutOfMemoryError, GpuUnavailableError):
         return planned.memory
-    return replace(planned.memory, rate_with_one_gib_more=found.memory.prediction.decode_tokens_per_second)
+    return replace(
+        planned.memory, rate_with_one_gib_more=planned_with_more.memory.prediction.decode_tokens_per_second
+    )
 
 
 def _options(request: PlanRequest) -> PlanOptions:
@@ -190,9 +192,9 @@ def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptio
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
     """The error with a suggested solution, in one line."""
     if 0 < fitting < request.context:
-        way_out = f"with a context of {fitting} it fits (--context, context=)"
+        remedy = f"with a context of {fitting} it fits (--context, context=)"
     elif request.draft_required:
-        way_out = "leave the draft model out (--draft none, draft=None)"
+        remedy = "leave the draft model out (--draft none, draft=None)"
     else:
-        way_out = "take a smaller model or fewer bits a weight"
-    return OutOfMemoryError(f"{request.name}: {refusal}; {way_out}")
+        remedy = "take a smaller model or fewer bits per weight"
+    return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}")

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
-from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.machine.measure import known_threads, remembered_figures
+from edgeinfer_offload.machine.measure import stored_figures, stored_threads
 from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions
@@ -37,7 +37,7 @@ def known_machine() -> Machine:
     """
     cache = user_folder("cache")
     threads = usable_cpus()
-    known = remembered_figures(cache).known()
+    known = stored_figures(cache).known()
     measured = [known[key] for count in range(1, threads + 1) if (key := f"{count} threads") in known]
     machine = unmeasured_machine(threads)
     speed = max(measured, default=ASSUMED_BYTES_PER_SECOND)
@@ -61,7 +61,7 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
     """This machine with the speeds that `edgeinfer plan` uses for the model, if they are stored."""
     cache = user_folder("cache")
     formats = {matrix.format for matrix in sizes.matrices()}
-    threads = known_threads(cache) or machine.processor.threads
+    threads = stored_threads(cache) or machine.processor.threads
     counted = replace(machine, processor=replace(machine.processor, threads=threads))
     return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine
 

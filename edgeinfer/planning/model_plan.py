@@ -13,9 +13,9 @@ from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.options.load_options import is_device
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
-from edgeinfer.planning.gpu_choice import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
-from edgeinfer.planning.sparse_choice import choose_sparse
+from edgeinfer.planning.sparse_selection import select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
@@ -23,7 +23,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.machine.measure import remembered_threads
+from edgeinfer_offload.machine.measure import measured_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_quant_formats import GGUFFile
@@ -36,7 +36,7 @@ class ModelPlan:
 
     model: str
     plan: MemoryPlan
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> ModelPlan:
@@ -57,44 +57,44 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
     if not is_device(device):
         options["device"] = "auto"
     load_options = LoadOptions.from_keywords(options)
-    found = find_model(model)
-    with open_model(found.path, found.name) as file:
-        request, warnings = _request(found, file, load_options)
+    model_file = find_model(model)
+    with open_model(model_file.path, model_file.name) as file:
+        request, warnings = _request(model_file, file, load_options)
     machine, more = _machine(device, load_options, request.sizes)
     try:
         planned = plan_devices(request, machine)
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
-    return ModelPlan(found.name, plan, (*warnings, *more, *planned.warnings))
+    return ModelPlan(model_file.name, plan, (*warnings, *more, *planned.warnings))
 
 
-def _request(found: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
+def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
     """The planner request that `load` would make, as far as the file's model is supported; and warnings."""
-    draft, warnings = open_draft(options.draft, found.draft_path, file)
+    draft, warnings = open_draft(options.draft, model_file.draft_path, file)
     sizes = draft.sizes if draft else None
     if draft is not None:
         draft.file.close()
     try:
         config = read_config(file)
     except UnsupportedModelError:
-        return _unsupported_request(found, file, options, sizes), [str(model_support(file)), *warnings]
-    source = ModelSource(found.name, file, config, options)
-    sparse = choose_sparse(source)
+        return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
+    source = ModelSource(model_file.name, file, config, options)
+    sparse = select_sparse_layers(source)
     return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
 
 
 def _unsupported_request(
-    found: ModelFile, file: GGUFFile, options: LoadOptions, draft: ModelSizes | None
+    model_file: ModelFile, file: GGUFFile, options: LoadOptions, draft: ModelSizes | None
 ) -> PlanRequest:
     """The request of a model that only another engine can run. Raises `UnsupportedModelError`."""
     trained = _trained_context(file)
     try:
         sizes = file_sizes(file, None)
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{found.name}: {model_support(file)}; no plan: {error}") from error
+        raise UnsupportedModelError(f"{model_file.name}: {model_support(file)}; no plan: {error}") from error
     return PlanRequest(
-        name=found.name,
+        name=model_file.name,
         sizes=sizes,
         context=options.context or min(trained, DEFAULT_CONTEXT),
         trained_context=trained,
@@ -152,7 +152,7 @@ def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Mach
         except DescriptionError as error:
             raise SettingError(f"device: {error}") from error
     cache, formats = user_folder("cache"), {matrix.format for matrix in sizes.matrices()}
-    threads = options.threads or remembered_threads(cache, options.build_progress)
+    threads = options.threads or measured_threads(cache, options.build_progress)
     machine = unmeasured_machine(threads)
     machine = with_cpu_speeds(machine, cache, formats, sizes.nbytes, options.build_progress)
     if device == "cpu":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest
-from edgeinfer.planning.sparse_choice import SparseSelection
+from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.concentration import expert_probs

@@ -44,7 +44,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPredictor:
     """A predictor, and its quality on text that was used neither for its matrices nor its threshold."""
 
     predictor: NeuronPredictor
@@ -56,7 +56,7 @@ class Trained:
     """Share of all neurons that are active."""
 
 
-def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -> list[Trained]:
+def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -> list[TrainedPredictor]:
     """Predictors of these ranks, multiples of 32 and at most the hidden size.
 
     Fitted on the first half of the tokens; thresholds are chosen on the third quarter, quality is measured on
@@ -68,18 +68,20 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
     tokens, neurons = len(samples.x), matrix.rows
     x, _ = samples.of(slice(0, tokens // 2), neurons)
     calibration = samples.of(slice(tokens // 2, tokens * 3 // 4), neurons)
-    judged_on = samples.of(slice(tokens * 3 // 4, tokens), neurons)
+    evaluation_samples = samples.of(slice(tokens * 3 // 4, tokens), neurons)
     w = matrix.decoded()
     target, (a, b) = x @ w.T, _factors(w, x)
     offset = np.zeros(neurons, np.float32) if bias is None else bias
-    found = []
+    predictors = []
     for rank in ranks:
         first, second = _stored(a[:rank], "first"), _stored(b[:, :rank], "second")
         predictor = NeuronPredictor(first, second, offset)
         spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
         threshold = _threshold(predictor, spread, *calibration)
-        found.append(judged(replace(predictor, bias=offset + threshold * spread), *judged_on))
-    return found
+        predictors.append(
+            evaluated(replace(predictor, bias=offset + threshold * spread), *evaluation_samples)
+        )
+    return predictors
 
 
 def _predicted(predictor: NeuronPredictor, x: Floats) -> Floats:
@@ -93,11 +95,11 @@ def _threshold(predictor: NeuronPredictor, spread: Floats, x: Floats, active: Bo
     return np.float32(np.quantile(needed, RECALL) if len(needed) else 0)
 
 
-def judged(predictor: NeuronPredictor, x: Floats, active: Bools) -> Trained:
+def evaluated(predictor: NeuronPredictor, x: Floats, active: Bools) -> TrainedPredictor:
     """The quality of a predictor on these tokens."""
     named = _predicted(predictor, x) + predictor.bias > 0
     hits, all_active = int((named & active).sum()), int(active.sum())
-    return Trained(predictor, hits / max(all_active, 1), float(named.mean()), float(active.mean()))
+    return TrainedPredictor(predictor, hits / max(all_active, 1), float(named.mean()), float(active.mean()))
 
 
 def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
@@ -120,19 +122,21 @@ def _stored(values: Floats, name: str) -> Matrix:
     return Matrix(f"predictor.{name}", FORMAT, len(values), values.shape[1], raw)
 
 
-def predictor_arrays(layer: int, trained: Trained) -> dict[str, npt.NDArray[Any]]:
+def predictor_arrays(layer: int, trained: TrainedPredictor) -> dict[str, npt.NDArray[Any]]:
     """A predictor as arrays for a profile."""
-    found, name = trained.predictor, f"predictor.{layer}"
+    predictor, name = trained.predictor, f"predictor.{layer}"
     quality = np.array([trained.recall, trained.named, trained.active])
     return {
-        f"{name}.first": found.first.raw,
-        f"{name}.second": found.second.raw,
-        f"{name}.bias": found.bias,
+        f"{name}.first": predictor.first.raw,
+        f"{name}.second": predictor.second.raw,
+        f"{name}.bias": predictor.bias,
         f"{name}.quality": quality,
     }
 
 
-def read_predictor(arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix) -> Trained | None:
+def read_predictor(
+    arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: Matrix
+) -> TrainedPredictor | None:
     """The predictor of a layer whose gate (or up) is `matrix`; None if the profile has none.
 
     Raises:
@@ -162,4 +166,4 @@ def read_predictor(arrays: Mapping[str, npt.NDArray[Any]], layer: int, matrix: M
     if not all(np.isfinite(value).all() for value in (*values, bias, quality)):
         raise ValueError(f"{name}: numbers that aren't finite")
     recall, named, active = (float(value) for value in np.asarray(quality, np.float64))
-    return Trained(NeuronPredictor(*matrices, np.asarray(bias, np.float32)), recall, named, active)
+    return TrainedPredictor(NeuronPredictor(*matrices, np.asarray(bias, np.float32)), recall, named, active)

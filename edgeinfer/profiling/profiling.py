@@ -12,11 +12,11 @@ import numpy.typing as npt
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.profiling.predictor_training import Samples, Trained, predictor_arrays, train
+from edgeinfer.profiling.predictor_training import Samples, TrainedPredictor, predictor_arrays, train
 from edgeinfer.profiling.recording import (
     EXACT_RULE,
     WINDOW,
-    Half,
+    HalfCounts,
     cpu_engine,
     generated_texts,
     record,
@@ -50,7 +50,7 @@ class Profiling:
     profile: ActivityProfile
     layers: tuple[Coverage, ...]
     overall: Coverage
-    predictors: tuple[Trained, ...] = ()
+    predictors: tuple[TrainedPredictor, ...] = ()
 
 
 def profile(
@@ -75,12 +75,12 @@ def profile(
         EdgeInferError: the errors of `edgeinfer.load`.
     """
     _check(tokens, rank)
-    found = find_model(model)
+    model_file = find_model(model)
     with load(model, device="cpu", sparse="off", draft=None, **loading) as loaded:
         windows = _windows(loaded, texts, tokens)
         made, samples = _counted(loaded, windows, predictor, report)
-        made = replace(made, model_hash=model_hash(found.path))
-        trained: list[Trained] = []
+        made = replace(made, model_hash=model_hash(model_file.path))
+        trained: list[TrainedPredictor] = []
         if predictor:
             found_weights = cpu_engine(loaded)[1].weights
             weights = [dense_layer(found_weights, layer) for layer in range(len(found_weights.layers))]
@@ -88,12 +88,12 @@ def profile(
             arrays = {name: value for layer, each in enumerate(trained)
                       for name, value in predictor_arrays(layer, each).items()}  # fmt: skip
             made = replace(made, arrays=arrays)
-    in_data_folder = found.source == "built in"  # the package folder must not be modified
-    path = save_profile(made, found.path, user_folder("data"), in_data_folder)
+    in_data_folder = model_file.source == "built in"  # the package folder must not be modified
+    path = save_profile(made, model_file.path, user_folder("data"), in_data_folder)
     return profiling_of(made, path, trained)
 
 
-def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[Trained] = ()) -> Profiling:
+def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[TrainedPredictor] = ()) -> Profiling:
     """The evaluation of a profile, per layer and overall."""
     by_layer = made.layers("neurons") | made.layers("experts")
     counts = [by_layer[layer] for layer in sorted(by_layer)]
@@ -128,21 +128,20 @@ def _counted(
     if keep and rules != [EXACT_RULE]:
         kinds = {"a mixture" if isinstance(spec, MoeSpec) else spec.activation for spec in specs}
         raise SettingError(
-            f"{model.name}: predictors name neurons that a ReLU lets through; its activation is "
-            f"{', '.join(sorted(kinds))}"
+            f"{model.name}: predictors need a ReLU; its activation is {', '.join(sorted(kinds))}"
         )
-    halves, kept = (Half(), Half()), [_Kept() for _ in specification.layers]
+    halves, layer_samples = (HalfCounts(), HalfCounts()), [_LayerSamples() for _ in specification.layers]
     for half, part in enumerate(_halved(windows)):
 
         def seen(
             layer: int,
             normed: Activations | None,
             active: npt.NDArray[np.bool_],
-            counted: Half = halves[half],
+            counted: HalfCounts = halves[half],
         ) -> None:
             counted.add(layer, active)
             if normed is not None and keep:
-                kept[layer].add(normed, active)
+                layer_samples[layer].add(normed, active)
 
         record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
     names = {}
@@ -150,10 +149,10 @@ def _counted(
         kind = "experts" if isinstance(spec, MoeSpec) else "neurons"
         names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
     made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
-    return made, [each.samples() for each in kept] if keep else []
+    return made, [each.samples() for each in layer_samples] if keep else []
 
 
-class _Kept:
+class _LayerSamples:
     """One layer's x and activity, by token."""
 
     def __init__(self) -> None:
@@ -180,19 +179,19 @@ def _halved(windows: Sequence[Sequence[int]]) -> tuple[Sequence[Sequence[int]], 
 
 def _trained(
     weights: Sequence[FeedForwardWeights], samples: Sequence[Samples], rank: int | None, report: Report | None
-) -> list[Trained]:
+) -> list[TrainedPredictor]:
     """A predictor for each layer: of the given rank, or of the one that reads the fewest weights."""
-    found = []
+    predictors = []
     for layer, (each, sample) in enumerate(zip(weights, samples, strict=True)):
         width = each.ffn_up.columns
         ranks = [rank] if rank else [r for r in DEFAULT_RANKS if r <= width // 2] or [32]
-        found.append(min(train(each, sample, ranks), key=partial(_cost, each)))
+        predictors.append(min(train(each, sample, ranks), key=partial(_cost, each)))
         if report:
             report("training predictors", layer + 1, len(weights))
-    return found
+    return predictors
 
 
-def _cost(weights: FeedForwardWeights, trained: Trained) -> float:
+def _cost(weights: FeedForwardWeights, trained: TrainedPredictor) -> float:
     """Bytes per token to find the active neurons: the predictor, and the rows of the neurons it predicts."""
     matrix = weights.ffn_gate or weights.ffn_up
     return trained.predictor.nbytes + trained.named * matrix.nbytes

@@ -19,7 +19,7 @@ WINDOW = 512
 GENERATED_TOKENS = 256
 RELU_FAMILIES = ("relu", "relu_squared")
 EXACT_RULE = "not exactly zero"
-ROUTED_RULE = "an expert that the router chose"
+ROUTED_RULE = "an expert that the router selected"
 MAGNITUDE_RULE = "at least the root mean square of its row"
 
 Report = Callable[[int, int], None]
@@ -29,7 +29,7 @@ MoE layer, with None and the used experts (tokens, experts)."""
 
 
 @dataclass
-class Half:
+class HalfCounts:
     """The counts of one half of the text."""
 
     tokens: int = 0
@@ -37,8 +37,8 @@ class Half:
 
     def add(self, layer: int, active: npt.NDArray[np.bool_]) -> None:
         """Add the activity rows of a layer; tokens are counted at the first layer."""
-        found = active.sum(axis=0, dtype=np.uint32)
-        self.counts[layer] = self.counts[layer] + found if layer in self.counts else found
+        counts = active.sum(axis=0, dtype=np.uint32)
+        self.counts[layer] = self.counts[layer] + counts if layer in self.counts else counts
         self.tokens += len(active) if layer == 0 else 0
 
 
@@ -54,19 +54,19 @@ def generated_texts(model: Model, tokens: int) -> list[list[int]]:
         SettingError: the model ends every text at once.
     """
     tokenizer, seed = model.tokenizer, 0
-    found: list[list[int]] = []
+    texts: list[list[int]] = []
     start = [tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id or 0]
     limit = min(GENERATED_TOKENS, model.context - 1)
-    while sum(len(text) for text in found) < tokens:
+    while sum(len(text) for text in texts) < tokens:
         completion = model.generate(
             start, max_tokens=limit, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed
         )
         seed += 1
         if len(completion.ids) > 1:
-            found.append([*start, *completion.ids])
-        elif seed > 16 and not found:
-            raise SettingError(f"{model.name} tells nothing by itself; give a text (--text FILE)")
-    return found
+            texts.append([*start, *completion.ids])
+        elif seed > 16 and not texts:
+            raise SettingError(f"{model.name} generates nothing without a prompt; give a text (--text FILE)")
+    return texts
 
 
 def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:

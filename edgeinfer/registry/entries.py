@@ -111,13 +111,13 @@ def _entries(path: Path) -> dict[str, RegistryEntry]:
         tables = read_toml(path)
     except TomlError as error:
         raise RegistryError(str(error)) from error
-    found = {}
+    entries = {}
     for name, table in tables.items():
         try:
-            found[name] = _entry(name, table)
+            entries[name] = _entry(name, table)
         except RegistryError as error:
             raise RegistryError(f"{path}: [{printable(name)}]: {error}") from None
-    return found
+    return entries
 
 
 def _entry(name: str, table: Any) -> RegistryEntry:

@@ -13,7 +13,7 @@ MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
 @dataclass(frozen=True)
-class OtherFolders:
+class ExternalFolders:
     """Model folders of other programs on this machine."""
 
     hugging_face: Path
@@ -28,7 +28,7 @@ class OtherFolders:
         platform: str = sys.platform,
         environment: Mapping[str, str] = os.environ,
         home: Path | None = None,
-    ) -> "OtherFolders":
+    ) -> "ExternalFolders":
         """The folders that those programs use: from their environment variables, else the defaults."""
         home = home or Path.home()
 
@@ -53,18 +53,18 @@ class OtherFolders:
         )
 
 
-def found_models(folders: OtherFolders | None = None) -> list[ModelFile]:
+def found_models(folders: ExternalFolders | None = None) -> list[ModelFile]:
     """Every model of other programs, each file once; unreadable folders are skipped."""
-    folders = folders or OtherFolders.usual()
-    found: dict[Path, ModelFile] = {}
+    folders = folders or ExternalFolders.usual()
+    models: dict[Path, ModelFile] = {}
     for model in _all(folders):
-        found.setdefault(model.path.resolve(), model)
-    return list(found.values())
+        models.setdefault(model.path.resolve(), model)
+    return list(models.values())
 
 
-def found_file(repository: str, file: str, folders: OtherFolders | None = None) -> ModelFile | None:
+def found_file(repository: str, file: str, folders: ExternalFolders | None = None) -> ModelFile | None:
     """A file of the hub in folders whose layout records the repository, or None."""
-    folders = folders or OtherFolders.usual()
+    folders = folders or ExternalFolders.usual()
     snapshots = folders.hugging_face / f"models--{repository.replace('/', '--')}" / "snapshots"
     candidates: list[tuple[Source, Path]] = [
         ("Hugging Face cache", revision / file) for revision in _entries(snapshots)
@@ -76,7 +76,7 @@ def found_file(repository: str, file: str, folders: OtherFolders | None = None) 
     return None
 
 
-def _all(folders: OtherFolders) -> Iterator[ModelFile]:
+def _all(folders: ExternalFolders) -> Iterator[ModelFile]:
     for repository in _entries(folders.hugging_face):
         if repository.name.startswith("models--"):
             yield from _in("Hugging Face cache", repository / "snapshots")
@@ -100,7 +100,7 @@ def ollama_models(folder: Path) -> list[ModelFile]:
     Source: a manifest is manifests/HOST/OWNER/MODEL/TAG, JSON with layers; the digest of the model layer is
     the name of its file, blobs/sha256-....
     """
-    found = []
+    models = []
     root = folder / "manifests"
     try:
         manifests = sorted(path for path in root.glob("*/*/*/*") if path.is_file())
@@ -115,8 +115,8 @@ def ollama_models(folder: Path) -> list[ModelFile]:
             host, owner, model, tag = manifest.relative_to(root).parts
             shown = [part for part in (host, owner) if part not in ("registry.ollama.ai", "library")]
             name = "/".join(["ollama", *shown, f"{model}:{tag}"])
-            found.append(ModelFile(name, blob, "Ollama"))
-    return found
+            models.append(ModelFile(name, blob, "Ollama"))
+    return models
 
 
 def _model_digest(manifest: Path) -> str | None:

@@ -85,8 +85,8 @@ def quant_of(file_name: str) -> str:
 
     "Qwen3-8B-Q4_K_M.gguf" -> "Q4_K_M"; "UD-Q4_K_XL/big-00001-of-00002.gguf" -> "UD-Q4_K_XL".
     """
-    found = _LABEL.findall(file_name.removesuffix(".gguf"))
-    return str(found[-1]).upper() if found else ""
+    labels = _LABEL.findall(file_name.removesuffix(".gguf"))
+    return str(labels[-1]).upper() if labels else ""
 
 
 def bits_of(label: str) -> float:

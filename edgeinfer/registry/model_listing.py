@@ -41,5 +41,5 @@ def listed(model: ModelFile, machine: Machine) -> ListedModel:
         for matrix in sizes.matrices():
             by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
         quant = max(by_format, key=lambda name: by_format[name])
-    found = fit(sizes, with_known_speeds(machine, sizes), context)
-    return ListedModel(model, quant, found, support)
+    model_fit = fit(sizes, with_known_speeds(machine, sizes), context)
+    return ListedModel(model, quant, model_fit, support)

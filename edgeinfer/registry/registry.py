@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgeinfer.errors import NotPulledError, UnknownModelError
 from edgeinfer.registry.entries import RegistryEntry, read_registry, user_registry
-from edgeinfer.registry.found_models import OtherFolders, found_file, found_models
+from edgeinfer.registry.found_models import ExternalFolders, found_file, found_models
 from edgeinfer.registry.model_file import ModelFile, Source, models_under
 from edgeinfer.registry.near_names import nearest
 from edgeinfer.user_folders import user_folder
@@ -22,7 +22,7 @@ def find_model(
     name_or_path: str | Path | None = None,
     *,
     models_folder: Path | None = None,
-    others: OtherFolders | None = None,
+    others: ExternalFolders | None = None,
 ) -> ModelFile:
     """Find a model.
 
@@ -38,7 +38,7 @@ def find_model(
     """
     requested = str(name_or_path or BUILTIN_NAME)
     folder = models_folder or default_models_folder()
-    others = others or OtherFolders.usual()
+    others = others or ExternalFolders.usual()
     entries = read_registry()
     name, quant = split_quant(requested, entries)
     if name is not None:
@@ -65,11 +65,13 @@ def find_draft(name_or_path: str | Path) -> ModelFile:
         raise UnknownModelError(f"draft: {error}") from error
 
 
-def list_models(*, models_folder: Path | None = None, others: OtherFolders | None = None) -> list[ModelFile]:
+def list_models(
+    *, models_folder: Path | None = None, others: ExternalFolders | None = None
+) -> list[ModelFile]:
     """All available models: registry models on this disk, the models folder by name, then models of other
     programs. A model with several quantizations is listed once for each, as `name:Q4_K_M`.
     """
-    folder, others = models_folder or default_models_folder(), others or OtherFolders.usual()
+    folder, others = models_folder or default_models_folder(), others or ExternalFolders.usual()
     entries = read_registry()
     known = [
         _described(entry, quant, model, entries, folder, others)
@@ -104,7 +106,7 @@ def _from_registry(
     quant: str,
     entries: Mapping[str, RegistryEntry],
     folder: Path,
-    others: OtherFolders,
+    others: ExternalFolders,
 ) -> ModelFile:
     here = list(_located(entry, folder, others))
     if quant:
@@ -112,8 +114,8 @@ def _from_registry(
     if not here:
         raise _not_pulled(entry, quant, folder)
     label, model = max(here, key=lambda pair: pair[1].path.stat().st_mtime)
-    found = _described(entry, label, model, entries, folder, others)
-    return found if quant else replace(found, name=entry.name)
+    model_file = _described(entry, label, model, entries, folder, others)
+    return model_file if quant else replace(model_file, name=entry.name)
 
 
 def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledError | UnknownModelError:
@@ -131,7 +133,7 @@ def _not_pulled(entry: RegistryEntry, quant: str, folder: Path) -> NotPulledErro
     return NotPulledError(f"{name}: not on this disk yet; fetch it with: edgeinfer pull {name}", name)
 
 
-def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterator[tuple[str, ModelFile]]:
+def _located(entry: RegistryEntry, folder: Path, others: ExternalFolders) -> Iterator[tuple[str, ModelFile]]:
     """The quantizations of an entry that are on this disk."""
     root = folder / (entry.repository or "")
     if entry.repository is None:
@@ -156,9 +158,9 @@ def _located(entry: RegistryEntry, folder: Path, others: OtherFolders) -> Iterat
         if label is not None:
             ours[label] = ModelFile(entry.name, path, "models folder")
     for quant in [*entry.quants, *(label for label in ours if label not in entry.quants)]:
-        found = ours.get(quant) or found_file(entry.repository, entry.file_of(quant), others)
-        if found:
-            yield quant, found
+        located = ours.get(quant) or found_file(entry.repository, entry.file_of(quant), others)
+        if located:
+            yield quant, located
 
 
 def _described(
@@ -167,7 +169,7 @@ def _described(
     model: ModelFile,
     entries: Mapping[str, RegistryEntry],
     folder: Path,
-    others: OtherFolders,
+    others: ExternalFolders,
 ) -> ModelFile:
     """A model file with its registry data."""
     return replace(
@@ -184,7 +186,7 @@ def _described(
 
 
 def _draft_of(
-    entry: RegistryEntry, entries: Mapping[str, RegistryEntry], folder: Path, others: OtherFolders
+    entry: RegistryEntry, entries: Mapping[str, RegistryEntry], folder: Path, others: ExternalFolders
 ) -> Path | None:
     """The file of an entry's draft model, if it is on this disk: another entry's model, or a file."""
     if entry.draft is None:
@@ -206,7 +208,7 @@ def _from_path(path: Path) -> ModelFile:
         entries = read_registry()
         for entry in entries.values():
             if path.name == entry.file:
-                return _from_registry(entry, "", entries, path.parent, OtherFolders.usual())
+                return _from_registry(entry, "", entries, path.parent, ExternalFolders.usual())
     return ModelFile(name=path.stem, path=path, source="path")
 
 
@@ -215,13 +217,13 @@ def _in_folder(folder: Path) -> list[ModelFile]:
 
 
 def _only_model_in(folder: Path) -> Path:
-    found = models_under(folder, "*.gguf")
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    models = models_under(folder, "*.gguf")
+    if len(models) == 1:
+        return models[0]
+    if not models:
         raise UnknownModelError(f"{folder}: a folder without a .gguf file; name a model file")
-    names = first_few([path.name for path in found])
-    raise UnknownModelError(f"{folder}: a folder with {len(found)} models; name one of {names}")
+    names = first_few([path.name for path in models])
+    raise UnknownModelError(f"{folder}: a folder with {len(models)} models; name one of {names}")
 
 
 def first_few(names: Sequence[str]) -> str:
@@ -254,8 +256,8 @@ def _unknown(
     names = list(dict.fromkeys([BUILTIN_NAME, *(model.name for model in _in_folder(folder)), *entries]))
     near = nearest(requested.partition(":")[0], names)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {first_few(names)}."
-    way_out = "Name one of `edgeinfer list --all` or the path of a .gguf file"
-    return UnknownModelError(f"{_shortened(requested)}: no such model; {hint} {way_out}")
+    remedy = "Name one of `edgeinfer list --all` or the path of a .gguf file"
+    return UnknownModelError(f"{_shortened(requested)}: no such model; {hint} {remedy}")
 
 
 def _shortened(requested: str) -> str:

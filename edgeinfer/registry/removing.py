@@ -7,7 +7,7 @@ from pathlib import Path
 from edgeinfer.download.partial_file import ENDING, partial_path, version_path
 from edgeinfer.errors import EdgeInferError, NotPulledError, UnknownModelError
 from edgeinfer.registry.entries import read_registry
-from edgeinfer.registry.found_models import OtherFolders, ollama_models
+from edgeinfer.registry.found_models import ExternalFolders, ollama_models
 from edgeinfer.registry.model_file import ModelFile, parts_of
 from edgeinfer.registry.registry import default_models_folder, find_model, list_models, split_quant
 
@@ -39,7 +39,7 @@ class Removal:
 
 
 def plan_removal(
-    requested: str, *, models_folder: Path | None = None, others: OtherFolders | None = None
+    requested: str, *, models_folder: Path | None = None, others: ExternalFolders | None = None
 ) -> Removal:
     """Plan the removal of a model; no file is changed.
 
@@ -51,16 +51,16 @@ def plan_removal(
     try:
         model = find_model(requested, models_folder=folder, others=others)
     except NotPulledError:
-        files = _came_in_part(requested, folder)
+        files = _partial_files(requested, folder)
         if not files:
             raise UnknownModelError(f"{requested}: not on this disk, so there is nothing to remove") from None
         return Removal(requested, files, _bytes_of(files), (), 0)
     if model.source == "built in":
-        raise RemovalError(f"{model.name}: built in; it goes with edgeinfer itself")
+        raise RemovalError(f"{model.name}: built in; it is removed with edgeinfer itself")
     if model.source in OWNERS:
-        raise RemovalError(_not_ours(model, others))
+        raise RemovalError(_external_reason(model, others))
     if not model.path.resolve().is_relative_to(folder.resolve()):
-        raise RemovalError(f"{model.path}: a file of your own, outside {folder}; remove it yourself")
+        raise RemovalError(f"{model.path}: a file outside {folder}; remove it yourself")
     parts = parts_of(model.path)
     partials = [
         path
@@ -88,19 +88,19 @@ def remove(removal: Removal, *, models_folder: Path | None = None) -> None:
             parent = parent.parent
 
 
-def _not_ours(model: ModelFile, others: OtherFolders | None) -> str:
+def _external_reason(model: ModelFile, others: ExternalFolders | None) -> str:
     same = [other.name for other in _ollama_names(model, others) if other.name != model.name]
     shared = f"; {', '.join(same)} shares its file" if same else ""
     return f"{model.name}: belongs to {model.source}; remove it with {OWNERS[model.source]}{shared}"
 
 
-def _ollama_names(model: ModelFile, others: OtherFolders | None) -> list[ModelFile]:
-    folders = (others or OtherFolders.usual()).ollama
-    everything = [found for folder in folders for found in ollama_models(folder)]
-    return [found for found in everything if found.path.resolve() == model.path.resolve()]
+def _ollama_names(model: ModelFile, others: ExternalFolders | None) -> list[ModelFile]:
+    folders = (others or ExternalFolders.usual()).ollama
+    everything = [listed for folder in folders for listed in ollama_models(folder)]
+    return [listed for listed in everything if listed.path.resolve() == model.path.resolve()]
 
 
-def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tuple[str, ...]:
+def _sharing(model: ModelFile, folder: Path, others: ExternalFolders | None) -> tuple[str, ...]:
     """Names of other models that use the same file, directly or as draft model."""
     same, path = [], model.path.resolve()
     for other in list_models(models_folder=folder, others=others):
@@ -111,7 +111,7 @@ def _sharing(model: ModelFile, folder: Path, others: OtherFolders | None) -> tup
     return tuple(same)
 
 
-def _came_in_part(requested: str, folder: Path) -> tuple[Path, ...]:
+def _partial_files(requested: str, folder: Path) -> tuple[Path, ...]:
     """Partial files of interrupted pulls of a registry model."""
     entries = read_registry()
     name, quant = split_quant(requested, entries)
@@ -119,12 +119,12 @@ def _came_in_part(requested: str, folder: Path) -> tuple[Path, ...]:
         return ()
     entry = entries[name]
     root = folder / (entry.repository or "")
-    found: list[Path] = []
+    files: list[Path] = []
     for path in sorted(root.rglob(f"*{ENDING}")):
         label = entry.quant_of_file(path.relative_to(root).as_posix().removesuffix(ENDING))
         if label is not None and (not quant or label.lower() == quant.lower()):
-            found += [file for file in (path, version_path(path)) if file.exists()]
-    return tuple(found)
+            files += [file for file in (path, version_path(path)) if file.exists()]
+    return tuple(files)
 
 
 def _bytes_of(files: Iterable[Path]) -> int:

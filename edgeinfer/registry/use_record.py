@@ -29,13 +29,13 @@ def record_use(model: Path) -> None:
     """Record the current time for a model file. Write errors are ignored."""
     file = _record_file()
     uses = _read(file) | {_key(model): time.time()}
-    kept = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
+    recent = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(kept, stream)
+                json.dump(recent, stream)
             os.replace(name, file)
         except OSError:
             os.unlink(name)
@@ -51,14 +51,14 @@ def _read(file: Path) -> dict[str, float]:
     try:
         if not file.is_file() or file.stat().st_size > MAX_BYTES:
             return {}
-        found = json.loads(file.read_bytes())
+        record = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         return {}
     now = time.time()
     return {
         model: float(used)
-        for model, used in found.items()
+        for model, used in record.items()
         if isinstance(used, int | float) and not isinstance(used, bool) and 0 < used <= now
     }

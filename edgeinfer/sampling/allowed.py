@@ -24,14 +24,14 @@ class Constraint(Protocol):
         ...
 
     def few(self) -> Ids | None:
-        """The allowed tokens, rising; None: there are so many that `allowed` is faster."""
+        """The allowed tokens, rising; None: there are too many, and `allowed` is faster."""
         ...
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """(vocabulary,) mask of the allowed tokens; at least one is True."""
         ...
 
-    def in_time(self, token_id: int) -> int:
+    def token_or_ending(self, token_id: int) -> int:
         """The sampled token, or another one if the completion has to end soon."""
         ...
 

@@ -26,7 +26,7 @@ class SequenceBreakers:
         """Whether the token's text contains a breaker."""
         return any(breaker in self._bytes(token_id) for breaker in self._breakers)
 
-    def tokens_behind(self, history: Sequence[int], limit: int) -> int:
+    def tokens_after(self, history: Sequence[int], limit: int) -> int:
         """Number of tokens after the last breaker; `limit` or the whole history if none is found.
 
         A breaker may begin in one token and end in a later one.
@@ -99,7 +99,7 @@ def dry_penalties(
     allowed = settings.dry_allowed_length
     growth = math.log(settings.dry_base)
     largest_exponent = int(LARGEST_LOGARITHM / growth) if growth > 1e-6 else 0
-    limit = breakers.tokens_behind(recent, allowed + largest_exponent)
+    limit = breakers.tokens_after(recent, allowed + largest_exponent)
     if limit < allowed:
         return {}
     return {

@@ -91,16 +91,16 @@ class Sampler:
         """
         if self.settings.temperature == 0:
             self._last = None
-            return self._in_time(self.best(logits, history))
+            return self._token_or_ending(self.best(logits, history))
         ids, probabilities = self.distribution(logits, history)
-        return self._in_time(int(ids[self.sample_index(probabilities)]))
+        return self._token_or_ending(int(ids[self.sample_index(probabilities)]))
 
-    def _in_time(self, token_id: int) -> int:
+    def _token_or_ending(self, token_id: int) -> int:
         """The sampled token, or one that completes the text in time, unless a bias bans it."""
         if self.constraint is None:
             return token_id
-        found = self.constraint.in_time(token_id)
-        return token_id if self.settings.logit_bias.get(found) == -math.inf else found
+        token = self.constraint.token_or_ending(token_id)
+        return token_id if self.settings.logit_bias.get(token) == -math.inf else token
 
     def sample_index(self, probabilities: Probabilities) -> int:
         """A position sampled from `probabilities`; advances the random state by one number."""
@@ -155,7 +155,7 @@ class Sampler:
             index = int(allowed.argmax())
             best, usable = index if ids is None else int(ids[index]), math.isfinite(allowed[index])
         if not usable:
-            raise _unusable(adjusted, self.constraint)
+            raise _unusable_logits_error(adjusted, self.constraint)
         return best
 
     def best_of_each(self, logits: Logits) -> list[int] | None:
@@ -168,9 +168,9 @@ class Sampler:
             return None
         self._last = None
         best: list[int] = logits.argmax(axis=1).tolist()
-        for row, found in enumerate(best):
-            if not math.isfinite(logits.item(row, found)):
-                raise _unusable(logits[row])
+        for row, best_id in enumerate(best):
+            if not math.isfinite(logits.item(row, best_id)):
+                raise _unusable_logits_error(logits[row])
         return best
 
     def take(self, token_id: int) -> bool:
@@ -235,7 +235,7 @@ class Sampler:
             else:
                 allowed = adjusted[ids]
         if not math.isfinite(allowed.max()):
-            raise _unusable(adjusted, constraint)
+            raise _unusable_logits_error(adjusted, constraint)
         if ids is not None and ids.size == 1:
             return ids, np.ones(1)
         kept = self._truncated(allowed)
@@ -247,27 +247,27 @@ class Sampler:
         """The allowed tokens that remain after truncation, rising; None: all allowed tokens are needed."""
         if not self._shortlists:
             return None
-        found = None
+        positions = None
         if math.isfinite(logits.max()):
-            found = allowed_shortlist(
+            positions = allowed_shortlist(
                 logits, self.settings.top_k, self._truncated_positions, constraint.allows
             )
-        self._all_needed = found is None
-        return found
+        self._all_needed = positions is None
+        return positions
 
     def _truncated(self, logits: Floats) -> Positions | None:
         """The positions that remain of the logits (n,) after truncation, rising; None: all."""
-        found: Positions | None = None
+        positions: Positions | None = None
         for truncate in self._truncating:
             kept: Positions = truncate(logits, self.settings)
             logits = logits[kept]
-            found = kept if found is None else found[kept]
-        return found
+            positions = kept if positions is None else positions[kept]
+        return positions
 
     def _truncated_positions(self, logits: Floats) -> Positions:
-        found = self._truncated(logits)
-        assert found is not None, "top-k is active"
-        return found
+        positions = self._truncated(logits)
+        assert positions is not None, "top-k is active"
+        return positions
 
     def _reweighted(self, logits: Logits, ids: Ids) -> Distribution:
         """The distribution of the remaining candidates: temperature, then the steps after it."""
@@ -285,7 +285,7 @@ def _possible(ids: Ids, probabilities: Probabilities) -> Distribution:
     return ids, probabilities / probabilities.sum()
 
 
-def _unusable(logits: Logits, constraint: Constraint | None = None) -> LogitsError:
+def _unusable_logits_error(logits: Logits, constraint: Constraint | None = None) -> LogitsError:
     if constraint:
         logits = np.where(constraint.allowed(), logits, np.float32(-np.inf))
     peak = float(logits.max())
@@ -297,4 +297,4 @@ def _unusable(logits: Logits, constraint: Constraint | None = None) -> LogitsErr
         )
     if peak > 0:
         return LogitsError(f"logits: saw +inf for token {int(logits.argmax())}, wanted finite numbers")
-    return LogitsError(f"logits: saw -inf for all {logits.size} tokens, wanted at least one that may be said")
+    return LogitsError(f"logits: saw -inf for all {logits.size} tokens, wanted at least one allowed token")

@@ -251,19 +251,19 @@ class _Server:
         try:
             parsed = await self._parsed(request, embedding_request)
             self._check_model(parsed.model)
-            found = await unless_disconnected(request, self._embedded(parsed))
-            return found or Response(status_code=CLIENT_LEFT)
+            vectors = await unless_disconnected(request, self._embedded(parsed))
+            return vectors or Response(status_code=CLIENT_LEFT)
         finally:
             self._queue.leave()
 
     async def _embedded(self, parsed: EmbeddingRequest) -> Response:
         """The embeddings; a disconnected client is detected between two texts."""
         async with self._queue.slot():
-            found = [
+            rows = [
                 await self._workers.run(partial(self._model.text_vectors, [text])) for text in parsed.texts
             ]
-        vectors = np.concatenate([each.vectors for each in found])
-        tokens = sum(each.tokens for each in found)
+        vectors = np.concatenate([each.vectors for each in rows])
+        tokens = sum(each.tokens for each in rows)
         reply = replies.embeddings(self._model.name, vectors, tokens, parsed.as_base64)
         return JSONResponse({**reply, **_warnings(parsed.warnings)})
 

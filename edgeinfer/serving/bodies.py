@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from edgeinfer.serving.fields import RequestError
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 MIN_BODY_BYTES = 1 << 20
 MAX_BODY_BYTES = 64 << 20
@@ -50,7 +50,7 @@ class Workers:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="edgeinfer-requests")
 
-    async def run(self, work: Callable[[], Found]) -> Found:
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Run a function on one of the threads and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
@@ -59,7 +59,7 @@ class Workers:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def unless_disconnected(request: Request, response: Awaitable[Found]) -> Found | None:
+async def unless_disconnected(request: Request, response: Awaitable[Result]) -> Result | None:
     """Await the response; None if the client disconnects, which cancels it."""
     working = asyncio.ensure_future(response)
     leaving = asyncio.ensure_future(_left(request))

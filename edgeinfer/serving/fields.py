@@ -26,13 +26,13 @@ _REFUSED = {
     "functions": "not supported here; use tools",
     "function_call": "not supported here; use tool_choice",
     "audio": "not supported here",
-    "modalities": "not supported here; answers are text",
+    "modalities": "not supported here; responses are text",
     "prediction": "not supported here",
     "suffix": "not supported here",
     "best_of": "not supported here; use n",
     "web_search_options": "not supported here",
     "verbosity": "not supported here; ask for it in a message",
-    "dimensions": "vectors have the model's width here",
+    "dimensions": "vectors have the model's hidden size",
 }
 """Unsupported fields that would change the completion."""
 _WITHOUT_EFFECT = frozenset(
@@ -40,7 +40,7 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"prompt_cache_retention", "parallel_tool_calls", "cache_prompt"}
 """Fields that don't change the completion."""
 _NEUTRAL = {"best_of": 1, "modalities": ["text"]}
-"""Accepted values of refused fields: they match the default behaviour."""
+"""Accepted values of refused fields: they match the default behavior."""
 _ELSEWHERE = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
@@ -83,13 +83,13 @@ def check_fields(body: Mapping[str, Any], known: Collection[str]) -> list[str]:
 
 
 def check_inner_fields(
-    found: Mapping[str, Any], where: str, known: Collection[str], without_effect: Collection[str] = ()
+    values: Mapping[str, Any], where: str, known: Collection[str], without_effect: Collection[str] = ()
 ) -> list[str]:
     """As `check_fields`, for an object inside the body, named by `where`."""
-    if len(found) > MAX_FIELDS:
-        raise RequestError(f"{where}: saw {len(found)} fields, wanted {MAX_FIELDS} at most", param=where)
+    if len(values) > MAX_FIELDS:
+        raise RequestError(f"{where}: saw {len(values)} fields, wanted {MAX_FIELDS} at most", param=where)
     warnings = []
-    for name, value in found.items():
+    for name, value in values.items():
         if name in without_effect:
             if value not in (None, [], {}, ""):
                 warnings.append(f"{where}.{name}: has no effect here")

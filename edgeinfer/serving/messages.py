@@ -34,19 +34,21 @@ def _message(message: Any, name: str, warnings: list[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"{name}: wanted an object with a role, saw {shown(message)}", param="messages")
     warnings += check_inner_fields(message, name, (*_FIELDS, *_REASONING), _WITHOUT_EFFECT)
-    found = {key: value for key, value in message.items() if key not in _WITHOUT_EFFECT and value is not None}
+    values = {
+        key: value for key, value in message.items() if key not in _WITHOUT_EFFECT and value is not None
+    }
     for key in ("name", "tool_call_id", *_REASONING):
-        if not isinstance(found.get(key, ""), str):
-            raise RequestError(f"{name}.{key}: saw {shown(found[key])}, wanted a text", param="messages")
-    found["content"] = _content(message.get("content"), name)
-    if "tool_calls" in found:
-        calls = checked_list(found["tool_calls"], f"{name}.tool_calls", MAX_CALLS, "a list of calls")
-        found["tool_calls"] = [_tool_call(call, f"{name}.tool_calls") for call in calls]
+        if not isinstance(values.get(key, ""), str):
+            raise RequestError(f"{name}.{key}: saw {shown(values[key])}, wanted a text", param="messages")
+    values["content"] = _content(message.get("content"), name)
+    if "tool_calls" in values:
+        calls = checked_list(values["tool_calls"], f"{name}.tool_calls", MAX_CALLS, "a list of calls")
+        values["tool_calls"] = [_tool_call(call, f"{name}.tool_calls") for call in calls]
         if not calls:
-            del found["tool_calls"]
-    if found["role"] == "developer":
-        found["role"] = "system"
-    return found
+            del values["tool_calls"]
+    if values["role"] == "developer":
+        values["role"] = "system"
+    return values
 
 
 def _content(content: Any, name: str) -> str:
@@ -65,7 +67,7 @@ def _text_part(part: Any, name: str) -> str:
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     raise RequestError(
-        f"{name}.content: saw a part of type {shown(kind)}, only text is read here", param="messages"
+        f"{name}.content: saw a part of type {shown(kind)}, only text is supported", param="messages"
     )
 
 

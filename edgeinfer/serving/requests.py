@@ -63,17 +63,17 @@ class EmbeddingRequest:
 def body_of(raw: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
-        found = json.loads(raw, parse_constant=_no_constant)
+        body = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body isn't JSON: {' '.join(str(error).split())[:120]}") from None
-    if not isinstance(found, dict):
-        raise RequestError(f"the body: saw {type(found).__name__}, wanted a JSON object")
+    if not isinstance(body, dict):
+        raise RequestError(f"the body: saw {type(body).__name__}, wanted a JSON object")
     if b"\\ud" in raw.lower():
         try:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise RequestError("the body: saw half a surrogate pair, wanted whole characters") from None
-    return found
+    return body
 
 
 def _no_constant(name: str) -> None:
@@ -91,7 +91,7 @@ def chat_request(body: Mapping[str, Any], levels: Sequence[Thinking] = ()) -> Co
     if checked_bool(body, "logprobs"):
         settings["logprobs"] = top
     elif top:
-        raise RequestError("top_logprobs: wants logprobs true", param="top_logprobs")
+        raise RequestError("top_logprobs: needs logprobs true", param="top_logprobs")
     return CompletionRequest(
         prompts=(messages,),
         settings=settings,
@@ -110,12 +110,14 @@ def text_request(body: Mapping[str, Any]) -> CompletionRequest:
     echo = checked_bool(body, "echo")
     if body.get("logprobs") is not None:
         if echo:
-            raise RequestError("echo: a prompt's log probabilities aren't given here; leave out one of both")
+            raise RequestError(
+                "echo: log probabilities of a prompt aren't supported; leave out echo or logprobs"
+            )
         settings["logprobs"] = checked_count(body, "logprobs", 0, 0, MAX_LOGPROBS)
     common = _common(body)
     if len(prompts) * common["count"] > MAX_COMPLETIONS:
         saw = f"{len(prompts)} prompts with n {common['count']}"
-        raise RequestError(f"prompt: saw {saw}, wanted {MAX_COMPLETIONS} answers at most", param="prompt")
+        raise RequestError(f"prompt: saw {saw}, wanted {MAX_COMPLETIONS} completions at most", param="prompt")
     return CompletionRequest(
         prompts=prompts, settings=settings, echo=echo, warnings=(*warnings, *settings_warnings), **common
     )
@@ -154,7 +156,7 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
                 f"stream_options: saw {shown(options)}, wanted an object", param="stream_options"
             )
         if not streamed:
-            raise RequestError("stream_options: wants stream true", param="stream_options")
+            raise RequestError("stream_options: needs stream true", param="stream_options")
         check_inner_fields(options, "stream_options", ("include_usage",))
     return {
         "model": checked_text(body, "model"),
@@ -166,23 +168,23 @@ def _common(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Sampling parameters and limits, with warnings; the model itself refuses values out of range."""
-    found = {name: body[name] for name in fields.SAMPLING if body.get(name) is not None}
+    settings = {name: body[name] for name in fields.SAMPLING if body.get(name) is not None}
     limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
     if any(value is not None for value in limits):
-        found["max_tokens"] = limits[1] if limits[0] is None else limits[0]
-    if isinstance(found.get("stop"), list):
-        for text in checked_list(found["stop"], "stop", MAX_STOPS, "texts"):
+        settings["max_tokens"] = limits[1] if limits[0] is None else limits[0]
+    if isinstance(settings.get("stop"), list):
+        for text in checked_list(settings["stop"], "stop", MAX_STOPS, "texts"):
             if isinstance(text, str) and len(text) > MAX_STOP_LENGTH:
                 raise RequestError(f"stop: saw {len(text)} characters, wanted {MAX_STOP_LENGTH} at most")
-    if "dry_sequence_breakers" in found:
+    if "dry_sequence_breakers" in settings:
         breakers = checked_list(
-            found["dry_sequence_breakers"], "dry_sequence_breakers", MAX_BREAKERS, "a list of texts"
+            settings["dry_sequence_breakers"], "dry_sequence_breakers", MAX_BREAKERS, "a list of texts"
         )
-        found["dry_sequence_breakers"] = tuple(breakers)
-    if "logit_bias" in found:
-        found["logit_bias"] = _biases(found["logit_bias"])
+        settings["dry_sequence_breakers"] = tuple(breakers)
+    if "logit_bias" in settings:
+        settings["logit_bias"] = _biases(settings["logit_bias"])
     schema, warnings = _schema(body.get("response_format"))
-    return found | schema, warnings
+    return settings | schema, warnings
 
 
 def _biases(biases: Any) -> dict[int, float]:
@@ -191,12 +193,12 @@ def _biases(biases: Any) -> dict[int, float]:
             raise RequestError(
                 f"logit_bias: saw {len(biases)}, wanted {MAX_BIASES} at most", param="logit_bias"
             )
-        found = {int(token): float(bias) for token, bias in biases.items()}
+        values = {int(token): float(bias) for token, bias in biases.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise RequestError("logit_bias: wanted token ids with numbers", param="logit_bias") from None
-    if not all(map(math.isfinite, found.values())):
+    if not all(map(math.isfinite, values.values())):
         raise RequestError("logit_bias: wanted finite numbers", param="logit_bias")
-    return found
+    return values
 
 
 def _schema(response_format: Any) -> tuple[dict[str, Any], list[str]]:
@@ -214,7 +216,7 @@ def _schema(response_format: Any) -> tuple[dict[str, Any], list[str]]:
         known = ("name", "strict", "schema")
         warnings = check_inner_fields(inner, f"{name}.json_schema", known, ("description",))
         if inner.get("strict") is False:
-            warnings.append(f"{name}.json_schema.strict: the schema is always kept to")
+            warnings.append(f"{name}.json_schema.strict: the schema is always enforced")
         return {"schema": inner["schema"]}, warnings
     raise RequestError(
         f"{name}: saw {shown(response_format)}, wanted text, json_object, or json_schema with a schema",

@@ -67,14 +67,14 @@ class ChatResponses:
 
     def choice(self, index: int, completion: Generation) -> Chunk:
         reply = self._reply(completion)
-        found = {
+        choice = {
             "index": index,
             "message": replies.chat_message(reply),
             "finish_reason": replies.finish(completion, reply),
         }
         if "logprobs" in self.parsed.settings:
-            found["logprobs"] = replies.chat_logprobs(completion.tokens, self.model.tokenizer)
-        return found
+            choice["logprobs"] = replies.chat_logprobs(completion.tokens, self.model.tokenizer)
+        return choice
 
     def _reply(self, completion: Generation) -> ParsedReply:
         """The response text and its tool calls."""
@@ -97,12 +97,12 @@ class ChatResponses:
 
     def last_chunks(self, index: int, completion: Generation) -> list[Chunk]:
         reply = self._reply(completion)
-        found = []
+        chunks = []
         if self.parsed.tools and reply.content:
-            found.append(_delta(index, {"content": reply.content}))
+            chunks.append(_delta(index, {"content": reply.content}))
         if reply.calls:
-            found.append(_delta(index, {"tool_calls": replies.tool_calls(reply)}))
-        return [*found, {"index": index, "delta": {}, "finish_reason": replies.finish(completion, reply)}]
+            chunks.append(_delta(index, {"tool_calls": replies.tool_calls(reply)}))
+        return [*chunks, {"index": index, "delta": {}, "finish_reason": replies.finish(completion, reply)}]
 
 
 def _delta(index: int, delta: Chunk) -> Chunk:
@@ -133,15 +133,15 @@ class TextResponses:
         }
 
     def choice(self, index: int, completion: Generation) -> Chunk:
-        found = {
+        choice = {
             "index": index,
             "text": self._echoed(completion.prompt_ids) + completion.text,
             "finish_reason": replies.finish(completion),
             "logprobs": None,
         }
         if "logprobs" in self.parsed.settings:
-            found["logprobs"] = replies.text_logprobs(completion.tokens, self.model.tokenizer)
-        return found
+            choice["logprobs"] = replies.text_logprobs(completion.tokens, self.model.tokenizer)
+        return choice
 
     def _echoed(self, prompt_ids: list[int]) -> str:
         return self.model.tokenizer.decode(prompt_ids) if self.parsed.echo else ""

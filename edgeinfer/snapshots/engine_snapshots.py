@@ -3,7 +3,7 @@
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.snapshots.store import SnapshotStore
 
-WORTH_TOKENS = 64
+MIN_SNAPSHOT_TOKENS = 64
 """Minimum number of tokens: fewer are prefilled faster than a file is read."""
 
 
@@ -18,10 +18,10 @@ class EngineSnapshots:
         """Restore the longest saved prefix of `ids`, if it is enough longer than the `held` tokens already in
         the KV cache. Returns the number of tokens of `ids` in the KV cache.
         """
-        found = self._store.longest(ids, held + WORTH_TOKENS - 1)
-        if found is None:
+        longest = self._store.longest(ids, held + MIN_SNAPSHOT_TOKENS - 1)
+        if longest is None:
             return held
-        snapshot, length = found
+        snapshot, length = longest
         try:
             self._engine.restore(snapshot, length)
         except (ValueError, OSError):
@@ -34,7 +34,7 @@ class EngineSnapshots:
         """Save the KV cache for `owner`; returns whether it is on disk. After a context shift nothing is
         saved, because the keys and values differ from those of the remaining text.
         """
-        if self._engine.first_evicted is not None or len(self._engine.ids) < WORTH_TOKENS:
+        if self._engine.first_evicted is not None or len(self._engine.ids) < MIN_SNAPSHOT_TOKENS:
             return False
         snapshot = self._engine.snapshot()
         return snapshot is not None and self._store.keep(snapshot, owner)

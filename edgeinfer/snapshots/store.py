@@ -37,14 +37,14 @@ class SnapshotStore:
     """Snapshots of one model (`model`: its fingerprint) in a folder shared by all models.
 
     The least recently used are deleted when the total exceeds `limit_bytes`. Read and write errors are
-    ignored, because a snapshot only saves time; `trouble` is the last error.
+    ignored, because a snapshot only saves time; `last_error` is the last error.
     """
 
     def __init__(self, folder: Path, model: str, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder = folder
         self._model = model
         self._limit = limit_bytes
-        self.trouble: str | None = None
+        self.last_error: str | None = None
 
     def longest(self, ids: Sequence[int], more_than: int = 0) -> tuple[Snapshot, int] | None:
         """The snapshot with the longest common prefix with `ids`, and its length: more than `more_than`
@@ -52,13 +52,13 @@ class SnapshotStore:
         """
         if len(ids) <= more_than:
             return None
-        found: list[tuple[int, Path, Snapshot]] = []
+        snapshots: list[tuple[int, Path, Snapshot]] = []
         for count, path in self._own():
             snapshot = self._guarded(path, read_snapshot) if count > more_than else None
             shared = shared_prefix(snapshot.ids, ids) if snapshot else 0
             if snapshot and shared > more_than:
-                found.append((shared, path, snapshot))
-        for shared, path, snapshot in sorted(found, key=lambda each: -each[0]):
+                snapshots.append((shared, path, snapshot))
+        for shared, path, snapshot in sorted(snapshots, key=lambda each: -each[0]):
             if self._guarded(path, _checked):
                 with suppress(OSError):
                     os.utime(path)
@@ -70,11 +70,11 @@ class SnapshotStore:
         try:
             return read(path)
         except DamagedSnapshotError as error:
-            self.trouble = str(error)
+            self.last_error = str(error)
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            self.trouble = f"{path}: {error.strerror or error}"
+            self.last_error = f"{path}: {error.strerror or error}"
         return None
 
     def keep(self, snapshot: Snapshot, owner: str | None = None) -> bool:
@@ -97,7 +97,7 @@ class SnapshotStore:
             self._make_room(snapshot.nbytes)
             write_snapshot(path, snapshot)
         except OSError as error:
-            self.trouble = f"{self._folder}: {error.strerror or error}"
+            self.last_error = f"{self._folder}: {error.strerror or error}"
             return False
         for count, other in self._own():
             if count < len(snapshot.ids) and other.stem.split("-")[2] == _digest(snapshot.ids[:count]):
@@ -153,7 +153,7 @@ def remove_leftovers(folder: Path) -> None:
 def _checked(path: Path) -> bool:
     """True. Raises `DamagedSnapshotError`, `OSError`."""
     if not is_whole(path):
-        raise DamagedSnapshotError(f"{path}: its digest is not that of its bytes")
+        raise DamagedSnapshotError(f"{path}: its digest is wrong")
     return True
 
 

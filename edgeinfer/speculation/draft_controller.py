@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, DraftCosts
 
-PROBE_SHARE, FIRST_BUDGET, MAX_DEFICIT = 0.01, 0.25, 2.0
-"""Probe budget per token, at first, and the deficit of a series of probes that are predicted to pay; in
-tokens of baseline decoding."""
-PROBE_TOKENS = 2
-GAIN = 1.05
-"""Minimum factor over baseline decoding that a draft has to predict, and drafting has to reach."""
-MEMORY, MIN_STEPS, MIN_COOLDOWN = 0.95, 3, 8
+PROBE_SHARE, MAX_DEFICIT = 0.01, 2.0
+"""Probe budget per token, and the deficit of a series of probes that are predicted to pay; in tokens of
+baseline decoding."""
+MEMORY = 0.95
+"""Weight of the acceptance so far after one more draft token."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class DraftStats:
     trust: float
     tokens: float
     cost: float
-    steps: float
     probe_budget: float
 
 
@@ -41,12 +38,12 @@ class DraftController:
         self.costs = DraftCosts()
         self.cooldown_tokens = 0
         """Number of tokens without drafting; decoding one of them decrements it."""
-        self.probe_budget = FIRST_BUDGET
+        self.probe_budget = 0.0
         self._accepted, self._verified = 1.5, 2.0
         self._trust = 1.0
         """Exponent of the drafter's probabilities that makes them match the acceptance."""
         self._tokens = self._cost = 0.0
-        self._steps, self._is_cold, self._is_first = 0, True, True
+        self._is_cold = self._is_first = True
 
     @property
     def acceptance(self) -> float:
@@ -56,22 +53,18 @@ class DraftController:
     @property
     def is_profitable(self) -> bool:
         """Whether drafting is measured to be faster than baseline decoding."""
-        return self._steps >= MIN_STEPS and self._tokens > GAIN * self._cost
+        return self._tokens > self._cost
 
     @property
     def stats(self) -> DraftStats:
-        """The statistics, with a weight of at most MIN_STEPS steps, because another text may differ."""
-        share = min(1.0, MIN_STEPS / max(1, self._steps))
+        """The statistics for another completion."""
         budget = self.probe_budget - PROBE_SHARE * self.cooldown_tokens
-        steps = min(self._steps, MIN_STEPS)
-        return DraftStats(
-            self.acceptance, self._trust, share * self._tokens, share * self._cost, steps, budget
-        )
+        return DraftStats(self.acceptance, self._trust, self._tokens, self._cost, budget)
 
     def begin(self, stats: DraftStats) -> None:
         """Start from stored statistics."""
-        self._accepted, self._verified = MIN_STEPS * stats.acceptance, float(MIN_STEPS)
-        self._tokens, self._cost, self._steps = stats.tokens, stats.cost, int(stats.steps)
+        self._accepted, self._verified = 3 * stats.acceptance, 3.0
+        self._tokens, self._cost = stats.tokens, stats.cost
         self._trust, self.probe_budget = stats.trust, stats.probe_budget
 
     def record_baseline(self, seconds: float) -> None:
@@ -91,7 +84,6 @@ class DraftController:
         self.probe_budget = min(1.0, self.probe_budget + PROBE_SHARE + tokens - paid)
         if not self._is_cold:  # after a pause, other work has evicted the drafter's data from the caches
             self._tokens, self._cost = 0.9 * self._tokens + tokens, 0.9 * self._cost + cost
-        self._steps += not self._is_cold
         self._is_cold = self._is_first = False
 
     def record_accepted(self, drafted: int, accepted: int, probs: Sequence[float] = ()) -> None:
@@ -115,17 +107,17 @@ class DraftController:
             tokens, reached = tokens + reached, reached * self.acceptance
             rates.append(tokens / (self.costs.forward(1 + length) + self.costs.draft(length)))
         best = max(range(limit + 1), key=rates.__getitem__)
-        is_predicted = rates[best] > GAIN * rates[0]
-        if not (is_predicted and self.is_profitable):
-            if self.probe_budget <= (-MAX_DEFICIT if is_predicted and not self._is_cold else 0.0):
-                self._pause()
-                return 0
-            return best if is_predicted and not self._is_cold else min(limit, PROBE_TOKENS)
-        return best
+        if best and self.is_profitable:
+            return best
+        promises = best > 0 and not self._is_cold
+        if self.probe_budget <= (-MAX_DEFICIT if promises else 0.0):
+            self._pause()
+            return 0
+        return best if promises else 1
 
     def _pause(self) -> None:
         """Pause drafting until the probe budget has recovered."""
-        self.cooldown_tokens = max(MIN_COOLDOWN, math.ceil(-self.probe_budget / PROBE_SHARE))
+        self.cooldown_tokens = max(1, math.ceil(-self.probe_budget / PROBE_SHARE))
         self.probe_budget, self._is_cold = self.probe_budget + PROBE_SHARE * self.cooldown_tokens, True
         if self.cooldown_tokens >= BASELINE_EVERY:
             self.costs.time_baseline()
@@ -134,7 +126,7 @@ class DraftController:
         """Minimum probabilities of being reached that pay for verifying a draft token, and for drafting
         another one after it.
         """
-        worth = 1 / max(1.0, self._tokens / self._cost if self._steps >= MIN_STEPS else 1.0)
+        worth = 1 / max(1.0, self._tokens / self._cost if self._cost else 1.0)
         row = self.costs.row(length) / worth
         further = (self.costs.each / worth + row) / max(self.acceptance, 0.1)
         return min(1.0, row) ** (1 / self._trust), min(1.0, further) ** (1 / self._trust)

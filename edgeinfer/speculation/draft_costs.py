@@ -12,7 +12,7 @@ ROW_SHARE = 0.08
 MAX_FACTOR = 1.5
 """An observation counts at most this many times the expected duration: other programs disturb it."""
 BASELINE_EVERY, BASELINE_RUN = 64, 5
-"""After this many steps with drafts, so many forwards in a row are made without. The first isn't timed: the
+"""After this many steps with drafts, the same number of forwards is made without. The first isn't timed: the
 draft has evicted its data from the caches."""
 
 
@@ -48,7 +48,7 @@ class DraftCosts:
     def begin(self, costs: MeasuredCosts) -> None:
         """Start from measured costs, possibly old; the baseline is timed again."""
         one = costs.passes[1]
-        known = {rows: min(rows, max(1.0, found / one)) for rows, found in costs.passes.items()}
+        known = {rows: min(rows, max(1.0, seconds / one)) for rows, seconds in costs.passes.items()}
         self._relative = [_interpolated(known, rows) for rows in range(1, MAX_ROWS + 1)]
         if costs.drafted_token is not None:
             self.fixed, self.each = costs.draft / one, costs.drafted_token / one

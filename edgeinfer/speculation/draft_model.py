@@ -62,13 +62,13 @@ class DraftModel(AutoregressiveDrafter):
             return Draft()
         is_sampled = params.temperature > 0 and params.seed is None
         uniforms = self._random.random(request.max_tokens, np.float32).tolist() if is_sampled else ()
-        missed = self._missed(history)
+        missed = self._uncached_ids(history)
         if len(missed) > self.max_prompt:
             self.engine.append(missed[:-1])
             missed = missed[-1:]
-        found = self.engine.draft(missed, self._loop_request(request, sampling, uniforms))
-        distributions = _distributions(found) if is_sampled else None
-        return Draft(tuple(found.ids), distributions, probs=tuple(found.probs))
+        drafted = self.engine.draft(missed, self._loop_request(request, sampling, uniforms))
+        distributions = _distributions(drafted) if is_sampled else None
+        return Draft(tuple(drafted.ids), distributions, probs=tuple(drafted.probs))
 
     def _loop_request(
         self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]
@@ -82,7 +82,7 @@ class DraftModel(AutoregressiveDrafter):
             uniforms,
         )
 
-    def _missed(self, history: Sequence[int]) -> list[int]:
+    def _uncached_ids(self, history: Sequence[int]) -> list[int]:
         """The tokens of `history` that the engine hasn't cached, always including the last;
         truncates its cache.
         """
@@ -94,7 +94,7 @@ class DraftModel(AutoregressiveDrafter):
         """Logits after `history`; the cache keeps the common prefix."""
         if len(history) + MAX_DRAFTED > self.engine.context:
             return None
-        return self.engine.append(self._missed(history))
+        return self.engine.append(self._uncached_ids(history))
 
     def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
         return self.engine.append([token])
@@ -114,6 +114,6 @@ def draft_sampling(params: SamplingParams) -> DraftSampling | None:
     return DraftSampling(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
-def _distributions(found: DraftedTokens) -> tuple[Distribution, ...]:
+def _distributions(drafted: DraftedTokens) -> tuple[Distribution, ...]:
     """The distributions from which the draft tokens were sampled."""
-    return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in found.candidates)
+    return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in drafted.candidates)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 MAX_OCCURRENCES = 8
 """Maximum number of occurrences of an n-gram that are compared; the last ones."""
-MAX_BEHIND = 32
+MAX_COMPARED_TOKENS = 32
 """Maximum number of tokens before an occurrence that are compared with the end of the text."""
 MULTIPLIER = 0x9E3779B97F4A7C15
 """Source: Knuth, The Art of Computer Programming 3, section 6.4: 2^64 over the golden ratio, made odd."""
@@ -36,7 +36,7 @@ class LookupIndex:
         stop = int(np.searchsorted(keys, key, side="right"))
         best, longest = -1, 0
         for end in ends[max(0, stop - MAX_OCCURRENCES) : stop][::-1]:
-            agreeing = self._agreeing(text, int(end))
+            agreeing = self._matching_length(text, int(end))
             if agreeing > longest:
                 best, longest = int(end), agreeing
         if longest < length:  # no occurrence, or another n-gram with the same key
@@ -61,9 +61,9 @@ class LookupIndex:
         order = np.argsort(keys, kind="stable")
         return keys[order], ends[order]
 
-    def _agreeing(self, text: Sequence[int], end: int) -> int:
-        """Number of tokens before `end` that match the last ones of `text`, at most MAX_BEHIND."""
-        max_tokens = min(MAX_BEHIND, len(text), end)
+    def _matching_length(self, text: Sequence[int], end: int) -> int:
+        """Number of tokens before `end` that match the last ones of `text`, at most MAX_COMPARED_TOKENS."""
+        max_tokens = min(MAX_COMPARED_TOKENS, len(text), end)
         for count in range(max_tokens):
             if int(self._tokens[end - 1 - count]) != text[-1 - count]:
                 return count

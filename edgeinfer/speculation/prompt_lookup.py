@@ -25,7 +25,7 @@ class PromptLookup:
     def __init__(self, lookup_files: Sequence[Sequence[int]] = ()) -> None:
         texts = [text for text in lookup_files if len(text) > SHORTEST]
         self._lookup_index = LookupIndex(texts, range(SHORTEST, LONGEST + 1)) if texts else None
-        self._ends = _Ends()
+        self._ends = _NgramIndex()
         self._text: list[int] = []
         self._source: Sequence[int] | None = None
         self._probs = dict(FIRST_PROBS)
@@ -41,12 +41,12 @@ class PromptLookup:
         The acceptance probability is learned for each n-gram length.
         """
         self._index(history)
-        self._learn(history)
+        self._update_acceptance(history)
         for length in range(min(LONGEST, len(history)), SHORTEST - 1, -1):
-            found = self._following(history, length, max(LONGEST, request.max_tokens))
-            if found:
-                self._latest = length, len(history), found
-                return Draft(found[: self._worthwhile(length, request)])
+            ids = self._following(history, length, max(LONGEST, request.max_tokens))
+            if ids:
+                self._latest = length, len(history), ids
+                return Draft(ids[: self._worthwhile(length, request)])
         return Draft()
 
     def _following(self, history: Sequence[int], length: int, max_tokens: int) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class PromptLookup:
                 return count
         return request.max_tokens
 
-    def _learn(self, history: Sequence[int]) -> None:
+    def _update_acceptance(self, history: Sequence[int]) -> None:
         """Compare the last draft with the accepted tokens."""
         if self._latest is None:
             return
@@ -84,7 +84,7 @@ class PromptLookup:
         # A stream's history only grows: comparing it at every token is unnecessary.
         grown = history is self._source and len(history) >= seen
         if not grown and list(history[:seen]) != self._text:
-            self._ends, self._text, seen = _Ends(), [], 0
+            self._ends, self._text, seen = _NgramIndex(), [], 0
             self._latest = None
         self._source = history
         self._ends.grow(history, seen)
@@ -94,7 +94,7 @@ class PromptLookup:
         self._text, self._source = [], None
 
 
-class _Ends:
+class _NgramIndex:
     """N-gram -> the end indices of its last two occurrences."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class _Ends:
 
     def before(self, run: tuple[int, ...], position: int) -> int | None:
         """The end index of the n-gram's last occurrence before `position`."""
-        found = self._last.get(run)
-        if found is None:
+        ends = self._last.get(run)
+        if ends is None:
             return None
-        return found[0] if found[0] < position else found[1]
+        return ends[0] if ends[0] < position else ends[1]

@@ -71,18 +71,18 @@ class Speculator:
 
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
-        spent, found = 0.0, dict[int, float]()
+        spent, passes = 0.0, dict[int, float]()
         for rows in MEASURED_ROWS:
             if spent > MEASURING_SECONDS:
                 break
             forwards = self._forwards(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
-            found[rows] = min(forwards[1:])
-            spent += found[rows] + sum(forwards[1:])
-        short, long = (self._quickest_draft(length) for length in (1, MAX_DRAFTED))
+            passes[rows] = min(forwards[1:])
+            spent += passes[rows] + sum(forwards[1:])
+        short, long = (self._fastest_draft(length) for length in (1, MAX_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
-            return MeasuredCosts(found, long[1] / long[0] if long else None)
+            return MeasuredCosts(passes, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
-        return MeasuredCosts(found, each, max(0.0, short[1] - short[0] * each))
+        return MeasuredCosts(passes, each, max(0.0, short[1] - short[0] * each))
 
     def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:
         """Set the initial costs, and the stored statistics of some kinds of completions."""
@@ -91,16 +91,16 @@ class Speculator:
             if kind in stats:
                 controller.begin(stats[kind])
 
-    def _quickest_draft(self, length: int) -> tuple[int, float] | None:
+    def _fastest_draft(self, length: int) -> tuple[int, float] | None:
         """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
         None: nothing was drafted.
         """
-        request, found = DraftRequest(length, SamplingParams(temperature=0)), list[tuple[float, int]]()
+        request, drafts = DraftRequest(length, SamplingParams(temperature=0)), list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
             draft = self.drafter.propose([0] * MAX_DRAFTED, request)
-            found.append((time.perf_counter() - begin, len(draft.ids)))
-        seconds, tokens = min(found)
+            drafts.append((time.perf_counter() - begin, len(draft.ids)))
+        seconds, tokens = min(drafts)
         return (tokens, seconds) if tokens else None
 
     def _forwards(self, rows: int, seconds: float) -> list[float]:
@@ -108,13 +108,13 @@ class Speculator:
         counting the first. The first compiles or captures what is missing, so that no completion waits for
         it.
         """
-        found = list[float]()
-        while len(found) < 2 or (len(found) < 10 and sum(found[1:]) < seconds):
+        durations = list[float]()
+        while len(durations) < 2 or (len(durations) < 10 and sum(durations[1:]) < seconds):
             start = time.perf_counter()
             self._engine.append_all([0] * min(rows, self._engine.context))
             self._engine.rewind(0)
-            found.append(time.perf_counter() - start)
-        return found
+            durations.append(time.perf_counter() - start)
+        return durations
 
     def draft(self, history: Sequence[int], sampler: Sampler, max_tokens: int) -> Draft:
         """Draft tokens after `history` that are predicted to pay, at most `max_tokens`.
@@ -176,20 +176,20 @@ class Speculator:
             logits = self._engine.append_all([history[-1], *draft.ids])
         else:
             logits = tree.read(history[-1])
-        found = verify(draft, logits, history, sampler, end_ids)
+        tokens = verify(draft, logits, history, sampler, end_ids)
         if tree is not None:
-            tree.keep(accepted_sibling(draft, found))
-        self._engine.rewind(len(history) + len(found) - 1)
+            tree.keep(accepted_sibling(draft, tokens))
+        self._engine.rewind(len(history) + len(tokens) - 1)
         drafted = len(draft.ids) + len(draft.sibling_tokens)
         seconds, controller = time.perf_counter() - begin, self.controller_of(sampler.settings)
-        controller.record_step(len(found), 1 + drafted, *(self._drafting or (0, 0.0)), seconds)
-        accepted = sum(token.drafted for token in found)
+        controller.record_step(len(tokens), 1 + drafted, *(self._drafting or (0, 0.0)), seconds)
+        accepted = sum(token.drafted for token in tokens)
         controller.record_accepted(len(draft.ids), accepted, draft.probs)
         count.drafted += drafted
         count.accepted += accepted
         count.forwards += 1
-        count.tokens += len(found)
-        return found
+        count.tokens += len(tokens)
+        return tokens
 
     def close(self) -> None:
         if self.on_close:

@@ -34,7 +34,7 @@ def verify(
     if best is not None:
         return _greedy_prefix(draft.ids, best, logits, end_ids)
     text = list(history)
-    found: list[SampledToken] = []
+    tokens: list[SampledToken] = []
     for index in range(len(draft.ids) + 1):
         drafted = draft.ids[index] if index < len(draft.ids) else None
         if drafted is None or draft.distributions is None:
@@ -45,15 +45,15 @@ def verify(
         sampler.accept(sampled)
         text.append(sampled)
         is_sibling = (index, sampled) in siblings
-        found.append(SampledToken(sampled, logits[index], is_sibling or sampled == drafted))
+        tokens.append(SampledToken(sampled, logits[index], is_sibling or sampled == drafted))
         if is_sibling and sampled not in end_ids:
             row = logits[1 + len(draft.ids) + siblings.index((index, sampled))]
             following = sampler.sample(row, text)
             sampler.accept(following)
-            found.append(SampledToken(following, row))
+            tokens.append(SampledToken(following, row))
         if sampled != drafted or sampled in end_ids:
             break
-    return found
+    return tokens
 
 
 def _greedy_prefix(
@@ -65,21 +65,21 @@ def _greedy_prefix(
     """The best tokens after the history and after each draft token, up to the first that differs from the
     draft.
     """
-    found: list[SampledToken] = []
+    tokens: list[SampledToken] = []
     for index, token in enumerate(best):
         is_drafted = index < len(draft_ids) and token == draft_ids[index]
-        found.append(SampledToken(token, logits[index], is_drafted))
+        tokens.append(SampledToken(token, logits[index], is_drafted))
         if not is_drafted or token in end_ids:
             break
-    return found
+    return tokens
 
 
-def accepted_sibling(draft: Draft, found: Sequence[SampledToken]) -> int | None:
+def accepted_sibling(draft: Draft, tokens: Sequence[SampledToken]) -> int | None:
     """The index of the sibling that was accepted with a token after it; None: all tokens are on the trunk."""
-    index = len(found) - 2
-    if index < 0 or not found[index].drafted or index >= len(draft.ids):
+    index = len(tokens) - 2
+    if index < 0 or not tokens[index].drafted or index >= len(draft.ids):
         return None
-    token = found[index].id
+    token = tokens[index].id
     return None if token == draft.ids[index] else draft.sibling_tokens.index((index, token))
 
 

@@ -29,20 +29,20 @@ def with_closed_objects(schema: Any) -> Any:
         SettingError: more than `MAX_DEPTH` levels.
     """
     _check_depth(schema)
-    return _Closing(schema).whole() if isinstance(schema, Mapping) else schema
+    return _SchemaCloser(schema).whole() if isinstance(schema, Mapping) else schema
 
 
 def _check_depth(schema: Any) -> None:
-    level, found = 0, [schema]
-    while found:
+    level, values = 0, [schema]
+    while values:
         level += 1
         if level > 2 * MAX_DEPTH:
             raise SettingError(
                 f"schema: saw more than {MAX_DEPTH} levels of nesting, wanted {MAX_DEPTH} at most"
             )
-        found = [
+        values = [
             inner
-            for value in found
+            for value in values
             for inner in (
                 value.values()
                 if isinstance(value, Mapping)
@@ -54,7 +54,7 @@ def _check_depth(schema: Any) -> None:
         ]
 
 
-class _Closing:
+class _SchemaCloser:
     """Traverses one schema. `_open`: copies of referenced parts; `_names`: their names, by reference."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -64,31 +64,31 @@ class _Closing:
 
     def whole(self) -> dict[str, Any]:
         """The root schema, with the copies in its definitions."""
-        found = self._closed(self._root)
+        schema = self._closed(self._root)
         if self._open:
-            known = found.get("$defs", {})
-            found["$defs"] = {**known, **self._open}
-        return dict(found)
+            known = schema.get("$defs", {})
+            schema["$defs"] = {**known, **self._open}
+        return dict(schema)
 
     def _closed(self, schema: Any) -> Any:
         """A schema for a whole value."""
         if not isinstance(schema, Mapping):
             return schema
         if not _composes(schema):
-            found = self._walked(schema, self._closed)
+            copy = self._walked(schema, self._closed)
             if "properties" in schema and not any(name in schema for name in _ANSWERED):
-                found["additionalProperties"] = False
-            return found
-        names, patterns, answered = _Listed(self._root).of(schema)
-        found = self._walked(schema, self._opened)
+                copy["additionalProperties"] = False
+            return copy
+        names, patterns, answered = _PropertyList(self._root).of(schema)
+        copy = self._walked(schema, self._opened)
         if answered or not names | patterns:
-            return found
+            return copy
         for keyword, listed in (("properties", names), ("patternProperties", patterns)):
             if listed:
-                own = found.get(keyword, {})
-                found[keyword] = {**own, **{name: True for name in sorted(listed) if name not in own}}
-        found["additionalProperties"] = False
-        return found
+                own = copy.get(keyword, {})
+                copy[keyword] = {**own, **{name: True for name in sorted(listed) if name not in own}}
+        copy["additionalProperties"] = False
+        return copy
 
     def _opened(self, schema: Any) -> Any:
         """A schema that is a part of another: its property list is incomplete."""
@@ -96,20 +96,20 @@ class _Closing:
 
     def _walked(self, schema: Mapping[str, Any], part: Any) -> dict[str, Any]:
         """A copy; `part` handles subschemas for the same value, `_closed` those for values inside it."""
-        found = dict(schema)
+        copy = dict(schema)
         if part == self._opened and isinstance(schema.get("$ref"), str):
-            found["$ref"] = self._open_copy(schema["$ref"])
+            copy["$ref"] = self._open_copy(schema["$ref"])
         for keyword in _NAMED:
             if isinstance(schema.get(keyword), Mapping):
-                found[keyword] = {name: self._closed(inner) for name, inner in schema[keyword].items()}
+                copy[keyword] = {name: self._closed(inner) for name, inner in schema[keyword].items()}
         for keyword in _SINGLE:
             if isinstance(schema.get(keyword), Mapping):
-                found[keyword] = self._closed(schema[keyword])
+                copy[keyword] = self._closed(schema[keyword])
         for keyword in _LISTS:
             if isinstance(schema.get(keyword), list):
                 each = part if keyword in ("allOf", *_UNIONS) else self._closed
-                found[keyword] = [each(inner) for inner in schema[keyword]]
-        return found
+                copy[keyword] = [each(inner) for inner in schema[keyword]]
+        return copy
 
     def _open_copy(self, ref: str) -> str:
         target = resolved(self._root, ref)
@@ -121,7 +121,7 @@ class _Closing:
         return f"#/$defs/{self._names[ref]}"
 
 
-class _Listed:
+class _PropertyList:
     """The properties that a schema and its parts list, and whether any part restricts additional ones."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -160,16 +160,16 @@ def resolved(root: Mapping[str, Any], ref: str) -> Any:
     """The target of a reference into the same schema; None: not found."""
     if not ref.startswith("#") or (len(ref) > 1 and ref[1] != "/"):
         return None
-    found: Any = root
+    target: Any = root
     for step in ref[2:].split("/") if len(ref) > 1 else ():
         key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(target, Mapping):
+            target = target.get(key)
+        elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
         else:
             return None
-    return found
+    return target
 
 
 def _listed(value: Any) -> list[Any]:

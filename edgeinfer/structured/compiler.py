@@ -39,7 +39,7 @@ def compiled(kind: str, text: str, overrides: str = "{}") -> str:
     if size > MAX_TEXT_BYTES:
         raise SettingError(f"{kind}: saw {size} bytes, wanted {MAX_TEXT_BYTES} at most")
     options = json.loads(overrides) or None
-    reply = child_process.ask({"kind": kind, "text": text, "overrides": options})
+    reply = child_process.request_compilation({"kind": kind, "text": text, "overrides": options})
     if reply is None:
         raise SettingError(
             f"{kind}: too deep or too large to compile (chained rules, nesting, intersections); simplify it"
@@ -63,7 +63,7 @@ class _Child:
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
 
-    def ask(self, request: dict[str, Any]) -> dict[str, str] | None:
+    def request_compilation(self, request: dict[str, Any]) -> dict[str, str] | None:
         """Send a request and return the reply; None: the child crashed or timed out."""
         with self._lock:
             process = self._running()

@@ -13,7 +13,7 @@ from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.structured.compiler import one_line
 from edgeinfer.structured.endings import CHECK_INTERVAL, MAX_ENDING, SEARCH_INTERVAL, SPARE_TOKENS, Endings
 from edgeinfer.structured.grammars import Grammar, engine
-from edgeinfer.structured.helper_thread import Coming, HelperThread
+from edgeinfer.structured.helper_thread import HelperThread, PendingResult
 
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
@@ -22,7 +22,7 @@ WORD_BITS = 64
 FEW_WORDS = 16
 """With at most this many nonzero words, reading single bits is faster than unpacking all with numpy."""
 LARGE_VOCABULARY = 16384
-"""With a smaller vocabulary, a thread hand-over takes as long as computing the mask."""
+"""With a smaller vocabulary, a thread switch takes as long as computing the mask."""
 
 
 class Constraint:
@@ -39,7 +39,7 @@ class Constraint:
     ) -> None:
         self.matcher = matcher
         self._finder = finder
-        self._coming: Coming[None] | None = None
+        self._pending_mask: PendingResult[None] | None = None
         self._words = np.zeros(-(-vocabulary_size // WORD_BITS), np.uint64)
         self._buffer = self._words.ctypes.data, 4 * -(-vocabulary_size // 32)
         self._size = vocabulary_size
@@ -51,7 +51,7 @@ class Constraint:
         self._search_from = MAX_ENDING
         self._ending: list[int] | None = None
         """An ending from here, if one is known."""
-        self._coming_ending: tuple[int, list[int]] | None = None
+        self._pending_ending: tuple[int, list[int]] | None = None
         """A token that may be accepted next, and an ending after it."""
         self._closing: list[int] = []
         """The rest of the ending in progress."""
@@ -62,7 +62,7 @@ class Constraint:
         """Set the maximum number of tokens of the completion."""
         self._left = tokens
 
-    def in_time(self, token_id: int) -> int:
+    def token_or_ending(self, token_id: int) -> int:
         """The sampled token, or the first token of an ending if no ending would fit after the sampled one.
 
         Checked every `CHECK_INTERVAL` tokens while at least `SPARE_TOKENS` are left besides an ending; after
@@ -80,7 +80,7 @@ class Constraint:
             if left > len(ending) + SPARE_TOKENS:
                 self._ending, self._search_from = None, left - CHECK_INTERVAL
             else:
-                self._coming_ending = token_id, ending
+                self._pending_ending = token_id, ending
             return token_id
         own = self._ending
         if own is None and ending is not None:  # the ending after the sampled token is too long
@@ -97,8 +97,8 @@ class Constraint:
 
     def begin(self) -> None:
         """Start computing the mask in the background."""
-        if self._finder and not self._found and self._coming is None:
-            self._coming = self._finder.do(self._find)
+        if self._finder and not self._found and self._pending_mask is None:
+            self._pending_mask = self._finder.do(self._find)
 
     def allowed(self) -> Mask:
         """(vocabulary,) bool: the allowed next tokens, including end tokens.
@@ -129,7 +129,7 @@ class Constraint:
 
     def allows(self, token_id: int) -> bool:
         """Whether a token is allowed next; doesn't compute the whole mask if it isn't known yet."""
-        if self._found or self._coming is not None:
+        if self._found or self._pending_mask is not None:
             word = int(self._allowed_words()[token_id // WORD_BITS])
             return bool(word >> token_id % WORD_BITS & 1)
         # Where a text is forced, only its canonical tokens are allowed, not other tokenizations.
@@ -142,8 +142,8 @@ class Constraint:
         return False
 
     def _allowed_words(self) -> npt.NDArray[np.uint64]:
-        if self._coming is not None:
-            coming, self._coming = self._coming, None
+        if self._pending_mask is not None:
+            coming, self._pending_mask = self._pending_mask, None
             coming.result()
         elif not self._found:
             self._find()
@@ -156,7 +156,7 @@ class Constraint:
 
     def _idle(self) -> Any:
         """The matcher, after the background computation has finished."""
-        if self._coming is not None:
+        if self._pending_mask is not None:
             self._allowed_words()
         return self.matcher
 
@@ -166,11 +166,11 @@ class Constraint:
         self._found, self._forced = False, None
         self._left -= 1
         self._closing = self._closing[1:] if self._closing[:1] == [token_id] else []
-        if self._coming_ending is not None and self._coming_ending[0] == token_id:
-            self._ending = self._coming_ending[1]
+        if self._pending_ending is not None and self._pending_ending[0] == token_id:
+            self._ending = self._pending_ending[1]
         elif self._ending is not None:
             self._ending = self._ending[1:] if self._ending[:1] == [token_id] else None
-        self._coming_ending = None
+        self._pending_ending = None
         matcher.consume_token(token_id)
         self._refuse_errors()
 
@@ -187,7 +187,7 @@ class Constraint:
 
     def _refuse_errors(self) -> None:
         if self.matcher.is_error():
-            raise EdgeInferError(f"the answer's grammar failed: {one_line(self.matcher.get_error())}")
+            raise EdgeInferError(f"the completion's grammar failed: {one_line(self.matcher.get_error())}")
 
 
 class GrammarVocabulary:

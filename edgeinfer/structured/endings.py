@@ -47,15 +47,15 @@ class Endings:
         ahead = matcher.deep_copy()
         if token_id is not None and not ahead.consume_token(token_id):
             return None
-        found: list[int] = []
+        ids: list[int] = []
         taken: Counter[int] = Counter()
-        while len(found) <= MAX_ENDING and not ahead.is_error():
+        while len(ids) <= MAX_ENDING and not ahead.is_error():
             if ahead.is_stopped() or ahead.is_accepting():
-                return found
+                return ids
             tokens = ahead.compute_ff_tokens() or self._next_token(ahead, taken)
             if not tokens or not ahead.consume_tokens(tokens):
                 return None
-            found += tokens
+            ids += tokens
         return None
 
     def _next_token(self, matcher: Any, taken: Counter[int]) -> list[int]:

@@ -45,24 +45,24 @@ def json_schema(schema: Mapping[str, Any] | str | bool) -> Grammar:
     Raises:
         SettingError: it isn't JSON, or not a schema; or llguidance isn't installed.
     """
-    found: Any = schema
+    parsed: Any = schema
     if isinstance(schema, str):
         try:
-            found = json.loads(schema)
+            parsed = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise SettingError(f"schema: saw no JSON ({error}), wanted a JSON schema") from None
-    if not isinstance(found, Mapping | bool):
-        raise SettingError(f"schema: saw {type(found).__name__} {shown(found)}, wanted a JSON schema")
-    if found is True:
-        found = {}
+    if not isinstance(parsed, Mapping | bool):
+        raise SettingError(f"schema: saw {type(parsed).__name__} {shown(parsed)}, wanted a JSON schema")
+    if parsed is True:
+        parsed = {}
     try:
-        text = json.dumps(with_closed_objects(found), allow_nan=False)
+        text = json.dumps(with_closed_objects(parsed), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(
             f"schema: {error}; wanted what JSON can hold, {MAX_DEPTH} levels at most"
         ) from None
     engine()
-    options = SHORT_SPACES if found else {}
+    options = SHORT_SPACES if parsed else {}
     return Grammar("schema", compiled("schema", text, json.dumps(options)))
 
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 
-class Coming(Generic[Result]):
+class PendingResult(Generic[Result]):
     """A pending result of the thread."""
 
     def __init__(self, work: Callable[[], Result]) -> None:
@@ -42,19 +42,19 @@ class HelperThread:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._tasks: SimpleQueue[Coming[object] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[PendingResult[object] | None] = SimpleQueue()
         threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True).start()
         weakref.finalize(self, self._tasks.put, None)
 
-    def do(self, work: Callable[[], Result]) -> Coming[Result]:
+    def do(self, work: Callable[[], Result]) -> PendingResult[Result]:
         """Submit a task to the thread."""
         if os.getpid() != self._process:
             self._start()
-        coming = Coming(work)
+        coming = PendingResult(work)
         self._tasks.put(coming)  # type: ignore[arg-type]
         return coming
 
 
-def _serve(tasks: "SimpleQueue[Coming[object] | None]") -> None:
+def _serve(tasks: "SimpleQueue[PendingResult[object] | None]") -> None:
     while (coming := tasks.get()) is not None:
         coming.run()

@@ -42,20 +42,20 @@ class BytePairEncoder:
         for end in self._splitter.cuts(text):
             word = text[start:end]
             start = end
-            found = cached(word)
-            ids += self._word_ids(word) if found is None else found
+            ids_of_word = cached(word)
+            ids += self._word_ids(word) if ids_of_word is None else ids_of_word
         return ids
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes of a normal token with this text."""
         if self._pre_tokenizer.byte_level:
-            return unspell(text)
+            return from_byte_alphabet(text)
         if self._pre_tokenizer.escape_spaces:
             text = text.replace("▁", " ")
         return text.encode("utf-8", "surrogateescape")
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = self._merged_ids(spell(word) if self._pre_tokenizer.byte_level else word)
+        ids = self._merged_ids(to_byte_alphabet(word) if self._pre_tokenizer.byte_level else word)
         if len(word) <= _CACHED_LENGTH:
             if len(self._cache) >= _CACHED_WORDS:
                 self._cache.clear()
@@ -79,17 +79,17 @@ class BytePairEncoder:
         """Return the tokens of the bytes of a symbol that is no token; bytes without a token are omitted."""
         encoded = symbol.encode("utf-8", "surrogateescape")
         if not self._pre_tokenizer.byte_level:
-            return [found for byte in encoded if (found := self._byte_ids[byte]) is not None]
+            return [token_id for byte in encoded if (token_id := self._byte_ids[byte]) is not None]
         texts = (bytes([byte]).decode("utf-8", "surrogateescape") for byte in encoded)
         return [self._vocabulary.ids[text] for text in texts if text in self._vocabulary.ids]
 
 
-def spell(text: str) -> str:
+def to_byte_alphabet(text: str) -> str:
     """Return the UTF-8 bytes of `text` in the alphabet, one character each."""
     return text.encode("utf-8").decode("latin-1").translate(CHARACTER_OF_BYTE)
 
 
-def unspell(spelled: str) -> bytes:
+def from_byte_alphabet(spelled: str) -> bytes:
     """Return the bytes of `spelled`; a character outside the alphabet gives its UTF-8 bytes."""
     try:
         return spelled.translate(_BYTE_OF_CHARACTER).encode("latin-1")

@@ -261,11 +261,11 @@ def pre_tokenizer(name: str) -> PreTokenizer:
     Raises:
         UnsupportedModelError: the name is not known; the text says how to continue without it.
     """
-    found = _FAMILIES.get(_ALIASES.get(name, name))
-    if found is None:
+    family = _FAMILIES.get(_ALIASES.get(name, name))
+    if family is None:
         raise UnsupportedModelError(
             f"tokenizer.ggml.pre: pre-tokenizer {printable(name)!r} is not known; wanted one of "
-            f"{', '.join(known_pre_tokenizers())}. To go on as if it were another, say "
+            f"{', '.join(known_pre_tokenizers())}. To use another one, give "
             "--assume-pre-tokenizer default (in Python: Tokenizer.from_gguf(path, unknown_pre='default'))"
         )
-    return found
+    return family

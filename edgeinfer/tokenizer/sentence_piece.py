@@ -30,8 +30,8 @@ class SentencePieceEncoder:
         ids: list[int] = []
         cached = self._cache.get
         for piece in self._boundary.split(text.replace(" ", _SPACE)):
-            found = cached(piece)
-            ids += self._piece_ids(piece) if found is None else found
+            ids_of_piece = cached(piece)
+            ids += self._piece_ids(piece) if ids_of_piece is None else ids_of_piece
         return ids
 
     def token_bytes(self, text: str) -> bytes:
@@ -41,8 +41,8 @@ class SentencePieceEncoder:
     def _piece_ids(self, piece: str) -> list[int]:
         ids: list[int] = []
         for symbol in merge(piece, self._priorities, ""):
-            found = self._vocabulary.ids.get(symbol)
-            ids += self._fallback_ids(symbol) if found is None else [found]
+            token_id = self._vocabulary.ids.get(symbol)
+            ids += self._fallback_ids(symbol) if token_id is None else [token_id]
         if len(piece) <= _CACHED_LENGTH:
             if len(self._cache) >= _CACHED_PIECES:
                 self._cache.clear()
@@ -52,8 +52,8 @@ class SentencePieceEncoder:
     def _fallback_ids(self, symbol: str) -> list[int]:
         """Return a token for each UTF-8 byte; for a byte without one the unknown token, if it exists."""
         unknown = self._vocabulary.special.unk
-        found = (self._byte_ids[byte] for byte in symbol.encode("utf-8"))
-        ids = (unknown if token is None else token for token in found)
+        ids_of_bytes = (self._byte_ids[byte] for byte in symbol.encode("utf-8"))
+        ids = (unknown if token is None else token for token in ids_of_bytes)
         return [token for token in ids if token is not None]
 
 

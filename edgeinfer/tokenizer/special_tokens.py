@@ -22,8 +22,8 @@ class SpecialToken:
 
     token_id: int
     text: str
-    takes_space_before: bool = False
-    takes_space_behind: bool = False
+    absorbs_space_before: bool = False
+    absorbs_space_after: bool = False
 
 
 @dataclass
@@ -55,8 +55,8 @@ class SpecialSplitter:
         prefix.
         """
         groups = (group for key, group in self._groups.items() if key in text)
-        found = [entry for group in groups for entry in group if entry[1].text in text]
-        return [token for _, token in sorted(found, key=lambda entry: entry[0])]
+        entries = [entry for group in groups for entry in group if entry[1].text in text]
+        return [token for _, token in sorted(entries, key=lambda entry: entry[0])]
 
 
 def _cut(text: str, token: SpecialToken) -> list[Fragment]:
@@ -66,9 +66,9 @@ def _cut(text: str, token: SpecialToken) -> list[Fragment]:
     for index, piece in enumerate(pieces):
         if index > 0:
             parts.append(token.token_id)
-            if token.takes_space_behind:
+            if token.absorbs_space_after:
                 piece = piece.lstrip(_ASCII_WHITESPACE)
-        if index < len(pieces) - 1 and token.takes_space_before:
+        if index < len(pieces) - 1 and token.absorbs_space_before:
             piece = piece.rstrip(_ASCII_WHITESPACE)
         if piece:
             parts.append(piece)
@@ -81,19 +81,19 @@ def special_tokens(vocabulary: Vocabulary, metadata: Mapping[str, Any]) -> list[
     GGUF doesn't mark tokens that absorb adjacent spaces, so they are selected by the model's name. Source:
     llama.cpp, `llama-vocab.cpp`.
     """
-    takes_before, all_take_behind = _space_takers(metadata)
+    absorbs_before, all_absorb_after = _space_absorbers(metadata)
     return [
         SpecialToken(
             token_id,
             text := vocabulary.texts[token_id],
-            takes_space_before=text == takes_before,
-            takes_space_behind=all_take_behind and text not in _PHI3_KEEPS_SPACE,
+            absorbs_space_before=text == absorbs_before,
+            absorbs_space_after=all_absorb_after and text not in _PHI3_KEEPS_SPACE,
         )
         for token_id in vocabulary.of_types(TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     ]
 
 
-def _space_takers(metadata: Mapping[str, Any]) -> tuple[str | None, bool]:
+def _space_absorbers(metadata: Mapping[str, Any]) -> tuple[str | None, bool]:
     """Return the text of the token that absorbs the space before it, and whether all absorb the space
     after.
     """

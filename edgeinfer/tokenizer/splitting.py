@@ -77,8 +77,8 @@ def _cut_matches(pattern: re.Pattern[str], text: str, cuts: Cuts) -> Cuts:
                 add(last)
                 start = last
         else:
-            while start < end and (found := search(text, start, end)):
-                first, last = found.span()
+            while start < end and (hit := search(text, start, end)):
+                first, last = hit.span()
                 if first > start:
                     add(first)
                 add(last)

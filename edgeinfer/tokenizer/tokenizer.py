@@ -58,12 +58,12 @@ class Tokenizer:
         """Warnings about values that the file doesn't define and their replacements, one line each."""
         self._encoder = encoder
         self._types: list[int] = vocabulary.types.tolist()
-        found = special_tokens(vocabulary, metadata)
-        hidden = {token for token in found if self._types[token.token_id] in _HIDDEN_TYPES}
-        self.control_texts = tuple(t.text for t in found if t in hidden or t.text in _MARKS)
+        specials = special_tokens(vocabulary, metadata)
+        hidden = {token for token in specials if self._types[token.token_id] in _HIDDEN_TYPES}
+        self.control_texts = tuple(t.text for t in specials if t in hidden or t.text in _MARKS)
         """The texts of control tokens, and of those that mark roles and reasoning."""
-        self._all_special = SpecialSplitter(found)
-        shown = [token for token in found if self._types[token.token_id] == TokenType.USER_DEFINED]
+        self._all_special = SpecialSplitter(specials)
+        shown = [token for token in specials if self._types[token.token_id] == TokenType.USER_DEFINED]
         self._shown_special = SpecialSplitter(shown)
         self._bytes: dict[int, bytes] = {}
         self._visible: dict[int, bytes] = {}
@@ -192,10 +192,10 @@ class Tokenizer:
         Raises:
             ValueError: the id is not in the vocabulary.
         """
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._read_bytes(token_id)
-        return found
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._read_bytes(token_id)
+        return data
 
     def _read_bytes(self, token_id: int) -> bytes:
         if not 0 <= token_id < self.vocabulary_size:
@@ -219,8 +219,8 @@ class Tokenizer:
         return StreamDecoder(self._visible_bytes, self._visible)
 
     def _visible_bytes(self, token_id: int) -> bytes:
-        found = self.token_bytes(token_id)
-        return b"" if self.is_control(token_id) and found not in _REASONING_TEXTS else found
+        data = self.token_bytes(token_id)
+        return b"" if self.is_control(token_id) and data not in _REASONING_TEXTS else data
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token gives no text in a response."""
@@ -240,12 +240,12 @@ def _pre_tokenizer_of(
         return pre_tokenizer("gemma4"), ()
     pre = name(metadata, "pre")
     if not pre:
-        note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; answers may suffer"
+        note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; the output may suffer"
         return pre_tokenizer("default"), (note,)
     if unknown_pre is not None and not is_known(pre):
         note = (
             f"tokenizer.ggml.pre: {printable(pre)!r} is not known: {unknown_pre!r} is taken instead; "
-            "answers may suffer"
+            "the output may suffer"
         )
         return pre_tokenizer(unknown_pre), (note,)
     return pre_tokenizer(pre), ()

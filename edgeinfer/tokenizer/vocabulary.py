@@ -130,16 +130,16 @@ class Vocabulary:
 
     def _part(self, metadata: Metadata, part: str, default: int | None) -> int | None:
         keys, texts = _PARTS[part]
-        found = default if default is not None and default < len(self) else None
+        token_id = default if default is not None and default < len(self) else None
         for key in keys:
             value = metadata.get(_PREFIX + key)
             if isinstance(value, int | np.integer) and 0 <= value < len(self):
-                found = int(value)
-        if found is None:
-            found = next((self.ids[text] for text in texts if text in self.ids), None)
-            if found is not None:
-                self.types[found] = TokenType.CONTROL
-        return found
+                token_id = int(value)
+        if token_id is None:
+            token_id = next((self.ids[text] for text in texts if text in self.ids), None)
+            if token_id is not None:
+                self.types[token_id] = TokenType.CONTROL
+        return token_id
 
     def _end_ids(self) -> set[int]:
         """Return the tokens that end generation, and correct the types of some. Source: llama.cpp."""

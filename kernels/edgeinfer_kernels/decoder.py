@@ -169,8 +169,10 @@ class DecoderWeights:
 
     def matrices(self, *, head: bool = True) -> list[Matrix]:
         """Every matrix that takes part in a matmul, each once; the embedding only if it is a tied head."""
-        found = [m for layer in self.layers for residual in layer.blocks for m in residual.block.matrices()]
-        return [*found, self.output] if head else found
+        matrices = [
+            m for layer in self.layers for residual in layer.blocks for m in residual.block.matrices()
+        ]
+        return [*matrices, self.output] if head else matrices
 
 
 def blocks_of(

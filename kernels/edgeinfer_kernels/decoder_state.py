@@ -38,13 +38,13 @@ class DecoderState:
         indices: Sequence[BlockIndex] | None = None,
     ) -> "DecoderState":
         """The zeroed state for `context` tokens of these blocks; None: of all."""
-        found = {}
+        states = {}
         for index in spec.indices() if indices is None else indices:
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
-                found[index] = state
-        is_recurrent = any(spec.residual(index).block.recurrent for index in found)
-        return cls(found, StateSlots(spec.slots) if is_recurrent else None)
+                states[index] = state
+        is_recurrent = any(spec.residual(index).block.recurrent for index in states)
+        return cls(states, StateSlots(spec.slots) if is_recurrent else None)
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:

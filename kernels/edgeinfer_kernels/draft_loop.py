@@ -21,16 +21,17 @@ class DraftSampling:
 
 
 class DraftRequest(NamedTuple):
-    """Parameters of a draft of at most len(least) tokens.
+    """Parameters of a draft of at most len(min_probs) tokens.
 
-    The draft ends before token i if the product of its probability and the earlier ones is below least[i]. It
-    ends after token i if that product is below further[i], if given. `id_limit`: only token ids below this
-    value may be drafted. `uniforms`: empty, or one uniform number in [0, 1) for each draft token, used to
-    sample it; if empty, the argmax is drafted.
+    The draft ends before token i if the product of its probability and the earlier ones is below
+    min_probs[i].
+    It ends after token i if that product is below min_probs_to_continue[i], if given. `id_limit`: only token
+    ids below this value may be drafted. `uniforms`: empty, or one uniform number in [0, 1) for each draft
+    token, used to sample it; if empty, the argmax is drafted.
     """
 
     min_probs: Sequence[float]
-    further: Sequence[float]
+    min_probs_to_continue: Sequence[float]
     id_limit: int
     sampling: DraftSampling
     uniforms: Sequence[float] = ()

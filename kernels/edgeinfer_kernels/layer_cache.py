@@ -165,11 +165,11 @@ class LayerCache:
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
         """Keys (kv_heads, end - start, head_dim) of positions start…end."""
         tiles = slice(start // LANES, -(-end // LANES))
-        kept = slice(start % LANES, start % LANES + end - start)
-        rows = _by_position(self.keys[:, tiles])[:, kept]
+        within = slice(start % LANES, start % LANES + end - start)
+        rows = _by_position(self.keys[:, tiles])[:, within]
         if self.key_scales is None:
             return rows[:, :, :head_dim]
-        scales = _by_position(self.key_scales[:, tiles])[:, kept]
+        scales = _by_position(self.key_scales[:, tiles])[:, within]
         if self.has_hadamard_heads:
             return hadamard_rows(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]

@@ -149,10 +149,10 @@ class FormatSpec:
     @property
     def scales(self) -> ScaleField | None:
         """The floating-point scales (and minima) of a block; for floats the numbers, for integers None."""
-        found = [field for field in self.fields if field.dtype in EXPONENT_BITS]
-        if not found:
+        fields = [field for field in self.fields if field.dtype in EXPONENT_BITS]
+        if not fields:
             return None
-        first, count = found[0], sum(field.count for field in found)
+        first, count = fields[0], sum(field.count for field in fields)
         return ScaleField(first.offset, first.unit, count, EXPONENT_BITS[first.dtype])
 
     def row_bytes(self, columns: int) -> int:
@@ -180,12 +180,14 @@ class FormatSpec:
 
 def _spec(name: str, type_id: int, elements: int, fields: str, **options: Any) -> FormatSpec:
     """A specification; `fields` is the struct, such as "f16 d; u8 qs[16]"."""
-    found: list[Field] = []
+    placed_fields: list[Field] = []
     for field in fields.split("; "):
         dtype, _, remainder = field.partition(" ")
         field_name, _, count = remainder.rstrip("]").partition("[")
-        found.append(Field(field_name, dtype, found[-1].end if found else 0, int(count or 1)))
-    return FormatSpec(name, type_id, elements, found[-1].end, tuple(found), **options)
+        placed_fields.append(
+            Field(field_name, dtype, placed_fields[-1].end if placed_fields else 0, int(count or 1))
+        )
+    return FormatSpec(name, type_id, elements, placed_fields[-1].end, tuple(placed_fields), **options)
 
 
 def _number(name: str, type_id: int, nbytes: int) -> FormatSpec:
@@ -289,10 +291,10 @@ def block_format(key: str | int | FormatSpec) -> FormatSpec:
     """
     if isinstance(key, FormatSpec):
         return key
-    found = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
-    if found is None:
+    spec = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
+    if spec is None:
         raise _missing_format_error(key)
-    return found
+    return spec
 
 
 def _missing_format_error(key: str | int) -> FormatError:

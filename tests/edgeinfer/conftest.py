@@ -1,4 +1,4 @@
-"""Random models, written once, and those of them that many tests read, loaded once."""
+"""Random models, written once; those that many tests use are loaded once."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 ZooFile = Callable[[str], Path]
 
@@ -26,7 +26,7 @@ def zoo_file(tmp_path_factory: pytest.TempPathFactory) -> ZooFile:
 
 @pytest.fixture(scope="session")
 def loaded(zoo_file: ZooFile) -> Iterator[Model]:
-    """A random model of 256 tokens of context; whoever takes it leaves it usable."""
+    """A random model of 256 tokens of context; its users leave it usable."""
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         yield model
 

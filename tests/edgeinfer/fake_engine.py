@@ -1,4 +1,4 @@
-"""Engines that say what a test tells them to, over a vocabulary of bytes."""
+"""Engines with scripted logits, over a vocabulary of bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,28 +15,28 @@ from edgeinfer.tokenizer import Tokenizer
 from tests.random_models import CHAT_TEMPLATE, VOCABULARY, vocabulary_metadata
 
 END = 2
-"""The token that ends an answer."""
+"""The token that ends a completion."""
 FIRST_BYTE = 3
 """The token of byte 0."""
 STEP = 4
-"""Tokens that are read at a time."""
-Answer = Callable[[list[int]], npt.NDArray[np.float32]]
+"""Tokens per prefill chunk."""
+LogitsFunction = Callable[[list[int]], npt.NDArray[np.float32]]
 
 
 class FakeEngine(BasicEngine):
-    """Its logits are a function of the tokens that it holds, so that a wrong cache gives a wrong answer."""
+    """Its logits are a function of the tokens in its cache, so a wrong cache gives a wrong completion."""
 
-    def __init__(self, answer: Answer, context: int = 64) -> None:
-        self.answer = answer
+    def __init__(self, logits_function: LogitsFunction, context: int = 64) -> None:
+        self.logits_function = logits_function
         self.context = context
         self.largest_context = 4 * context
         self.vocabulary_size = VOCABULARY
         self.bytes_per_token = 1000
         self.ids: list[int] = []
         self.read: list[int] = []
-        """How many tokens each call has read."""
+        """The token count of each call."""
         self.interrupt_at: int | None = None
-        """With so many tokens held, Ctrl-C comes while the next is being read."""
+        """With this many tokens in the cache, the next forward raises KeyboardInterrupt."""
         self.closed = False
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
@@ -49,7 +49,7 @@ class FakeEngine(BasicEngine):
             if progress:
                 progress(min(first + STEP, len(ids)), len(ids))
         assert len(self.ids) <= self.context
-        return self.answer(self.ids)
+        return self.logits_function(self.ids)
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         return np.stack([self.append([token_id]) for token_id in ids])
@@ -75,24 +75,24 @@ class FakeEngine(BasicEngine):
 
 
 def byte_ids(text: str | bytes) -> list[int]:
-    """One token a byte."""
+    """One token per byte."""
     return [FIRST_BYTE + byte for byte in (text.encode() if isinstance(text, str) else text)]
 
 
-def saying(text: str | bytes, after: int) -> Answer:
-    """Behind a prompt of `after` tokens this text, a byte a token, and then the end."""
+def scripted(text: str | bytes, after: int) -> LogitsFunction:
+    """Logits for `text` after a prompt of `after` tokens, one token per byte, then the end."""
     script = [*byte_ids(text), END]
 
-    def answer(ids: list[int]) -> npt.NDArray[np.float32]:
+    def completion(ids: list[int]) -> npt.NDArray[np.float32]:
         logits = np.zeros(VOCABULARY, np.float32)
         logits[script[min(len(ids) - after, len(script) - 1)]] = 30.0
         return logits
 
-    return answer
+    return completion
 
 
-def drawn(ids: list[int]) -> npt.NDArray[np.float32]:
-    """Random logits, the same for the same tokens; no end."""
+def seeded_logits(ids: list[int]) -> npt.NDArray[np.float32]:
+    """Random logits, the same for the same tokens; never the end."""
     logits = np.random.default_rng(ids).standard_normal(VOCABULARY).astype(np.float32) * 3
     logits[END] = -30
     return logits
@@ -106,8 +106,8 @@ def model_on(
     return Model("fake", engine, tokenizer, ChatFormat(template, "<s>", "</s>") if template else None)
 
 
-def speaking(
+def scripted_model(
     text: str | bytes, prompt: Sequence[int] = (1, 5, 6), context: int = 64
 ) -> tuple[Model, list[int]]:
-    """A model that answers `prompt` with `text`, and that prompt."""
-    return model_on(FakeEngine(saying(text, len(prompt)), context)), list(prompt)
+    """A model that completes `prompt` with `text`, and that prompt."""
+    return model_on(FakeEngine(scripted(text, len(prompt)), context)), list(prompt)

@@ -1,4 +1,4 @@
-"""Write data/logits.npz: llama.cpp's logits on every file of the zoo that has none yet. `python -m
+"""Write data/logits.npz: llama.cpp's logits on every file of the zoo without goldens. `python -m
 tests.edgeinfer.make_logit_goldens`; `--all` computes all of them again.
 """
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 GOLDENS = Path(__file__).parent / "data" / "logits.npz"
 IDS = np.random.default_rng(7).integers(3, VOCABULARY, 24).tolist()
-KEPT = [0, 1, 5, 6, 7, 12, 22, 23]
-"""Positions whose logits are kept: the first, around a window of six, the last."""
+STORED_POSITIONS = [0, 1, 5, 6, 7, 12, 22, 23]
+"""Positions whose logits are stored: the first, around a window of six, the last."""
 QUANTIZED = ("Q4_K", "Q6_K", "Q8_0")
 CONTEXT = 128
 
@@ -68,7 +69,7 @@ def main() -> None:
                 if name + suffix in goldens:
                     continue
                 path = variant.write(Path(folder) / "model.gguf")
-                goldens[name + suffix] = llama_cpp_logits(path, IDS)[KEPT]
+                goldens[name + suffix] = llama_cpp_logits(path, IDS)[STORED_POSITIONS]
     np.savez_compressed(GOLDENS, **goldens)
     print(f"{len(goldens)} files, {GOLDENS.stat().st_size} bytes")
 

@@ -1,6 +1,6 @@
-"""The model that ships inside the package says what llama.cpp makes it say.
+"""The built-in model gives the tokens of llama.cpp.
 
-`data/tiny_stories.txt` holds stories that it told itself (temperature 0.7, seeds 0 to 3).
+`data/tiny_stories.txt` holds stories that it generated (temperature 0.7, seeds 0 to 3).
 """
 
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ def log_probabilities(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-def test_the_greedy_answer_is_the_one_that_llama_cpp_gives(tiny: Model) -> None:
+def test_the_greedy_completion_equals_llama_cpp(tiny: Model) -> None:
     completion = tiny.generate(PROMPT, max_tokens=20, temperature=0.0)
     assert completion.prompt_ids == PROMPT_IDS
     assert completion.ids == GREEDY_IDS
     assert completion.text == GREEDY_TEXT
 
 
-def test_it_chats_with_its_own_template(tiny: Model) -> None:
+def test_it_chats_with_its_built_in_template(tiny: Model) -> None:
     chat = tiny.chat(system="Be kind.", temperature=0.0)
     first = chat.say("Hello!", max_tokens=12)
     second = chat.say("How are you?", max_tokens=12)
@@ -44,10 +44,12 @@ def test_it_chats_with_its_own_template(tiny: Model) -> None:
     assert "<|" not in first.text + second.text
 
 
-def test_its_chats_outgrow_the_context_without_an_error() -> None:
+def test_its_chats_exceed_the_context_without_an_error() -> None:
     with edgeinfer.load("tiny", context=64, threads=2) as small:
         chat = small.chat(system="Be kind.", max_tokens=6, seed=1)
-        dropped = [chat.say(f"Tell me about the fox number {turn}.").dropped_messages for turn in range(5)]
+        dropped = [
+            chat.say(f"Tell me about the fox number {number}.").dropped_messages for number in range(5)
+        ]
         assert dropped[0] == 0
         assert dropped[-1] > 0
         assert chat.context_used <= 64
@@ -63,23 +65,23 @@ def test_its_draft_loads_too() -> None:
 
 @pytest.fixture(scope="module", params=["tiny", "draft"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Model]]:
-    """A model under edgeinfer and under llama.cpp."""
+    """A model with edgeinfer and with llama.cpp."""
     pytest.importorskip("llama_cpp")
     name = "tiny" if request.param == "tiny" else DRAFT
     with (
         edgeinfer.load(name, threads=2) as ours,
-        # One thread: two that wait for each other by spinning are slow on a busy machine.
+        # One thread: two that spin are slow on a busy machine.
         edgeinfer.load(name, engine="llama.cpp", threads=1) as theirs,
     ):
         yield ours, theirs
 
 
 @pytest.mark.llama_cpp
-def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
+def test_sixty_greedy_tokens_equal_llama_cpp_up_to_a_near_tie(pair: tuple[Model, Model]) -> None:
     completions = [model.generate(PROMPT, max_tokens=60, temperature=0.0, logprobs=2) for model in pair]
     assert completions[0].prompt_ids == completions[1].prompt_ids
-    for mine, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
-        if mine.id != other.id:
+    for actual, other in zip(completions[0].tokens, completions[1].tokens, strict=False):
+        if actual.id != other.id:
             (_, best), (_, second) = other.top_logprobs
             assert best - second < 0.05
             break
@@ -88,12 +90,12 @@ def test_sixty_greedy_tokens_are_llama_cpps_up_to_a_near_tie(pair: tuple[Model, 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
-def test_distributions_on_told_stories_are_llama_cpps(pair: tuple[Model, Model]) -> None:
+def test_distributions_on_generated_stories_equal_llama_cpp(pair: tuple[Model, Model]) -> None:
     divergences: list[float] = []
     leads: list[float] = []
-    for story in STORIES:
-        ids = pair[0].tokenizer.encode(story, bos=True)
-        assert ids == pair[1].tokenizer.encode(story, bos=True)
+    for text in STORIES:
+        ids = pair[0].tokenizer.encode(text, bos=True)
+        assert ids == pair[1].tokenizer.encode(text, bos=True)
         ours, theirs = (log_probabilities(model.logits(ids)) for model in pair)
         divergences += (np.exp(theirs) * (theirs - ours)).sum(axis=1).tolist()
         differ = ours.argmax(axis=1) != theirs.argmax(axis=1)
@@ -101,7 +103,7 @@ def test_distributions_on_told_stories_are_llama_cpps(pair: tuple[Model, Model])
         leads += (best - second).tolist()
     assert len(divergences) >= 500
     assert np.mean(divergences) < 1e-3
-    # Both round activations to int8, each in its own way: only near-ties may fall otherwise.
+    # Both quantize activations to int8, each with its own rounding: only near-ties may differ.
     assert all(lead < 0.1 for lead in leads)
     if pair[0].name == "tiny":
         assert len(leads) <= 0.01 * len(divergences)

@@ -1,4 +1,4 @@
-"""Texts as vectors: what they are made of, and llama.cpp's beside them."""
+"""Embeddings of texts: pooling, and comparison with llama.cpp."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TEXTS = ["The fox ran into the wood.", "A small fox ran into a forest.", "Two an
 
 
 @pytest.mark.parametrize("name", ["llama", "starcoder2", "qwen3moe"])
-def test_the_rows_times_the_head_are_the_logits(zoo_file: ZooFile, name: str) -> None:
+def test_hidden_states_times_the_head_are_the_logits(zoo_file: ZooFile, name: str) -> None:
     path = zoo_file(name)
     with edgeinfer.load(path, device="cpu", draft=None) as model:
         ids = list(range(3, 30))
@@ -26,7 +26,7 @@ def test_the_rows_times_the_head_are_the_logits(zoo_file: ZooFile, name: str) ->
     np.testing.assert_allclose(rows @ head.T, logits, rtol=0, atol=0.02 * np.abs(logits).max())
 
 
-def test_vectors_are_means_of_length_one_unless_asked_otherwise() -> None:
+def test_vectors_are_normalized_means_by_default() -> None:
     rows = np.array([[3.0, 0.0], [0.0, 4.0], [3.0, 8.0]], np.float32)
     np.testing.assert_allclose(pooled(rows, "mean", False), [2, 4])
     np.testing.assert_allclose(pooled(rows, "cls", False), [3, 0])
@@ -35,7 +35,7 @@ def test_vectors_are_means_of_length_one_unless_asked_otherwise() -> None:
     assert not pooled(np.zeros((2, 3), np.float32), "mean", True).any()
 
 
-def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
+def test_a_text_has_the_same_vector_in_any_batch() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         together = model.embed(TEXTS)
         assert together.shape == (3, model.engine.rows([1]).shape[1])
@@ -49,7 +49,7 @@ def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
         assert model.text_vectors([TEXTS[0]] * 2).tokens == 2 * len(ids)
         model.engine.rewind(0)
         np.testing.assert_array_equal(last, model.engine.rows(ids)[-1])
-        # An answer behind it isn't disturbed by what the cache held.
+        # A completion after it doesn't depend on the cache contents.
         assert model.generate("Once", max_tokens=5, temperature=0.0).ids
 
 
@@ -57,11 +57,11 @@ def test_a_text_has_the_same_vector_alone_and_among_others() -> None:
     ("number", "name"),
     [(None, "mean"), (0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "mean"), ("x", "mean")],
 )
-def test_the_file_says_how_rows_become_one(number: object, name: str) -> None:
+def test_the_file_gives_the_pooling_type(number: object, name: str) -> None:
     assert pooling_of(number) == name
 
 
-def test_what_has_no_vector_is_refused(zoo_file: ZooFile) -> None:
+def test_invalid_embedding_inputs_are_refused(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", context=16, draft=None) as model:
         assert model.embed([]).shape[0] == 0
         for wrong in (None, 5, ["a", None]):

@@ -1,4 +1,4 @@
-"""`quantize --hot-first`: neurons in the order of the profile, the same function, still everybody's file."""
+"""`quantize --hot-first`: neurons in the order of the profile, the same function, a standard file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.profiling.profiling import profile
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from edgeinfer_quant_formats import FormatError, GGUFFile
-from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_a_block
-from tests.random_models import ZOO
+from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, hottest_first, neurons_per_block
+from tests.model_zoo import ZOO
 
 TEXT = "the heron ate in the rain on a stone " * 30
 IDS = list(range(3, 43))
@@ -23,8 +23,8 @@ def _own_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def hot(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path, edgeinfer.Quantization]:
-    """A profiled model, and the same hot first."""
+def profiled(tmp_path: Path, name: str, **changes: object) -> tuple[Path, Path, edgeinfer.Quantization]:
+    """A profiled model, and the same with hot neurons first."""
     source = replace(ZOO[name], **changes).write(tmp_path / f"{name}.gguf")  # type: ignore[arg-type]
     profile(source, [TEXT], tokens=200)
     target = tmp_path / "hot.gguf"
@@ -40,11 +40,13 @@ def logits(path: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
     ("name", "formats", "block"),
     [("arcee", ("F32",), 1), ("arcee", ("Q8_0",), 32), ("starcoder2", ("F16",), 1), ("phi3", ("Q8_0",), 32)],
 )
-def test_the_function_stays(tmp_path: Path, name: str, formats: tuple[str, ...], block: int) -> None:
-    source, target, done = hot(tmp_path, name, formats=formats)
-    want, got = logits(source), logits(target)
-    # Sums are rounded in another order; behind them int8 activations now and then round the other way.
-    assert np.linalg.norm(got - want) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(want)
+def test_reordering_does_not_change_the_function(
+    tmp_path: Path, name: str, formats: tuple[str, ...], block: int
+) -> None:
+    source, target, done = profiled(tmp_path, name, formats=formats)
+    expected, actual = logits(source), logits(target)
+    # Sums are rounded in another order; int8 activations after them may round differently.
+    assert np.linalg.norm(actual - expected) < (1e-5 if block == 1 else 2e-2) * np.linalg.norm(expected)
     assert (f"whole blocks of {block}," in done.warnings[0]) == (block > 1)
     with GGUFFile.open(source) as before, GGUFFile.open(target) as after:
         assert {n: (i.shape, i.format) for n, i in before.tensors.items()} == {
@@ -54,8 +56,8 @@ def test_the_function_stays(tmp_path: Path, name: str, formats: tuple[str, ...],
         assert not np.array_equal(before.raw(down), after.raw(down))
 
 
-def test_the_hottest_come_first_and_the_profile_moves_along(tmp_path: Path) -> None:
-    source, target, _ = hot(tmp_path, "arcee", formats=("F16",))
+def test_the_hottest_neurons_come_first_and_the_profile_is_reordered(tmp_path: Path) -> None:
+    source, target, _ = profiled(tmp_path, "arcee", formats=("F16",))
     before, after = find_profile(source, tmp_path), find_profile(target, tmp_path)
     assert before is not None
     assert after is not None
@@ -64,18 +66,18 @@ def test_the_hottest_come_first_and_the_profile_moves_along(tmp_path: Path) -> N
     assert sorted(counts) == sorted(before.counts["neurons.0"].sum(axis=0))
     again = profile(target, [TEXT], tokens=200)
     moved = np.abs(again.profile.counts["neurons.0"].sum(axis=0).astype(np.int64) - counts)
-    assert moved.max() <= 2  # neurons at their threshold, whose sums are rounded elsewhere
+    assert moved.max() <= 2  # neurons at their threshold, whose sums round differently
 
 
-def test_wide_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
-    source, target, _ = hot(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
+def test_float_files_are_reordered_and_quantized_at_once(tmp_path: Path) -> None:
+    source, target, _ = profiled(tmp_path, "arcee", formats=("F16",), width=256, feed_forward=256)
     edgeinfer.quantize(source, target, "Q8_0", hot_first=True, overwrite=True)
     with GGUFFile.open(target) as file:
         assert file.tensors["blk.0.ffn_down.weight"].format.name == "Q8_0"
     plain = tmp_path / "plain.gguf"
     edgeinfer.quantize(source, plain, "Q8_0")
-    want = logits(source)
-    errors = [np.linalg.norm(logits(path) - want) for path in (target, plain)]
+    expected = logits(source)
+    errors = [np.linalg.norm(logits(path) - expected) for path in (target, plain)]
     assert 0 < errors[0] < 1.3 * errors[1]
 
 
@@ -85,21 +87,19 @@ def test_llama_cpp_reads_the_file_and_agrees(tmp_path: Path, formats: tuple[str,
     pytest.importorskip("llama_cpp")
     from edgeinfer.llama_cpp.context import LlamaCppContext
 
-    source, target, _ = hot(tmp_path, "arcee", formats=formats)
-    found = []
+    source, target, _ = profiled(tmp_path, "arcee", formats=formats)
+    result = []
     for path in (source, target):
         peer = LlamaCppContext(path, 64, 1, "test", "f16")
-        found.append(np.array(peer.read_all(IDS)))
+        result.append(np.array(peer.read_all(IDS)))
         peer.close()
-    scale = np.abs(found[0]).max()
-    assert np.abs(found[1] - found[0]).max() < (1e-3 if formats == ("F32",) else 5e-3) * scale
+    scale = np.abs(result[0]).max()
+    assert np.abs(result[1] - result[0]).max() < (1e-3 if formats == ("F32",) else 5e-3) * scale
 
 
-def test_without_a_profile_the_way_is_told(tmp_path: Path) -> None:
+def test_without_a_profile_the_error_names_the_command(tmp_path: Path) -> None:
     source = ZOO["arcee"].write(tmp_path / "m.gguf")
-    with pytest.raises(
-        SettingError, match="no profile says which neurons are hot; make one with edgeinfer profile"
-    ):
+    with pytest.raises(SettingError, match="it has no activity profile; create one with edgeinfer profile"):
         edgeinfer.quantize(source, tmp_path / "hot.gguf", hot_first=True)
 
 
@@ -108,8 +108,8 @@ def test_orders_move_whole_blocks_and_must_be_permutations(tmp_path: Path) -> No
     assert hottest_first(counts, 1).tolist() == [2, 3, 4, 5, 1, 0]
     assert hottest_first(counts, 2).tolist() == [2, 3, 4, 5, 0, 1]
     with GGUFFile.open(ZOO["arcee"].write(tmp_path / "m.gguf")) as file:
-        assert neurons_a_block(file, 0) == 1
+        assert neurons_per_block(file, 0) == 1
         with pytest.raises(FormatError, match=r"no blk\.9\.ffn_down\.weight; only dense feed-forwards"):
-            neurons_a_block(file, 9)
+            neurons_per_block(file, 9)
         with pytest.raises(FormatError, match="order of 96 neurons for layer 0, wanted each of its 96 once"):
             ReorderedFile(file, {0: np.zeros(96, np.int64)})

@@ -1,4 +1,4 @@
-"""llama.cpp's logits on a random file of every architecture: the formula is the same, the kernels are close.
+"""llama.cpp's logits on a random file of every architecture: the formula is equal, the kernels are close.
 
 The goldens were made by `make_logit_goldens.py`; ggml's GELU is a float16 table and costs 1e-3.
 """
@@ -24,8 +24,16 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.make_logit_goldens import CONTEXT, GOLDENS, IDS, KEPT, llama_cpp_logits, quantized
-from tests.random_models import ZOO, RandomModel
+from tests.edgeinfer.make_logit_goldens import (
+    CONTEXT,
+    GOLDENS,
+    IDS,
+    STORED_POSITIONS,
+    llama_cpp_logits,
+    quantized,
+)
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 Logits = npt.NDArray[np.floating]
 FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantized")]
@@ -55,18 +63,18 @@ def logits_of(path: Path, backend_name: str) -> Logits:
         batch = len(IDS) if backend_name == "exact" else 16
         engine = NativeEngine(specification, backend, CONTEXT, batch)
         try:
-            return engine.append_all(IDS)[KEPT]
+            return engine.append_all(IDS)[STORED_POSITIONS]
         finally:
             engine.close()
 
 
-def distance(got: Logits, want: Logits) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def distance(actual: Logits, expected: Logits) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-def median_distance(got: Logits, want: Logits) -> float:
-    """Of the positions; an expert that flips at a near-tie costs a position or two."""
-    return float(np.median([distance(row, other) for row, other in zip(got, want, strict=True)]))
+def median_distance(actual: Logits, expected: Logits) -> float:
+    """Of the positions; an expert that changes at a near-tie costs a position or two."""
+    return float(np.median([distance(row, other) for row, other in zip(actual, expected, strict=True)]))
 
 
 def decided(logits: Logits, margin: float) -> Iterator[tuple[int, int]]:
@@ -90,23 +98,23 @@ def golden_name(name: str, variant: str) -> str:
     return name + (" quantized" if variant == "quantized" else "")
 
 
-def test_every_file_of_the_zoo_has_a_golden(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
+def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
     assert set(goldens) == {golden_name(*file) for file in FILES}
     assert {ZOO[name].architecture for name in ZOO} == set(ARCHITECTURES)
 
 
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
-    """The formula is llama.cpp's, and our kernels stay about as near to it as theirs."""
+    """The reference has llama.cpp's formula, and the kernels are about as close to it as llama.cpp's."""
     exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
-    mixture = ZOO[name].experts > 0
-    measure = median_distance if mixture else distance
+    moe_model = ZOO[name].experts > 0
+    measure = median_distance if moe_model else distance
     their_distance = measure(theirs, exact)
     if variant == "plain":
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
-        # int8 activations on both sides, which make experts flip at near-ties; a short convolution multiplies
+        # int8 activations in both, which change experts at near-ties; a short convolution multiplies
         # the errors of three projections.
-        assert their_distance < (0.25 if mixture else 0.1 if ZOO[name].convolutions else 0.05)
+        assert their_distance < (0.25 if moe_model else 0.1 if ZOO[name].convolutions else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best
@@ -114,7 +122,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
 
 @pytest.mark.default_cases(12)
 @pytest.mark.parametrize(("name", "variant"), FILES)
-def test_logits_are_llama_cpps(
+def test_logits_equal_llama_cpp(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str
 ) -> None:
     path = model_of(name, variant).write(tmp_path / "model.gguf")
@@ -124,16 +132,16 @@ def test_logits_are_llama_cpps(
 @pytest.mark.default_cases(4)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(("name", "variant"), LIVE)
-def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
+def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, variant: str) -> None:
     pytest.importorskip("llama_cpp")
     path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
-    check(path, name, variant, llama_cpp_logits(path, IDS)[KEPT])
+    check(path, name, variant, llama_cpp_logits(path, IDS)[STORED_POSITIONS])
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize(
-    ("name", "left_out"),
+    ("name", "omitted"),
     [
         ("gemma2", "attn_logit_softcapping"),
         ("gemma2", "final_logit_softcapping"),
@@ -143,10 +151,8 @@ def test_logits_are_llama_cpps_on_other_weights(tmp_path: Path, name: str, varia
         ("phi3-longrope", "rope.scaling.attn_factor"),
     ],
 )
-def test_what_a_file_leaves_out_is_taken_as_llama_cpp_takes_it(
-    tmp_path: Path, name: str, left_out: str
-) -> None:
+def test_omitted_metadata_have_the_defaults_of_llama_cpp(tmp_path: Path, name: str, omitted: str) -> None:
     pytest.importorskip("llama_cpp")
-    kept = {key: value for key, value in ZOO[name].extra.items() if key != left_out}
-    path = replace(ZOO[name], extra=kept).write(tmp_path / "model.gguf")
-    check(path, name, "plain", llama_cpp_logits(path, IDS)[KEPT])
+    extra = {key: value for key, value in ZOO[name].extra.items() if key != omitted}
+    path = replace(ZOO[name], extra=extra).write(tmp_path / "model.gguf")
+    check(path, name, "plain", llama_cpp_logits(path, IDS)[STORED_POSITIONS])

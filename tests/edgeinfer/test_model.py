@@ -1,4 +1,4 @@
-"""A loaded model: text and ids in, tokens and logits out, from one thread or several, until it is closed."""
+"""A loaded model: text and ids in, tokens and logits out, from one thread or several, until closed."""
 
 import threading
 from typing import Any
@@ -12,12 +12,12 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, saying
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted, seeded_logits
 
 PROMPTS = ["the rain", "a sheet on", "in the wind", "her"]
 
 
-def test_what_the_readme_shows_works(loaded: Model) -> None:
+def test_the_readme_example_runs(loaded: Model) -> None:
     text = "".join(token.text for token in loaded.stream("the rain", max_tokens=8, seed=1))
     assert text == loaded.generate("the rain", max_tokens=8, seed=1).text
     assert loaded.chat(system="Be brief.").say("Hi!", max_tokens=4).finish_reason in ("stop", "length")
@@ -26,7 +26,7 @@ def test_what_the_readme_shows_works(loaded: Model) -> None:
     assert "layer 0 attention" in loaded.plan.explain(details=True)
 
 
-def test_a_text_and_its_ids_are_answered_alike(loaded: Model) -> None:
+def test_a_text_and_its_ids_give_the_same_completion(loaded: Model) -> None:
     ids = loaded.tokenizer.encode("the rain", bos=True)
     by_text, by_ids = (loaded.generate(p, max_tokens=12, temperature=0.0) for p in ("the rain", ids))
     assert by_text.prompt_ids == by_ids.prompt_ids == ids
@@ -34,7 +34,7 @@ def test_a_text_and_its_ids_are_answered_alike(loaded: Model) -> None:
     assert by_text.text == by_ids.text
 
 
-def test_logits_are_those_that_generating_follows(loaded: Model) -> None:
+def test_logits_equal_those_of_generation(loaded: Model) -> None:
     completion = loaded.generate("the rain", max_tokens=10, temperature=0.0)
     logits = loaded.logits([*completion.prompt_ids, *completion.ids])
     assert logits.shape == (len(completion.prompt_ids) + len(completion.ids), 288)
@@ -43,7 +43,7 @@ def test_logits_are_those_that_generating_follows(loaded: Model) -> None:
     assert logits[first:-1].argmax(axis=1).tolist() == completion.ids
 
 
-def test_logits_do_not_depend_on_what_was_read_before(loaded: Model) -> None:
+def test_logits_do_not_depend_on_earlier_requests(loaded: Model) -> None:
     ids = [1, 50, 60, 70]
     once = loaded.logits(ids)
     loaded.generate("the rain", max_tokens=3)
@@ -61,7 +61,7 @@ def test_logits_of_bad_ids_are_refused(loaded: Model) -> None:
         loaded.logits([5] * 257)
 
 
-def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
+def test_numpy_numbers_are_accepted(loaded: Model) -> None:
     plain: dict[str, Any] = {"max_tokens": 5, "top_k": 9, "seed": 3, "logprobs": 1, "temperature": 0.5}
     from_numpy: dict[str, Any] = {name: np.int64(value) for name, value in plain.items()} | {
         "temperature": np.float32(0.5)
@@ -76,14 +76,14 @@ def test_numbers_out_of_numpy_are_numbers(loaded: Model) -> None:
         assert model.context == 64
 
 
-def test_a_stop_that_is_no_text_is_refused(loaded: Model) -> None:
+def test_a_stop_that_is_not_a_string_is_refused(loaded: Model) -> None:
     wrong: tuple[Any, ...] = (5, 0, [5])
     for stop in wrong:
         with pytest.raises(SettingError, match=r"stop: saw \d, wanted a text, or a list of texts"):
             loaded.generate("the rain", stop=stop)
 
 
-def test_streams_by_turns_say_what_each_says_alone(loaded: Model) -> None:
+def test_interleaved_streams_equal_separate_streams(loaded: Model) -> None:
     alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
     streams = [loaded.stream(prompt, max_tokens=12, temperature=0.0) for prompt in PROMPTS]
     open_streams = list(streams)
@@ -92,14 +92,14 @@ def test_streams_by_turns_say_what_each_says_alone(loaded: Model) -> None:
     assert [stream.result.ids for stream in streams] == alone
 
 
-def test_several_threads_may_ask_at_once(loaded: Model) -> None:
+def test_several_threads_may_generate_concurrently(loaded: Model) -> None:
     alone = [loaded.generate(prompt, max_tokens=12, temperature=0.0).ids for prompt in PROMPTS]
     completions: dict[str, list[int]] = {}
 
-    def ask(prompt: str) -> None:
+    def generate_one(prompt: str) -> None:
         completions[prompt] = loaded.generate(prompt, max_tokens=12, temperature=0.0).ids
 
-    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+    threads = [threading.Thread(target=generate_one, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -107,7 +107,7 @@ def test_several_threads_may_ask_at_once(loaded: Model) -> None:
     assert [completions[prompt] for prompt in PROMPTS] == alone
 
 
-def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None:
+def test_a_long_prompt_is_prefilled_in_chunks_with_progress(zoo_file: ZooFile) -> None:
     calls: list[tuple[int, int]] = []
     ids = np.random.default_rng(3).integers(3, 288, 600).tolist()
     with edgeinfer.load(zoo_file("llama"), context=620, threads=1) as model:
@@ -119,7 +119,7 @@ def test_a_long_prompt_is_read_in_steps_with_progress(zoo_file: ZooFile) -> None
         assert again.speed.cached_tokens == 599
 
 
-def test_a_prompt_over_the_largest_context_says_so(loaded: Model) -> None:
+def test_a_prompt_over_the_largest_context_is_an_error(loaded: Model) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         loaded.generate([5] * 300)
     assert str(caught.value) == (
@@ -128,50 +128,50 @@ def test_a_prompt_over_the_largest_context_says_so(loaded: Model) -> None:
     )
 
 
-def test_a_smaller_context_names_the_larger_one_that_there_could_be(zoo_file: ZooFile) -> None:
+def test_a_smaller_context_suggests_the_largest_one(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), context=20, threads=1) as model:
         assert model.context == 20
         with pytest.raises(ContextOverflowError, match=r"holds 20; shorten it, or .*: up to 256 "):
             model.generate([5] * 30)
 
 
-def test_a_closed_model_says_so_and_may_be_closed_again(zoo_file: ZooFile) -> None:
+def test_a_closed_model_is_an_error_and_may_be_closed_again(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), threads=1, draft=None) as model:
         stream = model.stream("the rain", max_tokens=20, seed=1)
         next(stream)
     model.close()
-    for ask in (
+    for generate_one in (
         lambda: model.generate("the rain"),
         lambda: model.logits([1]),
         lambda: model.chat().say("Hi"),
     ):
         with pytest.raises(EdgeInferError, match="llama has been closed; load it again"):
-            ask()
+            generate_one()
     with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
         next(stream)
     assert stream.result.finish_reason == "cancelled"
     assert model.tokenizer.decode(model.tokenizer.encode("the rain")) == "the rain"
 
 
-def test_a_model_closes_when_its_block_is_left_by_an_error() -> None:
-    engine = FakeEngine(drawn)
+def test_a_model_closes_if_its_with_block_raises() -> None:
+    engine = FakeEngine(seeded_logits)
     with pytest.raises(ZeroDivisionError), model_on(engine):
         _ = 1 / 0
     assert engine.closed
 
 
-def test_closing_waits_for_the_token_that_another_thread_computes() -> None:
-    engine = FakeEngine(saying("Hello", 3))
-    reached, go_on, order = threading.Event(), threading.Event(), []
-    usual = engine.answer
+def test_closing_waits_for_the_token_of_another_thread() -> None:
+    engine = FakeEngine(scripted("Hello", 3))
+    reached, may_continue, order = threading.Event(), threading.Event(), []
+    original = engine.logits_function
 
     def slow(ids: list[int]) -> np.ndarray:
         reached.set()
-        assert go_on.wait(10)
+        assert may_continue.wait(10)
         order.append("computed")
-        return usual(ids)
+        return original(ids)
 
-    engine.answer = slow
+    engine.logits_function = slow
     model = model_on(engine)
     reader = threading.Thread(target=lambda: model.generate([1, 5, 6], max_tokens=1))
     reader.start()
@@ -181,24 +181,24 @@ def test_closing_waits_for_the_token_that_another_thread_computes() -> None:
         model.close()
         order.append("closed")
 
-    closer = threading.Thread(target=close)
-    closer.start()
-    go_on.set()
+    closing = threading.Thread(target=close)
+    closing.start()
+    may_continue.set()
     reader.join(10)
-    closer.join(10)
+    closing.join(10)
     assert order == ["computed", "closed"]
 
 
-def test_two_models_of_one_file_live_side_by_side(loaded: Model, zoo_file: ZooFile) -> None:
-    want = loaded.generate("the rain", max_tokens=8, temperature=0.0).ids
+def test_two_models_of_one_file_are_independent(loaded: Model, zoo_file: ZooFile) -> None:
+    expected = loaded.generate("the rain", max_tokens=8, temperature=0.0).ids
     with edgeinfer.load(zoo_file("llama"), threads=1) as other:
-        assert other.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+        assert other.generate("the rain", max_tokens=8, temperature=0.0).ids == expected
         with edgeinfer.load(zoo_file("qwen2"), threads=1) as third:
-            assert third.generate("the rain", max_tokens=8, temperature=0.0).ids != want
-    assert loaded.generate("the rain", max_tokens=8, temperature=0.0).ids == want
+            assert third.generate("the rain", max_tokens=8, temperature=0.0).ids != expected
+    assert loaded.generate("the rain", max_tokens=8, temperature=0.0).ids == expected
 
 
-def test_an_engine_refuses_what_does_not_fit_its_cache(loaded: Model) -> None:
+def test_an_engine_refuses_tokens_beyond_its_cache(loaded: Model) -> None:
     engine = loaded.engine
     assert isinstance(engine, NativeEngine)
     engine.rewind(0)
@@ -210,17 +210,17 @@ def test_an_engine_refuses_what_does_not_fit_its_cache(loaded: Model) -> None:
         engine.append([])
 
 
-def test_rewinding_forgets_what_came_after(loaded: Model) -> None:
+def test_rewinding_drops_later_tokens(loaded: Model) -> None:
     engine = loaded.engine
     engine.rewind(0)
-    want = engine.append([1, 50, 60])
+    expected = engine.append([1, 50, 60])
     engine.append([70, 80])
     engine.rewind(2)
     assert engine.ids == [1, 50]
-    assert np.array_equal(engine.append([60]), want)
+    assert np.array_equal(engine.append([60]), expected)
 
 
-def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) -> None:
+def test_an_f16_cache_gives_the_completion_of_an_f32_cache(zoo_file: ZooFile) -> None:
     completions = []
     kinds: tuple[CacheType, ...] = ("f16", "f32")
     for kv in kinds:
@@ -230,20 +230,20 @@ def test_a_half_precision_cache_answers_as_a_full_one_does(zoo_file: ZooFile) ->
     assert not np.array_equal(*completions)
 
 
-def test_messages_of_a_chat_are_a_prompt_too(zoo_file: ZooFile) -> None:
+def test_chat_messages_are_accepted_as_prompt(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
         settings: Any = {"max_tokens": 6, "temperature": 0.0}
         output = model.chat().say("the rain", **settings)
         requested = model.generate([{"role": "user", "content": "the rain"}], **settings)
         assert requested.ids == output.ids
-        wrongs: tuple[list[Any], ...] = (
+        invalid_calls: tuple[list[Any], ...] = (
             [{"content": "no role"}],
             [{"role": "user", "content": "a"}, 5],
             [{"role": "user"}],
             [{"role": "user", "content": 5}],
         )
-        for wrong in wrongs:
+        for wrong in invalid_calls:
             with pytest.raises(SettingError, match="wanted messages with a role and a content"):
                 model.generate(wrong)
-        with pytest.raises(SettingError, match="tools: the prompt isn't a chat's messages"):
+        with pytest.raises(SettingError, match="tools: wanted the messages of a chat as prompt"):
             model.generate("the rain", tools=[{"name": "look"}])

@@ -1,4 +1,4 @@
-"""`edgeinfer.quantize`: what it refuses, what it remarks, what it writes."""
+"""`edgeinfer.quantize`: its errors, its warnings, its output."""
 
 import shutil
 from pathlib import Path
@@ -37,7 +37,7 @@ def formats_of(path: Path) -> Formats:
         return {name.removesuffix(".weight"): info.format.name for name, info in file.tensors.items()}
 
 
-def test_a_model_is_written_in_the_mix_asked_for(tmp_path: Path) -> None:
+def test_a_model_is_written_in_the_requested_mix(tmp_path: Path) -> None:
     target = tmp_path / "small.gguf"
     done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, "q4_k_m")
     assert formats_of(target) == {
@@ -47,13 +47,17 @@ def test_a_model_is_written_in_the_mix_asked_for(tmp_path: Path) -> None:
     assert done.seconds > 0
 
 
-def test_the_user_may_want_it_otherwise(tmp_path: Path) -> None:
+def test_options_override_the_mix(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf"
     edgeinfer.quantize(
         source, target, "Q4_0", overrides={"ATTN_[qk]": "q8_0", "attn": "F16"}, embedding_type="Q5_1"
     )
-    found = formats_of(target)
-    assert (found["blk.0.attn_q"], found["token_embd"], found["blk.0.ffn_down"]) == ("Q8_0", "Q5_1", "Q4_0")
+    result = formats_of(target)
+    assert (result["blk.0.attn_q"], result["token_embd"], result["blk.0.ffn_down"]) == (
+        "Q8_0",
+        "Q5_1",
+        "Q4_0",
+    )
     edgeinfer.quantize(source, target, "Q4_0", pure=True, overwrite=True)
     assert set(formats_of(target).values()) == {"F32", "Q4_0"}
 
@@ -64,13 +68,13 @@ def test_a_dry_run_writes_nothing_and_needs_no_target(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None:
+def test_the_file_records_its_importance_matrix(tmp_path: Path) -> None:
     importance = write_importance(tmp_path / "imatrix.gguf", datasets=["talk.txt"], chunk_count=12)
     target = tmp_path / "small.gguf"
     done = edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, importance=importance)
     with GGUFFile.open(target) as file:
-        noted = {key: value for key, value in file.metadata.items() if key.startswith("quantize.")}
-    assert noted == {
+        recorded = {key: value for key, value in file.metadata.items() if key.startswith("quantize.")}
+    assert recorded == {
         "quantize.imatrix.file": str(importance),
         "quantize.imatrix.dataset": "talk.txt",
         "quantize.imatrix.entries_count": 1,
@@ -81,7 +85,7 @@ def test_the_file_says_which_importance_it_was_made_with(tmp_path: Path) -> None
     )
 
 
-def test_remarks_tell_of_stand_ins_of_a_missing_importance_and_of_requantizing(tmp_path: Path) -> None:
+def test_warnings_report_fallbacks_missing_importance_and_requantization(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
     done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)
     assert done.warnings == (
@@ -109,7 +113,7 @@ REFUSALS = (
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-def test_settings_that_make_no_sense_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(refusal: Refusal, tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf")
     with pytest.raises(SettingError, match=refusal.message):
         edgeinfer.quantize(source, tmp_path / "small.gguf", **refusal.settings)
@@ -157,13 +161,13 @@ def test_a_target_that_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
         edgeinfer.quantize(tmp_path / "n.gguf", tmp_path / "small.gguf")
 
 
-def test_a_disk_without_room_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_quantizing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=100, used=90, free=10))
     with pytest.raises(SettingError, match=r"takes [0-9]+ bytes, wanted at most 10, which are free there"):
         edgeinfer.quantize(write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf")
 
 
-def test_a_disk_that_fills_up_is_told_with_the_file_and_leaves_nothing(
+def test_a_disk_that_fills_up_is_reported_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""A conversation keeps its turns, its cache and its system message, and says what it had to leave out."""
+"""A chat keeps its messages, its cache and its system message, and reports dropped messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +19,8 @@ TEMPLATE = (
 """A letter for the role, the text, the end: a token a character, and one."""
 
 
-class Speaker:
-    """Answers by a function of the prompt's text; the template's last token is a lone `A`."""
+class FakeChatModel:
+    """Responds by a function of the prompt's text; the template's last token is a lone `A`."""
 
     def __init__(self, response: Callable[[str], str], context: int = 64, template: str = TEMPLATE) -> None:
         self.prompts: list[str] = []
@@ -50,24 +50,24 @@ SCORES = np.zeros(VOCABULARY, np.float32)
 
 
 def echo(before: str) -> str:
-    """The last thing that the user said, in capitals."""
+    """The last user message, in capitals."""
     return before.rsplit("U", 1)[1].upper()
 
 
 @pytest.fixture
-def speaker() -> Speaker:
-    return Speaker(echo)
+def chat_model() -> FakeChatModel:
+    return FakeChatModel(echo)
 
 
-def test_a_turn_that_is_no_text_is_refused_and_not_kept(speaker: Speaker) -> None:
-    chat, nothing = speaker.chat(), None
+def test_a_message_that_is_not_text_is_refused_and_not_stored(chat_model: FakeChatModel) -> None:
+    chat, nothing = chat_model.chat(), None
     with pytest.raises(SettingError, match=r"^text: saw NoneType None, wanted a text$"):
         chat.say(nothing)  # type: ignore[arg-type]
     assert chat.messages == []
 
 
-def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
-    chat = speaker.chat("be.")
+def test_messages_are_stored_and_included_in_the_next_prompt(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat("be.")
     assert chat.say("hi").text == "HI"
     assert chat.say("yo").text == "YO"
     assert chat.messages == [
@@ -76,80 +76,82 @@ def test_turns_are_kept_and_told_to_the_model_again(speaker: Speaker) -> None:
         {"role": "user", "content": "yo"},
         {"role": "assistant", "content": "YO"},
     ]
-    assert speaker.prompts == ["Sbe.</s>Uhi</s>A", "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"]
+    assert chat_model.prompts == ["Sbe.</s>Uhi</s>A", "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"]
 
 
-def test_the_cache_is_kept_between_turns(speaker: Speaker) -> None:
-    chat = speaker.chat("be.")
+def test_the_cache_is_reused_between_messages(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat("be.")
     chat.say("hi")
     second = chat.say("yo")
-    # All but the end that was sampled and never read.
+    # All but the end, which was sampled and never evaluated.
     assert second.speed.cached_tokens == 1 + len("Sbe.") + 1 + len("Uhi") + 1 + len("AHI")
 
 
-def test_context_used_is_what_the_conversation_takes(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_context_used_is_the_token_count_of_the_chat(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     assert chat.context_used == 0
     response = chat.say("hi")
     assert chat.context_used == len(response.prompt_ids) + len(response.ids) == len("sUhi/A") + len("HI")
-    speaker.model.generate([1, *byte_ids("U</s>A")], max_tokens=0)
+    chat_model.model.generate([1, *byte_ids("U</s>A")], max_tokens=0)
     assert chat.context_used == len("sUhi/AHI")
     chat.clear()
     assert chat.context_used == 0
     assert chat.messages == []
 
 
-def test_clear_keeps_the_system_message(speaker: Speaker) -> None:
-    chat = speaker.chat("be.")
+def test_clear_keeps_the_system_message(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat("be.")
     chat.say("hi")
     chat.clear()
     chat.say("yo")
-    assert speaker.prompts[-1] == "Sbe.</s>Uyo</s>A"
+    assert chat_model.prompts[-1] == "Sbe.</s>Uyo</s>A"
 
 
-def test_the_system_message_may_change_between_turns(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_the_system_message_may_change_between_messages(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     chat.say("hi")
     chat.system = "go."
     chat.say("yo")
-    assert speaker.prompts[-1] == "Sgo.</s>Uhi</s>AHI</s>Uyo</s>A"
+    assert chat_model.prompts[-1] == "Sgo.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
-def test_a_chat_that_outgrows_its_context_drops_the_oldest_turns_and_says_how_many(speaker: Speaker) -> None:
-    chat = speaker.chat("be.")
+def test_a_chat_over_its_context_drops_and_counts_the_oldest_messages(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat("be.")
     dropped = [chat.say(f"{number}abcd").dropped_messages for number in range(8)]
     assert dropped[:3] == [0, 0, 0]
     assert dropped == sorted(dropped)
     assert dropped[-1] > 0
-    assert all(prompt.startswith("Sbe.</s>U") for prompt in speaker.prompts)
-    last = speaker.prompts[-1]
+    assert all(prompt.startswith("Sbe.</s>U") for prompt in chat_model.prompts)
+    last = chat_model.prompts[-1]
     assert last.startswith(f"Sbe.</s>U{dropped[-1]}abcd")
     assert last.endswith("U7abcd</s>A")
     assert len(chat.messages) == 16
     assert chat.messages[0]["content"] == "0abcd"
 
 
-def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_turns(speaker: Speaker) -> None:
-    chat = speaker.chat("be.")
+def test_dropping_frees_a_quarter_so_that_the_cache_serves_several_messages(
+    chat_model: FakeChatModel,
+) -> None:
+    chat = chat_model.chat("be.")
     completions = [chat.say(f"{number}abcd") for number in range(12)]
-    anew = [
+    restarted = [
         a
         for a, b in zip(completions[1:], completions, strict=False)
         if a.dropped_messages != b.dropped_messages
     ]
-    kept = [
+    with_long_limit = [
         a
         for a, b in zip(completions[1:], completions, strict=False)
         if a.dropped_messages == b.dropped_messages
     ]
-    assert len(anew) <= len(kept)
-    assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in kept)
+    assert len(restarted) <= len(with_long_limit)
+    assert all(a.speed.cached_tokens > len(a.prompt_ids) // 2 for a in with_long_limit)
 
 
-def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_nothing(
-    speaker: Speaker,
+def test_a_message_over_the_context_names_both_lengths_and_loses_nothing(
+    chat_model: FakeChatModel,
 ) -> None:
-    chat = speaker.chat("be.")
+    chat = chat_model.chat("be.")
     chat.say("hi")
     with pytest.raises(ContextOverflowError) as caught:
         chat.say("x" * 60)
@@ -159,30 +161,30 @@ def test_a_message_too_long_by_itself_is_an_error_with_both_numbers_and_loses_no
     )
     response = chat.say("yo")
     assert response.dropped_messages == 0
-    assert speaker.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
+    assert chat_model.prompts[-1] == "Sbe.</s>Uhi</s>AHI</s>Uyo</s>A"
 
 
-def test_regenerate_answers_the_last_turn_again() -> None:
+def test_regenerate_repeats_the_last_response() -> None:
     completions = ["one", "two"]
-    speaker = Speaker(lambda before: completions[0])
-    chat = speaker.chat()
+    chat_model = FakeChatModel(lambda before: completions[0])
+    chat = chat_model.chat()
     chat.say("hi")
     completions.pop(0)
     assert "".join(token.text for token in chat.regenerate()) == "two"
     assert [message["content"] for message in chat.messages] == ["hi", "two"]
-    assert speaker.prompts[0] == speaker.prompts[1]
+    assert chat_model.prompts[0] == chat_model.prompts[1]
 
 
-def test_edit_forgets_that_turn_and_all_after_it(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_edit_drops_that_message_and_all_later_ones(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     for text in ("a", "b", "c"):
         chat.say(text)
     list(chat.edit(1, "d"))
     assert [message["content"] for message in chat.messages] == ["a", "A", "d", "D"]
 
 
-def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_a_cancelled_or_failed_edit_keeps_the_old_messages(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     chat.say("a")
     chat.say("b")
     before = list(chat.messages)
@@ -193,71 +195,71 @@ def test_an_edit_that_was_cancelled_or_failed_keeps_the_old_turns(speaker: Speak
     assert chat.messages == before
 
 
-def test_an_edit_before_the_dropped_turns_brings_back_what_fits(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_an_edit_before_the_dropped_messages_restores_those_that_fit(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     for number in range(8):
         chat.say(f"{number}abcd")
     stream = chat.edit(1, "hi")
     list(stream)
     assert stream.result.dropped_messages == 0
-    assert speaker.prompts[-1] == "U0abcd</s>A0ABCD</s>Uhi</s>A"
+    assert chat_model.prompts[-1] == "U0abcd</s>A0ABCD</s>Uhi</s>A"
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])
-def test_a_turn_that_is_not_there_cannot_be_edited(speaker: Speaker, index: int) -> None:
-    chat = speaker.chat()
+def test_a_missing_message_cannot_be_edited(chat_model: FakeChatModel, index: int) -> None:
+    chat = chat_model.chat()
     chat.say("a")
-    with pytest.raises(ValueError, match=rf"turn {index}: this chat has 1 turns, counted from 0"):
+    with pytest.raises(ValueError, match=rf"message {index}: this chat has 1 user messages, counted from 0"):
         chat.edit(index, "b")
 
 
-def test_nothing_can_be_answered_again_before_the_first_turn(speaker: Speaker) -> None:
-    with pytest.raises(ValueError, match="nothing has been said yet"):
-        speaker.chat().regenerate()
+def test_regenerate_before_the_first_message_is_an_error(chat_model: FakeChatModel) -> None:
+    with pytest.raises(ValueError, match="there is no response yet"):
+        chat_model.chat().regenerate()
 
 
-def test_a_turn_cancelled_before_its_first_word_is_not_kept(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_a_response_cancelled_before_its_first_token_is_not_stored(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     chat.say("a")
     chat.stream("b").cancel()
     assert len(chat.messages) == 2
     assert chat.say("c").text == "C"
 
 
-def test_a_turn_interrupted_while_its_text_was_held_back_is_not_kept(speaker: Speaker) -> None:
-    chat = speaker.chat(stop="ENDS")
+def test_a_response_interrupted_while_its_text_was_held_back_is_not_stored(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat(stop="ENDS")
     stream = chat.stream("endless")
-    speaker.engine.interrupt_at = len("Uendless/A") + 3
+    chat_model.engine.interrupt_at = len("Uendless/A") + 3
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     assert (stream.result.text, stream.result.ids) == ("", [])
     assert chat.messages == []
 
 
-def test_a_turn_cancelled_later_keeps_what_was_said(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_a_response_cancelled_later_keeps_its_text(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     stream = chat.stream("hello")
     for _ in range(3):
         next(stream)
     stream.cancel()
     assert [message["content"] for message in chat.messages] == ["hello", "HEL"]
     chat.say("yo")
-    assert speaker.prompts[-1] == "Uhello</s>AHEL</s>Uyo</s>A"
+    assert chat_model.prompts[-1] == "Uhello</s>AHEL</s>Uyo</s>A"
 
 
-def test_ctrl_c_in_an_answer_keeps_the_turn(speaker: Speaker) -> None:
-    chat = speaker.chat()
+def test_ctrl_c_in_a_response_stores_the_message(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
     stream = chat.stream("hello")
     next(stream)
-    speaker.engine.interrupt_at = len(speaker.engine.ids)
+    chat_model.engine.interrupt_at = len(chat_model.engine.ids)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     assert [message["content"] for message in chat.messages] == ["hello", "H"]
     assert chat.say("yo").text == "YO"
 
 
-def test_settings_of_the_chat_are_defaults_for_its_answers(speaker: Speaker) -> None:
-    chat = speaker.chat(max_tokens=2)
+def test_chat_options_are_defaults_for_its_responses(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat(max_tokens=2)
     assert chat.say("abc").text == "AB"
     assert chat.say("abc", max_tokens=1).text == "A"
     with pytest.raises(SettingError, match="max_tokens: saw 'many'"):
@@ -265,8 +267,8 @@ def test_settings_of_the_chat_are_defaults_for_its_answers(speaker: Speaker) -> 
 
 
 def test_max_tokens_makes_room_for_a_longer_history() -> None:
-    speaker = Speaker(echo, context=64)
-    chat = speaker.chat()
+    chat_model = FakeChatModel(echo, context=64)
+    chat = chat_model.chat()
     chat.say("x" * 20)
     long = chat.say("y" * 10, max_tokens=1)
     assert long.dropped_messages == 0
@@ -274,20 +276,20 @@ def test_max_tokens_makes_room_for_a_longer_history() -> None:
 
 
 @pytest.mark.parametrize("written", ["", "{{ bos_token }}"])
-def test_bos_stands_once_whether_the_template_writes_it_or_not(written: str) -> None:
-    speaker = Speaker(echo, template=written + TEMPLATE)
-    response = speaker.chat().say("hi")
+def test_bos_occurs_once_whether_the_template_writes_it_or_not(written: str) -> None:
+    chat_model = FakeChatModel(echo, template=written + TEMPLATE)
+    response = chat_model.chat().say("hi")
     assert response.prompt_ids[0] == 1
     assert response.prompt_ids.count(1) == 1
 
 
-def test_a_file_that_wants_no_bos_gets_none() -> None:
+def test_a_file_without_bos_gets_none() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     model = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
     assert 1 not in model.chat().say("hi").prompt_ids
 
 
-def test_a_text_to_continue_is_not_ended_before_it_begins() -> None:
+def test_a_prompt_to_continue_gets_no_eos() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     model = model_on(engine, metadata={"tokenizer.ggml.add_eos_token": True})
     prompt_ids = model.generate("he").prompt_ids
@@ -295,14 +297,14 @@ def test_a_text_to_continue_is_not_ended_before_it_begins() -> None:
     assert END not in prompt_ids
 
 
-def test_an_empty_text_is_begun_with_bos() -> None:
+def test_an_empty_prompt_starts_with_bos() -> None:
     engine = FakeEngine(lambda ids: np.eye(1, VOCABULARY, END, dtype=np.float32)[0])
     assert model_on(engine).generate("").prompt_ids == [1]
     without = model_on(engine, metadata={"tokenizer.ggml.add_bos_token": False})
     assert without.generate("").prompt_ids == [1]
 
 
-def test_a_model_without_a_template_says_how_to_give_one() -> None:
+def test_a_model_without_a_template_names_the_template_option() -> None:
     model = model_on(FakeEngine(lambda ids: np.zeros(VOCABULARY, np.float32)), template=None)
     expected = "no chat template; give one with --chat-template FILE"
     with pytest.raises(SettingError, match=expected):
@@ -311,8 +313,8 @@ def test_a_model_without_a_template_says_how_to_give_one() -> None:
         model.generate("hi", raw=False)
 
 
-def test_a_template_that_fails_loses_no_turn(speaker: Speaker) -> None:
-    failing = Speaker(
+def test_a_failing_template_loses_no_message(chat_model: FakeChatModel) -> None:
+    failing = FakeChatModel(
         echo, template="{% if messages|length > 2 %}{{ raise_exception('no more') }}{% endif %}" + TEMPLATE
     )
     chat = failing.chat()
@@ -322,13 +324,13 @@ def test_a_template_that_fails_loses_no_turn(speaker: Speaker) -> None:
     assert len(chat.messages) == 2
 
 
-def test_a_prompt_may_be_put_into_the_template(speaker: Speaker) -> None:
-    assert speaker.model.generate("hi", raw=False, temperature=0.0).text == "HI"
-    assert speaker.prompts == ["Uhi</s>A"]
+def test_a_prompt_can_be_formatted_with_the_template(chat_model: FakeChatModel) -> None:
+    assert chat_model.model.generate("hi", raw=False, temperature=0.0).text == "HI"
+    assert chat_model.prompts == ["Uhi</s>A"]
 
 
-def test_a_chat_with_a_closed_model_says_so(speaker: Speaker) -> None:
-    chat = speaker.chat()
-    speaker.model.close()
+def test_a_chat_with_a_closed_model_is_an_error(chat_model: FakeChatModel) -> None:
+    chat = chat_model.chat()
+    chat_model.model.close()
     with pytest.raises(EdgeInferError, match="fake has been closed; load it again"):
         chat.say("hi")

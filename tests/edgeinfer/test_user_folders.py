@@ -1,4 +1,4 @@
-"""Each platform's own places for data, state and caches."""
+"""The default folders of each platform for data, state and caches."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ HOME = Path("/home/eva")
         ("win32", "state", "/home/eva/AppData/Local/edgeinfer/state"),
     ],
 )
-def test_the_usual_place(platform: str, kind: Kind, folder: str) -> None:
+def test_the_default_folders(platform: str, kind: Kind, folder: str) -> None:
     assert user_folder(kind, platform=platform, environment={}, home=HOME) == Path(folder)
 
 

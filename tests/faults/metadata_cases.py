@@ -1,4 +1,4 @@
-"""Model files with metadata of the wrong type and of extreme values: loaded, asked, shown and planned."""
+"""Model files with metadata of wrong types and extreme values: loaded, run, shown and planned."""
 
 import io
 import json
@@ -16,12 +16,13 @@ from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_tui.output.file_report import file_report, print_report
 from tests.faults.outcomes import Case, report
+from tests.model_zoo import ZOO
 from tests.quant_formats import raw_gguf as raw
-from tests.random_models import VOCABULARY, ZOO
+from tests.random_models import VOCABULARY
 
 Value = tuple[str, int, bytes]
 BYTE_PAIRS = "byte-pairs"
-"""Of the models: one whose tokenizer is of byte pairs."""
+"""The keys of a model with a byte-pair tokenizer."""
 TOKENIZER_KEYS = [
     "add_bos_token",
     "add_eos_token",
@@ -115,7 +116,7 @@ def values() -> Iterator[Value]:
 
 
 def source_file(folder: Path, name: str) -> Path:
-    """A sound model."""
+    """A valid model."""
     path = ZOO["llama" if name == BYTE_PAIRS else name].write(folder / "sound.gguf")
     if name != BYTE_PAIRS:
         return path
@@ -148,12 +149,12 @@ def with_value(file: GGUFFile, key: str, value: Value) -> bytes:
 
 
 def use(path: Path) -> None:
-    """All that reads a model's metadata."""
+    """Everything that reads a model's metadata."""
     model_sizes(path)
     with GGUFFile.open(path) as file, redirect_stdout(io.StringIO()):
-        found = file_report(file, "model", path.stat().st_size, "edgeinfer")
-        json.dumps(found, allow_nan=False)
-        print_report(found)
+        result = file_report(file, "model", path.stat().st_size, "edgeinfer")
+        json.dumps(result, allow_nan=False)
+        print_report(result)
     with edgeinfer.load(path, device="cpu", threads=1, draft=None) as model:
         model.generate("the cat", max_tokens=2, temperature=0)
         model.embed("a")

@@ -1,4 +1,4 @@
-"""What became of many damaged inputs: counts by outcome, and everything that was no clear error."""
+"""The outcomes of many damaged inputs: counts, and every input without a clear error."""
 
 import json
 import os
@@ -33,17 +33,17 @@ def outcome(work: Callable[[], object]) -> tuple[str, str]:
     return "ok", ""
 
 
-def report(cases: Iterable[Case], place: Path) -> None:
+def report(cases: Iterable[Case], path: Path) -> None:
     """Run the cases; write each name before it runs, and at the end counts and what was unexpected."""
     counts: Counter[str] = Counter()
     unexpected: dict[str, str] = {}
     for name, work in cases:
-        place.with_suffix(".running").write_text(name, encoding="utf-8")
+        path.with_suffix(".running").write_text(name, encoding="utf-8")
         kind, why = outcome(work)
         counts[kind] += 1
         if why:
             unexpected[name] = why
-    place.write_text(json.dumps({"counts": counts, "unexpected": unexpected}), encoding="utf-8")
+    path.write_text(json.dumps({"counts": counts, "unexpected": unexpected}), encoding="utf-8")
 
 
 def run_in_child(module: str, folder: Path, *arguments: str, seconds: float = 900) -> Counter[str]:
@@ -51,17 +51,17 @@ def run_in_child(module: str, folder: Path, *arguments: str, seconds: float = 90
 
     A crash or a hang of the child fails with the name of the case that ran.
     """
-    place = folder / "report.json"
+    path = folder / "report.json"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
     command = [sys.executable, "-X", "faulthandler", "-m", module, str(folder), *arguments]
     try:
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise AssertionError(f"hangs at {place.with_suffix('.running').read_text()}") from None
-    running = place.with_suffix(".running")
+        raise AssertionError(f"hangs at {path.with_suffix('.running').read_text()}") from None
+    running = path.with_suffix(".running")
     at = running.read_text(encoding="utf-8") if running.exists() else "the start"
     assert ended.returncode == 0, f"exit code {ended.returncode} at {at}: {ended.stderr[-2000:]}"
-    found = json.loads(place.read_text(encoding="utf-8"))
-    print(module, dict(found["counts"]))
-    assert found["unexpected"] == {}
-    return Counter(found["counts"])
+    result = json.loads(path.read_text(encoding="utf-8"))
+    print(module, dict(result["counts"]))
+    assert result["unexpected"] == {}
+    return Counter(result["counts"])

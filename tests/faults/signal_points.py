@@ -8,23 +8,23 @@ from pathlib import Path
 
 import edgeinfer
 from edgeinfer.download.http_source import RemoteFile
-from edgeinfer.download.transfer import Hearing, fetch
+from edgeinfer.download.transfer import TransferCallbacks, fetch
 from edgeinfer.quantizing import quantize
 
 Progress = Callable[..., None]
 
 
 def at_point(number: int, point: int) -> Progress:
-    """Progress that sends the signal when it is called for the `point`-th time; -1: never."""
+    """Progress that sends the signal at its `point`-th call; -1: never."""
     left = point
 
-    def heard(*_: object) -> None:
+    def received(*_: object) -> None:
         nonlocal left
         if left == 0:
             os.kill(os.getpid(), number)
         left -= 1
 
-    return heard
+    return received
 
 
 def load(folder: Path, progress: Progress) -> None:
@@ -35,13 +35,15 @@ def load(folder: Path, progress: Progress) -> None:
 
 
 def make(folder: Path, progress: Progress) -> None:
-    found = quantize(folder / "model.gguf", folder / "small.gguf", "Q8_0", overwrite=True, progress=progress)
-    print(found is not None)
+    result = quantize(folder / "model.gguf", folder / "small.gguf", "Q8_0", overwrite=True, progress=progress)
+    print(result is not None)
 
 
 def pull(folder: Path, progress: Progress) -> None:
     url = (folder / "url").read_text()
-    fetch(RemoteFile(url, "model.gguf"), folder / "pulled" / "model.gguf", Hearing(progress=progress))
+    fetch(
+        RemoteFile(url, "model.gguf"), folder / "pulled" / "model.gguf", TransferCallbacks(progress=progress)
+    )
     print((folder / "pulled" / "model.gguf").stat().st_size)
 
 

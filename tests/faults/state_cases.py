@@ -1,4 +1,4 @@
-"""Damaged state files: snapshots, chats, figures, kernels, settings. Each is noticed or does no harm."""
+"""Damaged state files: snapshots, chats, measurements, kernels, settings. Each is detected or harmless."""
 
 import hashlib
 import random
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatTree, line_to
+from edgeinfer.history.tree import ChatTree, branch_to
 from edgeinfer.registry.entries import read_registry
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import DIGEST_BYTES, KernelCache, objects_folder
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
-from edgeinfer_tui.options.settings import sound_settings
+from edgeinfer_tui.options.settings import valid_settings
 from tests.faults.outcomes import Case, report
 
 Damage = Callable[[bytearray, random.Random], None]
@@ -66,10 +66,10 @@ def lengthen(content: bytearray, noise: random.Random) -> None:
 DAMAGES: tuple[Damage, ...] = (flip, overwrite, cut, splice, lengthen)
 
 
-def damaged(path: Path, sound: bytes, number: int) -> str:
-    """Write a damaged copy; its name. Modes stay as they were."""
+def damaged(path: Path, valid: bytes, number: int) -> str:
+    """Write a damaged copy; returns its name. File modes stay the same."""
     noise, kind = random.Random(number), DAMAGES[number % len(DAMAGES)]
-    content = bytearray(sound)
+    content = bytearray(valid)
     kind(content, noise)
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
@@ -80,20 +80,20 @@ def damaged(path: Path, sound: bytes, number: int) -> str:
 def snapshot_cases(folder: Path, count: int) -> Iterator[Case]:
     store = SnapshotStore(folder / "snapshots", "a" * 32)
     noise = np.random.default_rng(1)
-    kept = [noise.standard_normal((2, 50, 8)).astype(np.float16), noise.integers(0, 9, (3, 70), np.int8)]
-    store.keep(Snapshot(IDS, [*kept]))
+    arrays = [noise.standard_normal((2, 50, 8)).astype(np.float16), noise.integers(0, 9, (3, 70), np.int8)]
+    store.keep(Snapshot(IDS, [*arrays]))
     (path,) = (folder / "snapshots").iterdir()
-    sound = path.read_bytes()
+    valid = path.read_bytes()
 
     def use() -> None:
-        found = store.longest([*IDS, 7])
-        if found is not None:
-            same = all(map(np.array_equal, found[0].arrays, kept))
+        result = store.longest([*IDS, 7])
+        if result is not None:
+            same = all(map(np.array_equal, result[0].arrays, arrays))
             assert same, "damage was believed"
-            assert found[0].ids == IDS, "damage was believed"
+            assert result[0].ids == IDS, "damage was believed"
 
     for number in range(count):
-        yield damaged(path, sound, number), use
+        yield damaged(path, valid, number), use
 
 
 def chat_cases(folder: Path, count: int) -> Iterator[Case]:
@@ -104,13 +104,13 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
             for index in range(30):
                 role = "assistant" if index % 2 else "user"
                 before = store.add_message(chat.id, before, role, f"turn {index} " * 30).id  # type: ignore[arg-type]
-    sound = path.read_bytes()
+    valid = path.read_bytes()
 
     def use() -> None:
-        for _ in range(2):  # what was damaged at one start must not be in the way of the next
+        for _ in range(2):  # damage found at one start must not affect the next
             with ChatStore(path) as store:
                 for chat in store.chats():
-                    line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
+                    branch_to(ChatTree(store.messages(chat)).with_number(chat.tip))
                     store.branch(chat)
                 store.search("turn")
                 fresh = store.new_chat("tiny")
@@ -119,45 +119,45 @@ def chat_cases(folder: Path, count: int) -> Iterator[Case]:
     for number in range(count):
         shutil.rmtree(path.parent)
         path.parent.mkdir()
-        yield damaged(path, sound, number), use
+        yield damaged(path, valid, number), use
 
 
 def figure_cases(folder: Path, count: int) -> Iterator[Case]:
-    figures = MeasuredFigures(folder / "figures", "machine")
-    figures.keep({f"figure {index}": float(index) for index in range(20)})
-    path, known = folder / "figures" / "measured.json", figures.known()
+    measurements = MeasuredFigures(folder / "figures", "machine")
+    measurements.keep({f"figure {index}": float(index) for index in range(20)})
+    path, known = folder / "figures" / "measured.json", measurements.known()
 
     def use() -> None:
-        assert figures.known() in ({}, known), "damage was believed"
-        figures.keep({"more": 1.0})
+        assert measurements.known() in ({}, known), "damage was believed"
+        measurements.keep({"more": 1.0})
 
-    sound = path.read_bytes()
+    valid = path.read_bytes()
     for number in range(count):
-        yield damaged(path, sound, number), use
+        yield damaged(path, valid, number), use
 
 
 def kernel_cases(folder: Path, count: int) -> Iterator[Case]:
     root, isa = folder / "kernels", choose()
-    place = objects_folder(root, isa)
-    place.mkdir(parents=True, mode=0o700)
+    objects = objects_folder(root, isa)
+    objects.mkdir(parents=True, mode=0o700)
     root.chmod(0o700)
-    body, path = random.Random(3).randbytes(9000), place / "blocks.o"
+    body, path = random.Random(3).randbytes(9000), objects / "blocks.o"
     path.write_bytes(body)
-    sound = body + hashlib.sha256(body).digest()
-    assert len(sound) == len(body) + DIGEST_BYTES
+    valid = body + hashlib.sha256(body).digest()
+    assert len(valid) == len(body) + DIGEST_BYTES
 
     def use() -> None:
         assert KernelCache(root, isa).find("blocks") in (None, body), "damage was believed"
 
     for number in range(count):
-        yield damaged(path, sound, number), use
+        yield damaged(path, valid, number), use
 
 
 def toml_cases(folder: Path, count: int) -> Iterator[Case]:
     settings, models = folder / "settings.toml", folder / "models.toml"
 
     def read_settings() -> None:
-        _, wrong = sound_settings({"EDGEINFER_CONFIG": str(settings)})
+        _, wrong = valid_settings({"EDGEINFER_CONFIG": str(settings)})
         for error in wrong:
             raise error
 
@@ -175,5 +175,5 @@ KINDS = {
 }
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    report(KINDS[sys.argv[2]](place, int(sys.argv[3])), place / "report.json")
+    root_folder = Path(sys.argv[1])
+    report(KINDS[sys.argv[2]](root_folder, int(sys.argv[3])), root_folder / "report.json")

@@ -1,4 +1,4 @@
-"""Quantized models with damaged weights: loaded repacked and mapped, and asked."""
+"""Quantized models with damaged weights: loaded repacked and memory-mapped, and run."""
 
 import random
 import sys
@@ -43,5 +43,5 @@ def cases(folder: Path, count: int) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    report(cases(place, int(sys.argv[2])), place / "report.json")
+    root_folder = Path(sys.argv[1])
+    report(cases(root_folder, int(sys.argv[2])), root_folder / "report.json")

@@ -1,4 +1,4 @@
-"""Damaged model files, each loaded and asked in a child process: an answer, or one clear error."""
+"""Damaged model files, each loaded and run in a child process: a completion, or one clear error."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Signals in the middle of loading, quantizing and pulling: the next start is clean, nothing is left."""
+"""Signals during loading, quantizing and pulling: the next start is clean, no file is left."""
 
 import os
 import signal
@@ -49,8 +49,8 @@ def names(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("kind", ["load", "quantize", "pull"])
 def test_the_start_after_a_signal_is_clean(folder: Path, server: HostileServer, kind: str) -> None:
-    sound = run(kind, folder, signal.SIGTERM, -1)
-    assert sound.returncode == 0, sound.stderr
+    valid = run(kind, folder, signal.SIGTERM, -1)
+    assert valid.returncode == 0, valid.stderr
     after = names(folder)
     counts: Counter[int] = Counter()
     for number in SIGNALS:
@@ -61,7 +61,7 @@ def test_the_start_after_a_signal_is_clean(folder: Path, server: HostileServer, 
             counts[ended.returncode] += 1
             assert ended.returncode in (0, 130, -number), ended.stderr
             again = run(kind, folder, signal.SIGTERM, -1)
-            assert (again.returncode, again.stdout) == (0, sound.stdout), again.stderr
+            assert (again.returncode, again.stdout) == (0, valid.stdout), again.stderr
             assert names(folder) == after
     print(kind, dict(counts))
     assert counts.total() == len(SIGNALS) * len(POINTS)

@@ -1,4 +1,4 @@
-"""Kernels of every instruction set that this processor has, built once into the user's own cache."""
+"""Kernels of every instruction set of this processor, built once into the user's cache."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ BEST, PORTABLE = ISA_NAMES[0], ISA_NAMES[-1]
 ISAS = [pytest.param(name, marks=pytest.mark.slow) if name in ISA_NAMES[1:-1] else name for name in ISA_NAMES]
 """The instruction sets as parameters of tests: the best and the portable one by default."""
 EMULATED_TILES = replace(detect().available[-1], name="amx-emulated", tiles=True)
-"""Kernels by tiles on processors that have none; here only."""
+"""AMX kernels on processors without AMX; emulated in tests only."""
 TILE_ISAS = [*(isa.name for isa in detect().available if isa.tiles), EMULATED_TILES.name]
 DEFAULT_FORMATS = (*FLOATS, "Q4_0", "Q8_0", "Q4_K", "Q6_K")
 """Formats whose kernels of the best instruction set are in the default tier: those of its models."""
@@ -56,7 +56,7 @@ def instruction_set(name: str) -> InstructionSet:
 
 
 class _WithoutTiles(Kernels):
-    """Objects that hold kernels by tiles too, for a processor that has none."""
+    """Objects that also hold AMX kernels, for a processor without AMX."""
 
     def find(self, name: str) -> int:
         return 0 if name.startswith("tile_") else super().find(name)
@@ -79,14 +79,14 @@ def build_all(*, slow: bool) -> None:
     """Build the kernels of a tier. The slow tier has every unit of every instruction set."""
     for isa in ISA_NAMES if slow else (BEST, PORTABLE):
         names = [name for name in FORMATS if name in FIELDS and not (slow or is_default(isa, name))]
-        left_out = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
-        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in left_out)))
+        excluded = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
+        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in excluded)))
 
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:
     """The block kernels and those of `units`, of an instruction set or with emulated tiles."""
-    found = objects(isa, tuple(dict.fromkeys([BLOCKS, *units])))
-    return (_WithoutTiles if isa == PORTABLE else Kernels)(found.values())
+    result = objects(isa, tuple(dict.fromkeys([BLOCKS, *units])))
+    return (_WithoutTiles if isa == PORTABLE else Kernels)(result.values())
 
 
 @cache
@@ -102,5 +102,5 @@ def kernels_for() -> Callable[[str, str], Kernels]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Kernels:
-    """Kernels of the best instruction set: rows of the default formats, experts, and what serves a device."""
+    """Kernels of the best instruction set: rows of the default formats, experts, and the CPU shard."""
     return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units(DEFAULT_FORMATS)])

@@ -21,7 +21,7 @@ def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: 
 
 
 def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
-    """Rows as the kernels take them, and the values that these stand for."""
+    """Rows in kernel layout, and the values that they represent."""
     tokens = len(x)
     blocks = x.reshape(tokens, -1, 32)
     largest = np.abs(blocks).max(-1, keepdims=True)
@@ -37,24 +37,24 @@ def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], n
 
 
 def bfloats(x: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    """The nearest bfloat16, halves away from zero."""
+    """The nearest bfloat16, ties away from zero."""
     rounded = x.astype(np.float32).view(np.uint32) + np.uint32(0x8000)
     return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def tiled_rows(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rows as kernels by tiles take them: tiles of 16 tokens by 32 columns; NaN where there is no token."""
+    """Rows in the layout of AMX kernels: tiles of 16 tokens by 32 columns; NaN where there is no token."""
     tokens, columns = -(-len(x) // 16) * 16, x.shape[1]
     whole = np.full((tokens, columns), np.nan, np.float32)
     whole[: len(x)] = x
-    halves = (bfloats(whole).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return np.ascontiguousarray(halves.reshape(-1, 16, columns // 32, 32).transpose(0, 2, 1, 3))
+    bits = (bfloats(whole).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return np.ascontiguousarray(bits.reshape(-1, 16, columns // 32, 32).transpose(0, 2, 1, 3))
 
 
 def multiply_by_tiles(
     kernels: Kernels, matrix: Matrix, x: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
-    """As `multiply`, by tiles; the exact product is that of weights and activations rounded to bfloat16."""
+    """As `multiply`, with AMX; the reference is that of weights and activations rounded to bfloat16."""
     rows, memory = tiled_rows(x), interleave(matrix, kernels)
     out = np.full((len(x), padded(matrix.rows)), np.nan, np.float32)
     scratch = allocate(ROWS_SCRATCH)

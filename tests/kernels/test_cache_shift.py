@@ -1,4 +1,4 @@
-"""A cache that slid holds what it would, had the tokens behind the gap been written where they now lie."""
+"""A shifted cache equals one with the tokens after the gap written at their new positions."""
 
 import numpy as np
 import pytest
@@ -21,54 +21,58 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("halves", [True, False])
+@pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])
-def test_keys_turn_back_and_values_move(kind: CacheType, halves: bool, keep: int, dropped: int) -> None:
-    facts = attention(RopeSpec(FREQUENCIES, halves, magnitude=1.3))
+def test_keys_are_rotated_back_and_values_are_moved(
+    kind: CacheType, neox: bool, keep: int, dropped: int
+) -> None:
+    spec = attention(RopeSpec(FREQUENCIES, neox, magnitude=1.3))
     random = np.random.default_rng(keep)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
-    slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, apply_rope(keys, facts.rope, 0), values)
-    AttentionState(facts, slid).evict(np.arange(keep, keep + dropped), END)
+    shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
+    shifted.write(0, apply_rope(keys, spec.rope, 0), values)
+    AttentionState(spec, shifted).evict(np.arange(keep, keep + dropped), END)
     rest = [*range(keep), *range(keep + dropped, END)]
-    wanted.write(0, apply_rope(keys[rest], facts.rope, 0), values[rest])
-    (found_keys, found_values), (want_keys, want_values) = (
-        cache.read(len(rest), 32) for cache in (slid, wanted)
+    expected.write(0, apply_rope(keys[rest], spec.rope, 0), values[rest])
+    (actual_keys, actual_values), (expected_keys, expected_values) = (
+        cache.read(len(rest), 32) for cache in (shifted, expected)
     )
-    np.testing.assert_array_equal(found_values, want_values)
-    np.testing.assert_array_equal(found_keys[:, :keep], want_keys[:, :keep])
-    error = np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys)
+    np.testing.assert_array_equal(actual_values, expected_values)
+    np.testing.assert_array_equal(actual_keys[:, :keep], expected_keys[:, :keep])
+    error = np.linalg.norm(actual_keys - expected_keys) / np.linalg.norm(expected_keys)
     assert error < NEAR[kind]
 
 
-def test_without_positions_in_the_keys_all_move_to_the_bit() -> None:
-    facts = attention(None)
+def test_without_rope_keys_are_moved_bit_for_bit() -> None:
+    spec = attention(None)
     keys = np.random.default_rng(1).standard_normal((END, 2, 32)).astype(np.float32)
-    cache = LayerCache.allocate(facts, END, "q4_0")
+    cache = LayerCache.allocate(spec, END, "q4_0")
     cache.write(0, keys, keys)
     before = [np.array(part) for part in cache.read(END, 32)]
-    AttentionState(facts, cache).evict(np.arange(5, 69), END)
+    AttentionState(spec, cache).evict(np.arange(5, 69), END)
     for old, new in zip(before, cache.read(END - 64, 32), strict=True):
         np.testing.assert_array_equal(new[:, 5:], old[:, 69:])
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-def test_each_key_turns_by_as_many_positions_as_it_moves(kind: CacheType) -> None:
-    facts = attention(RopeSpec(FREQUENCIES, True))
+def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
+    spec = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
     keys, values = (random.standard_normal((END, 2, 32)).astype(np.float32) for _ in range(2))
-    kept = np.sort(random.choice(END, 70, replace=False))
-    gone = np.setdiff1d(np.arange(END), kept)
-    slid, wanted = (LayerCache.allocate(facts, END, kind) for _ in range(2))
-    slid.write(0, apply_rope(keys, facts.rope, 0), values)
-    AttentionState(facts, slid).evict(gone, END)
-    wanted.write(0, apply_rope(keys[kept], facts.rope, 0), values[kept])
-    (found_keys, found_values), (want_keys, want_values) = (cache.read(70, 32) for cache in (slid, wanted))
-    np.testing.assert_array_equal(found_values, want_values)
-    assert np.linalg.norm(found_keys - want_keys) / np.linalg.norm(want_keys) < NEAR[kind]
+    remaining = np.sort(random.choice(END, 70, replace=False))
+    evicted = np.setdiff1d(np.arange(END), remaining)
+    shifted, expected = (LayerCache.allocate(spec, END, kind) for _ in range(2))
+    shifted.write(0, apply_rope(keys, spec.rope, 0), values)
+    AttentionState(spec, shifted).evict(evicted, END)
+    expected.write(0, apply_rope(keys[remaining], spec.rope, 0), values[remaining])
+    (actual_keys, actual_values), (expected_keys, expected_values) = (
+        cache.read(70, 32) for cache in (shifted, expected)
+    )
+    np.testing.assert_array_equal(actual_values, expected_values)
+    assert np.linalg.norm(actual_keys - expected_keys) / np.linalg.norm(expected_keys) < NEAR[kind]
 
 
-@pytest.mark.parametrize("gone", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
-def test_what_is_not_there_is_refused(gone: list[int]) -> None:
+@pytest.mark.parametrize("evicted", [[], [-1, 3], [5, END], [7, 6], [6, 6]])
+def test_positions_outside_the_cache_are_refused(evicted: list[int]) -> None:
     with pytest.raises(ValueError, match=f"to evict, wanted rising ones of {END}"):
-        check_evicted(np.array(gone, np.int64), END)
+        check_evicted(np.array(evicted, np.int64), END)

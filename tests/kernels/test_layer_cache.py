@@ -1,4 +1,4 @@
-"""What a layer's cache gives back of what was written there, and how many bytes it takes for that."""
+"""Rounding and bytes of a layer's cache."""
 
 import numpy as np
 import numpy.typing as npt
@@ -35,27 +35,25 @@ def rows(tokens: int, head_dim: int) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head_dim", [8, 12, 15, 48, 64, 80, 128])
-def test_what_is_written_comes_back_within_its_rounding(kind: CacheType, head_dim: int) -> None:
+def test_cached_values_are_restored_within_rounding(kind: CacheType, head_dim: int) -> None:
     cache = LayerCache.allocate(attention(head_dim), 100, kind)
     keys, values = rows(71, head_dim), rows(71, head_dim)
     cache.write(0, keys[:50], values[:50])
     cache.write(50, keys[50:], values[50:])
-    for found, want in zip(cache.read(71, head_dim), (keys, values), strict=True):
-        assert found.shape == (2, 71, head_dim)
-        assert np.sqrt(np.mean((found - want.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
+    for result, expected in zip(cache.read(71, head_dim), (keys, values), strict=True):
+        assert result.shape == (2, 71, head_dim)
+        assert np.sqrt(np.mean((result - expected.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "context"), [(8, 1), (48, 100), (64, 4096), (80, 63), (128, 2000)])
-def test_the_bytes_that_are_planned_are_those_that_are_taken(
-    kind: CacheType, head_dim: int, context: int
-) -> None:
-    facts = attention(head_dim)
-    taken = sum(part.nbytes for part in LayerCache.allocate(facts, context, kind).arrays())
-    assert LayerCache.nbytes_for(facts, context, kind) == taken
+def test_planned_bytes_equal_allocated_bytes(kind: CacheType, head_dim: int, context: int) -> None:
+    spec = attention(head_dim)
+    taken = sum(part.nbytes for part in LayerCache.allocate(spec, context, kind).arrays())
+    assert LayerCache.nbytes_for(spec, context, kind) == taken
 
 
-def test_four_bits_with_scales_are_four_and_a_half() -> None:
+def test_a_four_bit_cache_uses_four_and_a_half_bits_per_value() -> None:
     of_floats, of_nibbles = (LayerCache.nbytes_for(attention(128), 4096, kind) for kind in ("f16", "q4_0"))
     assert of_nibbles * 16 == of_floats * 4.5
 
@@ -83,7 +81,7 @@ def test_a_head_is_rotated_by_the_largest_power_of_two_that_divides_it(head_dim:
 
 
 @pytest.mark.parametrize("case", ["normal", "zeros", "huge", "tiny", "equal", "negative"])
-def test_four_bits_are_those_of_a_block_of_q4_0(case: str) -> None:
+def test_four_bit_values_equal_q4_0_blocks(case: str) -> None:
     x = RANDOM.standard_normal((5, 64)).astype(np.float32)
     factors = {"zeros": 0.0, "huge": 1e9, "tiny": 1e-9}
     x = {"equal": np.full_like(x, 3), "negative": -np.abs(x)}.get(case, x * np.float32(factors.get(case, 1)))
@@ -95,7 +93,7 @@ def test_four_bits_are_those_of_a_block_of_q4_0(case: str) -> None:
         assert np.abs(widened(codes, scales) - x).max() <= 1.01 * np.abs(scales.astype(np.float32)).max()
 
 
-def test_packed_codes_come_back_however_many() -> None:
+def test_packed_codes_round_trip_at_any_length() -> None:
     codes = RANDOM.integers(-8, 8, (3, 80)).astype(np.int8)
     np.testing.assert_array_equal(unpacked_pairs(packed_in_pairs(codes)), codes)
     np.testing.assert_array_equal(unpacked_groups(packed_in_groups(codes), 80), codes)

@@ -1,4 +1,4 @@
-"""Lock files: waiting for a program that holds one is announced, and ends."""
+"""Lock files: waiting for another process is announced, and ends."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def holder(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """A clock that advances by sleeping only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,7 +60,7 @@ def test_waiting_is_announced_once_and_ends(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how a process is stopped is told elsewhere otherwise")
-def test_a_holder_that_is_stopped_is_called_so(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_stopped_lock_holder_is_reported(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     import signal
 
     holder.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Digests of everything that a change of structure must leave as it is; run it before and after.
+"""Digests of everything that a change of structure must not change; run it before and after.
 
     python tests/net/golden_net.py write net.json     # in the commit before
     python tests/net/golden_net.py check net.json     # after each step: prints what differs, exits with 1
@@ -27,11 +27,12 @@ for folder in (".", "benchmarks", "kernels", "offload", "quant_formats", "tui"):
 import numpy as np  # noqa: E402
 
 import edgeinfer  # noqa: E402
-from tests.random_models import ZOO, RandomModel  # noqa: E402
+from tests.model_zoo import ZOO  # noqa: E402
+from tests.random_models import RandomModel  # noqa: E402
 
 IDS = [5, 9, 30, 7, 11, 270, 33, 64, 5, 9, 30, 8]
 QUANTS = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q4_1", "IQ4_NL", "MXFP4", "Q3_K", "Q2_K", "IQ4_XS")
-CUDA_FACTS = (
+CUDA_FIELDS = (
     *("llama", "gemma3", "gemma2", "olmo2", "starcoder2", "smollm3", "granite", "arcee", "mixtral"),
     *("granitemoe-shared", "smallthinker", "gpt-oss", "qwen3", "phi3"),
 )
@@ -52,11 +53,11 @@ RENAMED = {
     "expert_cache": "changing",
     "sync_seconds": "hand_over_seconds",
 }
-"""Keys of JSON that have another name since the digests were written: new, old."""
+"""Keys of JSON that were renamed since the digests were written: new, old."""
 
 
 def renamed(value: Any) -> Any:
-    """A value of JSON with the old names of keys."""
+    """A JSON value with the old names of keys."""
     if isinstance(value, dict):
         return {RENAMED.get(key, key): renamed(member) for key, member in value.items()}
     return [renamed(member) for member in value] if isinstance(value, list) else value
@@ -66,7 +67,7 @@ Entry = tuple[str, str]
 
 
 def digest(array: Any) -> str:
-    """Of the very bits."""
+    """Of the exact bits."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
 
 
@@ -94,8 +95,8 @@ def cpu_entries(folder: Path) -> Iterator[Entry]:
                     engine.rewind(0)
                     steps = [engine.append(IDS[:9]), *(engine.append([token]) for token in IDS[9:])]
                     yield f"{key} steps", digest(np.stack(steps))
-                    answer = model.generate(IDS, max_tokens=12, temperature=0.0)
-                    yield f"{key} ids", str(answer.ids)
+                    completion = model.generate(IDS, max_tokens=12, temperature=0.0)
+                    yield f"{key} ids", str(completion.ids)
                     seeded = model.generate(IDS, max_tokens=12, temperature=0.9, top_k=20, seed=5)
                     yield f"{key} seeded", str(seeded.ids)
 
@@ -112,15 +113,15 @@ def reference_entries(folder: Path) -> Iterator[Entry]:
 def cuda_entries(folder: Path) -> Iterator[Entry]:
     """The interpreted CUDA path: a prompt and steps."""
     from tests.kernels.cuda.decoders import opened, read
-    from tests.kernels.cuda.interpreter import mended
+    from tests.kernels.cuda.interpreter import fixed_interpreter
 
-    with mended():
-        for name in CUDA_FACTS:
+    with fixed_interpreter():
+        for name in CUDA_FIELDS:
             with opened(ZOO[name], folder, (0,)) as decoder:
                 backend = decoder.backend("cpu")
-                found = read(backend, decoder.ids(9), (7, 1, 1))
+                result = read(backend, decoder.ids(9), (7, 1, 1))
                 backend.close()
-                yield f"cuda {name}", digest(np.stack([found[index] for index in sorted(found)]))
+                yield f"cuda {name}", digest(np.stack([result[index] for index in sorted(result)]))
 
 
 def plan_entries(_: Path) -> Iterator[Entry]:
@@ -141,16 +142,16 @@ def plan_entries(_: Path) -> Iterator[Entry]:
                 request = PlanRequest(shape, sizes, 4096, 131072, vram=vram, ram=ram)
                 try:
                     plan = plan_devices(request, describe_machine(description)).memory.to_dict()
-                    found = json.dumps(renamed(plan), sort_keys=True)
+                    result = json.dumps(renamed(plan), sort_keys=True)
                 except ValueError as error:
-                    found = str(error)
+                    result = str(error)
                 except Exception as error:
-                    found = f"{type(error).__name__}: {error}"
-                yield f"plan {shape} {machine} {budget}", hashlib.sha256(found.encode()).hexdigest()[:16]
+                    result = f"{type(error).__name__}: {error}"
+                yield f"plan {shape} {machine} {budget}", hashlib.sha256(result.encode()).hexdigest()[:16]
 
 
 def command_entries(_: Path) -> Iterator[Entry]:
-    """What commands print as JSON."""
+    """JSON output of commands."""
     commands = (
         ["show", "tiny", "--json", "--tensors"],
         ["plan", "tiny", "--json", "--device", MACHINES["laptop"]],
@@ -185,21 +186,21 @@ def main() -> int:
     parser.add_argument("path", type=Path)
     parser.add_argument("--parts", nargs="*", choices=list(PARTS), default=list(PARTS))
     given = parser.parse_args()
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in given.parts:
             entries = dict(PARTS[part](Path(folder)))
             print(f"{part}: {len(entries)} digests", flush=True)
-            found |= entries
+            result |= entries
     if given.action == "write":
-        given.path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        given.path.write_text(json.dumps(result, indent=1), encoding="utf-8")
         return 0
-    wanted = json.loads(given.path.read_text(encoding="utf-8"))
-    wanted = {key: value for key, value in wanted.items() if key.split()[0] in given.parts}
-    different = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    expected = json.loads(given.path.read_text(encoding="utf-8"))
+    expected = {key: value for key, value in expected.items() if key.split()[0] in given.parts}
+    different = sorted(key for key in result.keys() | expected.keys() if result.get(key) != expected.get(key))
     for key in different:
-        print(f"differs: {key}: {wanted.get(key)} -> {found.get(key)}")
-    print(f"{len(found) - len(different)} of {len(wanted)} are equal")
+        print(f"differs: {key}: {expected.get(key)} -> {result.get(key)}")
+    print(f"{len(result) - len(different)} of {len(expected)} are equal")
     return 1 if different else 0
 
 

@@ -14,7 +14,7 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
-WISHES = PlanOptions(8192)
+PLAN_OPTIONS = PlanOptions(8192)
 
 
 def feed_forward(width: int, neurons: int, kind: str, down: str | None = None) -> FeedForwardSizes:
@@ -43,7 +43,7 @@ def dense_model(
     vocabulary: int = 128256,
     window: int = 0,
 ) -> ModelSizes:
-    """A model of Llama-3's build; its 8B shape if nothing is said."""
+    """A model of Llama-3's architecture; its 8B shape by default."""
     second = feed_forward(width, neurons, kind)
     one = layer(width, width // 128, max(width // 512, 1), kind, second, window)
     head = MatrixSize("output", "Q6_K", vocabulary, width)
@@ -52,7 +52,7 @@ def dense_model(
 
 
 def mixed_model() -> ModelSizes:
-    """As `dense_model`, every other layer's down projection with more bits, as mixes of formats have it."""
+    """As `dense_model`, every other layer's down projection with more bits, as in mixes of formats."""
     model = dense_model()
     attention, _ = model.layers[0].blocks
     richer = LayerSizes((attention, feed_forward(4096, 14336, "Q4_K", "Q6_K")))
@@ -60,8 +60,8 @@ def mixed_model() -> ModelSizes:
     return replace(model, layers=layers)
 
 
-def mixture_model(layers: int = 48, shared: bool = False) -> ModelSizes:
-    """A model of Qwen3-30B-A3B's build: 128 experts, eight for a token."""
+def moe_model(layers: int = 48, shared: bool = False) -> ModelSizes:
+    """A model of Qwen3-30B-A3B's architecture: 128 experts, eight for a token."""
     width = 2048
     router = MatrixSize("ffn_gate_inp", "F32", 128, width)
     common = feed_forward(width, 1536, "Q4_K") if shared else None
@@ -82,7 +82,7 @@ def laptop(vram: int = 8 * GIB, ram: int = 24 * GIB) -> Machine:
 
 
 def server() -> Machine:
-    """An H200 with 16 cores, as it was measured."""
+    """An H200 with 16 cores, with measured speeds."""
     return Machine(
         Processor("server", 16, 128 * GIB, 100 * GIB, 134e9, 3e12),
         (Graphics("H200", 0, 140 * GIB, 139 * GIB, 4.55e12, 384e12, Link(55e9, 55e9, 9e9, 16e9)),),
@@ -99,6 +99,6 @@ def with_link(machine: Machine, **changes: object) -> Machine:
     return machine.with_gpu(replace(graphics, link=replace(graphics.link, **changes)))  # type: ignore[arg-type]
 
 
-def planned(model: ModelSizes, vram: float, **wishes: object) -> MemoryPlan:
-    """On the laptop, with so many GiB of its GPU."""
-    return plan_memory(model, laptop(), replace(WISHES, vram=int(vram * GIB), **wishes))  # type: ignore[arg-type]
+def planned(model: ModelSizes, vram: float, **options: object) -> MemoryPlan:
+    """On the laptop, with `vram` GiB of its GPU."""
+    return plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=int(vram * GIB), **options))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The planner's search before the greedy one, as an oracle: slower, and exact where memory has a price.
+"""The planner's former search, as a reference: slower, and exact for a price of memory.
 
 For a *price* of GPU memory (seconds per byte), dynamic programming over the two devices finds the exact best
 placement of all layers. Falling prices give placements with rising GPU bytes, each the fastest for its size.
@@ -34,7 +34,7 @@ SMALLEST_GAP_BYTES = 32 << 20
 """Neighbors closer than this aren't bisected further: single layers fill the gap anyway."""
 
 
-class Choice(NamedTuple):
+class PartPlacement(NamedTuple):
     """The placement of one layer's parts; `granules` of its feed-forward are on the GPU."""
 
     attention: int
@@ -43,7 +43,7 @@ class Choice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes and cost of one choice; `seconds` is indexed by the device of the input activations."""
+    """Bytes and cost of one placement; `seconds` is indexed by the device of the input activations."""
 
     seconds: tuple[float, float]
     gpu_bytes: float
@@ -57,72 +57,76 @@ PAIRS = ((CPU, CPU), (GPU, GPU))
 
 
 class LayerTable:
-    """Seconds and bytes of every choice of one layer, shape (pair, units); infinite if impossible.
+    """Seconds and bytes of every placement of one layer, shape (pair, units); infinite if impossible.
 
     `seconds[side]`: with the input activations on that device. `out`: the device of the output.
     """
 
-    def __init__(self, costs: LayerCosts, hand_over: float, attend: bool = False) -> None:
+    def __init__(self, costs: LayerCosts, sync_seconds: float, attend: bool = False) -> None:
         """`attend`: attention must be on the GPU."""
         shape = len(PAIRS), costs.granules + 1
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.zeros(shape, np.int64)
         own = np.full(shape, np.inf)
         for row, (attention, cache) in enumerate(PAIRS):
-            placed = costs.attention[attention], costs.cache[cache]
-            if placed[0] is None or placed[1] is None or (attention == GPU and not costs.gpu_can_attend):
+            part_bytes = costs.attention[attention], costs.cache[cache]
+            if (
+                part_bytes[0] is None
+                or part_bytes[1] is None
+                or (attention == GPU and not costs.gpu_can_attend)
+            ):
                 continue
-            block, out = _feed_forward(costs, attention, hand_over)
+            block, out = _feed_forward(costs, attention, sync_seconds)
             always = costs.always[attention] if costs.always else None
-            fixed = [(attention, placed[0]), (cache, placed[1])]
+            fixed = [(attention, part_bytes[0]), (cache, part_bytes[1])]
             fixed += [(attention, always)] if always else []
             self.cpu_bytes[row] = costs.cpu_bytes + sum(c.nbytes for side, c in fixed if side == CPU)
             self.gpu_bytes[row] = costs.gpu_bytes + sum(c.nbytes for side, c in fixed if side == GPU)
-            own[row] = block + placed[0].seconds + placed[1].seconds
+            own[row] = block + part_bytes[0].seconds + part_bytes[1].seconds
             if attention == CPU:  # attention on the CPU leaves the activations on the CPU
                 own[row, 0 if attend else 1 :] = np.inf
             self.out[row] = out
-        self._parts: dict[Choice, Part] = {}
-        half = hand_over / 2
-        crossing = [[half if pair[0] != side else 0.0] for side in DEVICE_INDICES for pair in PAIRS]
+        self._parts: dict[PartPlacement, Part] = {}
+        half_sync = sync_seconds / 2
+        sync = [[half_sync if pair[0] != side else 0.0] for side in DEVICE_INDICES for pair in PAIRS]
         self.seconds = (
-            own + np.array(crossing[: len(PAIRS)]),
-            own + np.array(crossing[len(PAIRS) :]),
+            own + np.array(sync[: len(PAIRS)]),
+            own + np.array(sync[len(PAIRS) :]),
         )
 
-    def index(self, choice: Choice) -> tuple[int, int]:
-        return PAIRS.index((choice.attention, choice.cache)), choice.granules
+    def index(self, selection: PartPlacement) -> tuple[int, int]:
+        return PAIRS.index((selection.attention, selection.cache)), selection.granules
 
-    def part(self, choice: Choice) -> Part:
-        """The costs of a choice; cached, because the search repeats them."""
-        found = self._parts.get(choice)
-        if found is None:
-            at = self.index(choice)
+    def part(self, selection: PartPlacement) -> Part:
+        """The costs of a placement; cached, because the search repeats them."""
+        result = self._parts.get(selection)
+        if result is None:
+            at = self.index(selection)
             seconds = float(self.seconds[CPU][at]), float(self.seconds[GPU][at])
-            found = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
-            self._parts[choice] = found
-        return found
+            result = Part(seconds, float(self.gpu_bytes[at]), float(self.cpu_bytes[at]), int(self.out[at]))
+            self._parts[selection] = result
+        return result
 
-    def choice(self, flat: int) -> Choice:
+    def placement(self, flat: int) -> PartPlacement:
         row, granules = divmod(flat, self.out.shape[1])
-        return Choice(*PAIRS[row], granules)
+        return PartPlacement(*PAIRS[row], granules)
 
     def best(self, price: float) -> dict[tuple[int, int], tuple[float, int]]:
-        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the choice that gives
+        """(device in, device out) -> the minimum of seconds + price · GPU bytes, and the placement that gives
         it.
         """
-        found = {}
+        result = {}
         for side in DEVICE_INDICES:
             score = self.seconds[side] + price * self.gpu_bytes
             for out in DEVICE_INDICES:
                 flat = int(np.argmin(np.where(self.out == out, score, np.inf)))
-                found[side, out] = float(score.flat[flat]), flat
+                result[side, out] = float(score.flat[flat]), flat
                 if self.out.flat[flat] != out:
-                    found[side, out] = np.inf, flat
-        return found
+                    result[side, out] = np.inf, flat
+        return result
 
 
-def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array, npt.NDArray[np.int64]]:
+def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Array, npt.NDArray[np.int64]]:
     """Seconds of the feed-forward after attention on device `side`, and the device of the output; both for
     every number of units on the GPU.
 
@@ -140,28 +144,30 @@ def _feed_forward(costs: LayerCosts, side: int, hand_over: float) -> tuple[Array
         begin = always.seconds if always else 0.0
         if costs.granules == 0 and side == GPU:  # no expert can be on the GPU
             elsewhere = np.array([True])
-        return begin + _at_once(own, other) + hand_over * elsewhere, np.full(len(granules), side)
-    seconds = _at_once(own, other) + hand_over * elsewhere
+        return begin + _overlapped_seconds(own, other) + sync_seconds * elsewhere, np.full(
+            len(granules), side
+        )
+    seconds = _overlapped_seconds(own, other) + sync_seconds * elsewhere
     out = np.full(len(granules), side)
     whole = 0 if side == GPU else costs.granules
     if side == GPU or costs.granules:
-        seconds[whole] = other[whole] + hand_over / 2
+        seconds[whole] = other[whole] + sync_seconds / 2
         out[whole] = 1 - side
     return seconds, out
 
 
-def _at_once(own: Array, other: Array) -> Array:
+def _overlapped_seconds(own: Array, other: Array) -> Array:
     """Seconds of two overlapped shards: the longer one, plus the overlap loss of the shorter one."""
     return np.maximum(own, other) + OVERLAP_LOSS * np.minimum(own, other)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A candidate: its layers' choices and its `NonLayerPlacement`; `seconds` per token, including
+    """A candidate: its layers' placements and its `NonLayerPlacement`; `seconds` per token, including
     the disk.
     """
 
-    choices: tuple[Choice, ...]
+    placements: tuple[PartPlacement, ...]
     non_layer: NonLayerPlacement
     seconds: float
     gpu_bytes: float
@@ -185,11 +191,11 @@ class OracleSearch:
         self._searches = [PricedSearch(costs, non_layer, sync_seconds, attend) for attend in (False, True)]
 
     def best(self, budget: Budget, attend: bool = False) -> Placement | None:
-        found = self._searches[attend].best(budget)
-        if found is None:
+        result = self._searches[attend].best(budget)
+        if result is None:
             return None
-        layers = [LayerDevices(choice.attention, choice.granules) for choice in found.choices]
-        return replace(self.placement(layers, found.non_layer), seconds=found.seconds)
+        layers = [LayerDevices(selection.attention, selection.granules) for selection in result.placements]
+        return replace(self.placement(layers, result.non_layer), seconds=result.seconds)
 
     def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
         return self._search.placement(layers, non_layer)
@@ -204,13 +210,13 @@ class PricedSearch:
         self,
         costs: Sequence[LayerCosts],
         non_layer: Sequence[NonLayerPlacement],
-        hand_over: float,
+        sync_seconds: float,
         attend: bool = False,
     ) -> None:
         self._attend = attend
-        self._tables = _shared_tables(costs, hand_over, attend)
+        self._tables = _shared_tables(costs, sync_seconds, attend)
         self.non_layer = non_layer
-        self._hand_over = hand_over
+        self._sync_seconds = sync_seconds
 
     def best(self, budget: Budget) -> Found | None:
         """The fastest placement that uses the GPU within the budget; None: there is none."""
@@ -221,7 +227,7 @@ class PricedSearch:
                     best = self._along(begin, end, order, non_layer, budget, room, best)
         return best
 
-    def placement(self, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Found:
+    def placement(self, placements: Sequence[PartPlacement], non_layer: NonLayerPlacement) -> Found:
         """A placement with its cost, computed as in the search."""
         seconds, gpu_bytes, cpu_bytes, side = (
             non_layer.seconds,
@@ -229,41 +235,43 @@ class PricedSearch:
             non_layer.cpu_bytes,
             non_layer.embedding,
         )
-        for table, choice in zip(self._tables, choices, strict=True):
-            taken, on_gpu, on_cpu, out = table.part(choice)
+        for table, selection in zip(self._tables, placements, strict=True):
+            taken, on_gpu, on_cpu, out = table.part(selection)
             seconds += taken[side]
             gpu_bytes += on_gpu
             cpu_bytes += on_cpu
             side = out
-        seconds += self._hand_over / 2 if side != non_layer.head else 0.0
-        return Found(tuple(choices), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
+        seconds += self._sync_seconds / 2 if side != non_layer.head else 0.0
+        return Found(tuple(placements), non_layer, float(seconds), float(gpu_bytes), float(cpu_bytes))
 
     @cached_property
-    def _paths(self) -> dict[NonLayerPlacement, list[tuple[tuple[Choice, ...], tuple[Choice, ...]]]]:
+    def _paths(
+        self,
+    ) -> dict[NonLayerPlacement, list[tuple[tuple[PartPlacement, ...], tuple[PartPlacement, ...]]]]:
         """For each `NonLayerPlacement`, the pairs of placements between which layers change one by one."""
-        nothing = tuple(Choice(CPU, CPU, 0) for _ in self._tables)
+        nothing = tuple(PartPlacement(CPU, CPU, 0) for _ in self._tables)
         attention = tuple(self._least(table, GPU, 0) for table in self._tables)
         everything = tuple(self._least(table, GPU, table.out.shape[1] - 1) for table in self._tables)
         plain = [(attention, everything)]
         if not self._attend:
             plain += [(nothing, everything), (nothing, attention)]
-        found = {}
+        result = {}
         for non_layer in self.non_layer:
             frontier = self._frontier(non_layer)
-            found[non_layer] = [*plain, *pairwise(frontier)]
-        return found
+            result[non_layer] = [*plain, *pairwise(frontier)]
+        return result
 
     @staticmethod
-    def _least(table: LayerTable, side: int, granules: int) -> Choice:
+    def _least(table: LayerTable, side: int, granules: int) -> PartPlacement:
         """Attention and cache on that device if possible, and `granules` units on the GPU."""
-        choice = Choice(side, side, granules)
-        possible = isfinite(table.part(choice).seconds[CPU])
-        return choice if possible else Choice(CPU, CPU, 0)
+        selection = PartPlacement(side, side, granules)
+        possible = isfinite(table.part(selection).seconds[CPU])
+        return selection if possible else PartPlacement(CPU, CPU, 0)
 
-    def _frontier(self, non_layer: NonLayerPlacement) -> list[tuple[Choice, ...]]:
+    def _frontier(self, non_layer: NonLayerPlacement) -> list[tuple[PartPlacement, ...]]:
         """Placements that are the fastest for their GPU bytes, in rising order of bytes."""
         least, most = self._at_price(1.0, non_layer), self._at_price(0.0, non_layer)
-        return [least.choices, *(p.choices for p in self._between(least, most, 0)), most.choices]
+        return [least.placements, *(p.placements for p in self._between(least, most, 0)), most.placements]
 
     def _between(self, small: Found, large: Found, depth: int) -> Iterator[Found]:
         gap = large.gpu_bytes - small.gpu_bytes
@@ -279,7 +287,7 @@ class PricedSearch:
     def _at_price(self, price: float, non_layer: NonLayerPlacement) -> Found:
         """The placement with the minimum of seconds + price · GPU bytes."""
         scores = {side: (0.0 if side == non_layer.embedding else np.inf) for side in DEVICE_INDICES}
-        came: list[dict[int, tuple[int, int]]] = []
+        sources: list[dict[int, tuple[int, int]]] = []
         priced: dict[int, dict[tuple[int, int], tuple[float, int]]] = {}
         for table in self._tables:
             best = priced.setdefault(id(table), {}) or table.best(price)
@@ -290,21 +298,21 @@ class PricedSearch:
                 side = int(np.argmin(sums))
                 step[out], back[out] = sums[side], (side, best[side, out][1])
             scores = step
-            came.append(back)
+            sources.append(back)
         side = min(
             DEVICE_INDICES,
-            key=lambda out: scores[out] + (self._hand_over / 2 if out != non_layer.head else 0.0),
+            key=lambda out: scores[out] + (self._sync_seconds / 2 if out != non_layer.head else 0.0),
         )
-        choices = []
-        for table, back in zip(reversed(self._tables), reversed(came), strict=True):
+        placements = []
+        for table, back in zip(reversed(self._tables), reversed(sources), strict=True):
             side, flat = back[side]
-            choices.append(table.choice(flat))
-        return self.placement(choices[::-1], non_layer)
+            placements.append(table.placement(flat))
+        return self.placement(placements[::-1], non_layer)
 
     def _along(
         self,
-        begin: Sequence[Choice],
-        end: Sequence[Choice],
+        begin: Sequence[PartPlacement],
+        end: Sequence[PartPlacement],
         order: Sequence[int],
         non_layer: NonLayerPlacement,
         budget: Budget,
@@ -312,51 +320,51 @@ class PricedSearch:
         best: Found | None,
     ) -> Found | None:
         """The best of `best` and the placements from `begin` to `end` that fit. Layers change in `order`; the
-        layer at the limit takes its best choice that fits.
+        layer at the limit takes its best placement that fits.
         """
-        choices, found = list(begin), best
+        placements, result = list(begin), best
         for layer in order:
             if begin[layer] == end[layer]:
                 continue
-            rest, table = self.placement(choices, non_layer), self._tables[layer]
-            own = table.part(choices[layer])
+            rest, table = self.placement(placements, non_layer), self._tables[layer]
+            own = table.part(placements[layer])
             others_gpu, others_cpu = rest.gpu_bytes - own.gpu_bytes, rest.cpu_bytes - own.cpu_bytes
-            side = non_layer.embedding if layer == 0 else self._out(layer - 1, choices[layer - 1])
-            after = self._after(layer, choices, non_layer)
+            side = non_layer.embedding if layer == 0 else self._out(layer - 1, placements[layer - 1])
+            after = self._after(layer, placements, non_layer)
             others = rest.seconds - own.seconds[side] - after[own.out]
             every = others + table.seconds[side] + after[table.out]
             every = every + penalty(budget, others_cpu + table.cpu_bytes)
             every = np.where(others_gpu + table.gpu_bytes <= room, every, np.inf)
             if non_layer.head == GPU and all(
-                c.attention == CPU for c in (*choices[:layer], *choices[layer + 1 :])
+                c.attention == CPU for c in (*placements[:layer], *placements[layer + 1 :])
             ):
                 every[PAIRS.index((CPU, CPU))] = np.inf  # a lone output matrix needs no synchronization
             if not np.isfinite(every).any():
-                choices[layer] = end[layer]
+                placements[layer] = end[layer]
                 continue
             flat = int(np.argmin(every))
-            if every.flat[flat] < (found.seconds if found else np.inf):
-                changed = [*choices[:layer], table.choice(flat), *choices[layer + 1 :]]
-                found = replace(self.placement(changed, non_layer), seconds=float(every.flat[flat]))
-            choices[layer] = end[layer]
-        return found
+            if every.flat[flat] < (result.seconds if result else np.inf):
+                changed = [*placements[:layer], table.placement(flat), *placements[layer + 1 :]]
+                result = replace(self.placement(changed, non_layer), seconds=float(every.flat[flat]))
+            placements[layer] = end[layer]
+        return result
 
-    def _out(self, layer: int, choice: Choice) -> int:
-        return self._tables[layer].part(choice).out
+    def _out(self, layer: int, selection: PartPlacement) -> int:
+        return self._tables[layer].part(selection).out
 
-    def _after(self, layer: int, choices: Sequence[Choice], non_layer: NonLayerPlacement) -> Array:
+    def _after(self, layer: int, placements: Sequence[PartPlacement], non_layer: NonLayerPlacement) -> Array:
         """Seconds of the part after the layer, indexed by the device of the layer's output."""
-        if layer + 1 == len(choices):
+        if layer + 1 == len(placements):
             return np.array(
-                [self._hand_over / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
+                [self._sync_seconds / 2 if side != non_layer.head else 0.0 for side in DEVICE_INDICES]
             )
-        return np.array(self._tables[layer + 1].part(choices[layer + 1]).seconds)
+        return np.array(self._tables[layer + 1].part(placements[layer + 1]).seconds)
 
 
-def _shared_tables(costs: Sequence[LayerCosts], hand_over: float, attend: bool) -> list[LayerTable]:
+def _shared_tables(costs: Sequence[LayerCosts], sync_seconds: float, attend: bool) -> list[LayerTable]:
     """One table per layer; layers with equal costs share a table."""
     tables: dict[int, LayerTable] = {}
     for layer in costs:
         if id(layer) not in tables:
-            tables[id(layer)] = LayerTable(layer, hand_over, attend)
+            tables[id(layer)] = LayerTable(layer, sync_seconds, attend)
     return [tables[id(layer)] for layer in costs]

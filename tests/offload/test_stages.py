@@ -12,7 +12,7 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stage
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixture_model
+from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, moe_model
 
 ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
 
@@ -43,7 +43,7 @@ def test_hidden_states_go_to_the_next_device_and_partial_sums_are_added() -> Non
     )
 
 
-def test_a_feed_forward_wholly_on_the_cpu_takes_the_hidden_states_there() -> None:
+def test_a_feed_forward_entirely_on_the_cpu_moves_the_hidden_states_there() -> None:
     stages = plan_stages([replace(ON_GPU, hot_neurons=0), ON_CPU], "gpu", "cpu")
     assert stages == (
         Stage(CPU, (), "hidden_states"),
@@ -66,7 +66,7 @@ def test_an_moe_layer_without_experts_on_the_gpu_adds_the_sums_of_the_cpu() -> N
 
 
 def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
-    """Every part that any stage computes: layer, what, number."""
+    """Every part that any stage computes: layer, part, number."""
     shards = [shard for stage in plan.stages for shard in stage.shards]
     return [
         *((shard.layer, "undivided", 0) for shard in shards if shard.undivided),
@@ -76,15 +76,15 @@ def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
-@pytest.mark.parametrize("model", [dense_model(8), mixture_model(8)], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [dense_model(8), moe_model(8)], ids=["dense", "mixture"])
 def test_stages_compute_each_part_once_and_on_the_device_of_its_placement(
     model: ModelSizes, vram: float
 ) -> None:
     for expert_cache in (False, True):
         options = PlanOptions(4096, vram=int(vram * GIB / 4), expert_cache=expert_cache)
         plan = plan_memory(model, laptop(), options)
-        found = computed(plan)
-        assert len(found) == len(set(found)) == sum(1 + layer.granules for layer in plan.layers)
+        result = computed(plan)
+        assert len(result) == len(set(result)) == sum(1 + layer.granules for layer in plan.layers)
         here, there = shards_on(GPU, plan.stages), shards_on(CPU, plan.stages)
         for index, layer in enumerate(plan.layers):
             if layer.attention == "gpu":

@@ -1,4 +1,4 @@
-"""Miniature models on which the choice of formats is compared with llama.cpp's; run it to keep its choices.
+"""Miniature models whose formats are compared with llama.cpp's; run it to store llama.cpp's selections.
 
 python -m tests.quant_formats.mix_models      (needs llama-cpp-python)
 """
@@ -19,7 +19,7 @@ from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.quantizer.mixes import MIXES, find_mix
 
 CHOICES = Path(__file__).parent / "goldens" / "llama_cpp_choices.json"
-# One sign a format, so that the choices for a model are a short text.
+# One character per format, so that the selections for a model are a short text.
 SIGNS = {
     "F32": "f", "F16": "h", "BF16": "b", "Q4_0": "p", "Q4_1": "q", "Q5_0": "r", "Q5_1": "s", "Q8_0": "v",
     "Q2_K": "B", "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x",
@@ -36,7 +36,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class MixModel:
-    """A model of an architecture: its metadata, and tensors of the right names and next to no rows."""
+    """A model of an architecture: its metadata, and tensors of the right names with few rows."""
 
     architecture: str
     layers: int
@@ -49,19 +49,19 @@ class MixModel:
     fused: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
     in_layer: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    extra_tensors: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def metadata(self) -> dict[str, Any]:
-        facts = {
+        spec = {
             "context_length": 64, "embedding_length": self.width, "block_count": self.layers,
             "feed_forward_length": self.hidden, "attention.head_count": self.heads,
             "attention.head_count_kv": self.key_heads, "attention.layer_norm_rms_epsilon": 1e-5,
             "attention.layer_norm_epsilon": 1e-5, **self.more,
         }  # fmt: skip
         if self.experts:
-            facts |= {"expert_count": self.experts, "expert_used_count": 2}
+            spec |= {"expert_count": self.experts, "expert_used_count": 2}
         return {"general.architecture": self.architecture} | {
-            f"{self.architecture}.{key}": value for key, value in facts.items()
+            f"{self.architecture}.{key}": value for key, value in spec.items()
         }
 
     def shapes(self) -> Shapes:
@@ -69,7 +69,7 @@ class MixModel:
         shapes: Shapes = {"token_embd.weight": (VOCABULARY, self.width), "output_norm.weight": (self.width,)}
         for layer in range(self.layers):
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer()}
-        shapes |= dict(self.beside)
+        shapes |= dict(self.extra_tensors)
         return shapes if self.tied else shapes | {"output.weight": (VOCABULARY, self.width)}
 
     def _layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -135,19 +135,19 @@ MODELS: Mapping[str, MixModel] = {
     "gemma2": MixModel("gemma2", 26, key_heads=4, tied=True, in_layer=_POST_NORMS,
                        more={"attention.sliding_window": 16}),
     "gemma3n": MixModel("gemma3n", 12, key_heads=2, tied=True, more=_GEMMA3N_FACTS, in_layer=_LAUREL,
-                        beside=_PER_LAYER),
+                        extra_tensors=_PER_LAYER),
     "phi3, fused": MixModel("phi3", 32, fused=True),
     "falcon": MixModel("falcon", 32, heads=71, key_heads=1, fused=True),
     "falcon, tied": MixModel("falcon", 16, heads=71, key_heads=1, fused=True, tied=True),
     "deepseek2": MixModel("deepseek2", 10, heads=16, key_heads=16, experts=8, more=_LATENT_FACTS,
                           in_layer=_SHARED_EXPERT + _LATENT),
-    "bert": MixModel("bert", 12, beside=_BERT_TENSORS, more={"attention.causal": False}),
+    "bert": MixModel("bert", 12, extra_tensors=_BERT_TENSORS, more={"attention.causal": False}),
     "arcee": MixModel("arcee", 10, key_heads=2),
 }  # fmt: skip
 
 
 def in_signs(formats: Mapping[str, str]) -> str:
-    """Choices as a short text: a sign each, in order of the names less their layers, runs counted."""
+    """Selections as a short text: a character each, by name without layer number, runs counted."""
     by_part = sorted(formats, key=lambda name: (LAYER.sub("", name), int((LAYER.findall(name) or [0])[0])))
     runs = (
         (sign, len(list(run))) for sign, run in itertools.groupby(SIGNS[formats[name]] for name in by_part)
@@ -183,7 +183,7 @@ def by_llama_cpp(
     lines = b"".join(log).decode()
     if failed:
         raise RuntimeError(f"llama.cpp did not quantize {path} to {mix}: {lines[-300:]}")
-    return {found[1]: (found[3] or found[2]).upper() for found in TENSOR_LINE.finditer(lines)}
+    return {result[1]: (result[3] or result[2]).upper() for result in TENSOR_LINE.finditer(lines)}
 
 
 def _importance_entries(columns: Mapping[str, int]) -> Any:
@@ -205,25 +205,25 @@ def columns_of(shapes: Shapes) -> dict[str, int]:
 
 
 def measure_llama_cpp(folder: Path, names: list[str]) -> dict[str, dict[str, list[str]]]:
-    """For each model and mix its choices without an importance matrix and with one."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """For each model and mix the selected formats without an importance matrix and with one."""
+    result: dict[str, dict[str, list[str]]] = {}
     for name in names:
         model = MODELS[name]
         path = model.write(folder / "model.gguf")
         importance = columns_of(model.shapes())
-        found[name] = {}
+        result[name] = {}
         for mix in MIXES:
             try:
                 given = in_signs(by_llama_cpp(path, mix, importance))
             except RuntimeError as error:
-                # It has no fallback for rows that don't fill blocks of 128; ours is F16.
+                # It has no fallback for rows that don't fill blocks of 128; edgeinfer's is F16.
                 if "no tensor type fallback is defined" not in str(error):
                     raise
-                found[name][mix] = []
+                result[name][mix] = []
                 continue
             plain = in_signs(by_llama_cpp(path, mix))
-            found[name][mix] = [plain] if plain == given else [plain, given]
-    return found
+            result[name][mix] = [plain] if plain == given else [plain, given]
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the error of a quantizer is measured on; run it to measure llama.cpp's own and keep the figures.
+"""The data for measuring quantizer errors; run it to measure llama.cpp's and store them.
 
 python -m tests.quant_formats.quantizer_errors      (needs llama-cpp-python)
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgeinfer_quant_formats import block_format, decode
 
 GOLDENS = Path(__file__).parent / "goldens"
-FIGURES = GOLDENS / "llama_cpp_errors.json"
+ERRORS_FILE = GOLDENS / "llama_cpp_errors.json"
 SEARCHED_BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
 FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *SEARCHED_BY_IMPORTANCE)
 ARRAYS = ("gaussian", "heavy tails", "real weights")
@@ -33,16 +33,16 @@ def weights_of(array: str) -> Floats:
 
 
 def importance_of(columns: int) -> Floats:
-    """A skewed importance, as activations give it."""
+    """A skewed importance, like that of activations."""
     return np.random.default_rng(3).gamma(0.5, size=columns).astype(np.float32)
 
 
 def error(weights: Floats, raw: NDArray[np.uint8], name: str, importance: Floats | None = None) -> float:
     """Root mean square error of the blocks; with an importance, the squares are weighted by it."""
-    squares = (decode(raw, name).reshape(weights.shape).astype(np.float64) - weights) ** 2
+    squared_errors = (decode(raw, name).reshape(weights.shape).astype(np.float64) - weights) ** 2
     if importance is not None:
-        squares *= importance
-    return float(np.sqrt(squares.mean()))
+        squared_errors *= importance
+    return float(np.sqrt(squared_errors.mean()))
 
 
 def ggml_library() -> ctypes.CDLL:
@@ -67,19 +67,19 @@ def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -
 
 def measure_llama_cpp() -> dict[str, dict[str, dict[str, float]]]:
     """llama.cpp's error for each array and format, plain and with an importance."""
-    figures: dict[str, dict[str, dict[str, float]]] = {}
+    measurements: dict[str, dict[str, dict[str, float]]] = {}
     for array in ARRAYS:
         weights = weights_of(array)
         importance = importance_of(weights.shape[1])
-        figures[array] = {
+        measurements[array] = {
             name: {
                 "plain": error(weights, by_llama_cpp(weights, name), name),
                 "importance": error(weights, by_llama_cpp(weights, name, importance), name, importance),
             }
             for name in FORMATS
         }
-    return figures
+    return measurements
 
 
 if __name__ == "__main__":
-    FIGURES.write_text(json.dumps(measure_llama_cpp(), indent=1) + "\n", encoding="utf-8")
+    ERRORS_FILE.write_text(json.dumps(measure_llama_cpp(), indent=1) + "\n", encoding="utf-8")

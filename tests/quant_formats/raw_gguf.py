@@ -1,4 +1,4 @@
-"""GGUF files put together byte by byte, right or deliberately wrong, for the tests of the reader."""
+"""GGUF files built byte by byte, valid or deliberately invalid, for the tests of the reader."""
 
 import struct
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class RawGGUF:
     key_count: int | None = None
     tensor_count: int | None = None
     alignment: int = 32
-    # Where integers lie that say how long or where something is: (offset, bytes).
+    # Integers that give lengths or offsets: (offset, bytes).
     fields: list[tuple[int, int]] = field(default_factory=list)
 
     def build(self) -> bytes:

@@ -7,14 +7,14 @@ from edgeinfer_quant_formats import FORMATS, FormatError, block_format
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_sizes_and_numbers_are_those_of_gguf_py(name: str) -> None:
+def test_sizes_and_type_numbers_equal_gguf_py(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
     spec = FORMATS[name]
     assert (spec.name, spec.type_id, spec.block_elements, spec.block_bytes) == (name, kind, elements, nbytes)
 
 
-def test_a_format_is_found_by_name_number_and_itself() -> None:
+def test_a_format_is_found_by_name_and_number() -> None:
     kind = FORMATS["Q4_K"]
     assert block_format("Q4_K") is block_format("q4_k") is block_format(12) is block_format(kind) is kind
 
@@ -44,7 +44,7 @@ def test_bytes_of_rows_and_tensors() -> None:
     assert block_format("F16").nbytes((7,)) == 14
 
 
-def test_a_row_of_part_blocks_quotes_the_row_and_the_block() -> None:
+def test_a_row_with_a_partial_block_quotes_the_row_and_the_block() -> None:
     with pytest.raises(FormatError, match=r"row of 100 weights is not a multiple of the Q4_K block \(256\)"):
         block_format("Q4_K").row_bytes(100)
 

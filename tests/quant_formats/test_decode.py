@@ -15,9 +15,9 @@ NUMBERS = ("F64", "I8", "I16", "I32", "I64")
 BLOCK_FORMATS = [name for name in FORMATS if name not in NUMBERS]
 BLOCKS = 5000
 
-# Zeros, the smallest and largest subnormal and normal halves, one, infinities, quiet and signalling NaN.
-SPECIAL_HALVES = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
-HALF_OFFSETS = {
+# Zeros, the smallest and largest subnormal and normal float16, one, infinities, quiet and signalling NaN.
+SPECIAL_F16 = (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01)
+F16_OFFSETS = {
     name: tuple(range(spec.scales.offset, spec.scales.offset + 2 * spec.scales.count, 2))
     for name, spec in FORMATS.items()
     if spec.scales and spec.scales.unit == 2
@@ -32,9 +32,9 @@ def by_gguf_py(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     return np.asarray(weights, np.float32).reshape(-1)
 
 
-def assert_same_bits(seen: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
-    same = (seen.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(seen) & np.isnan(wanted))
-    assert seen.shape == wanted.shape
+def assert_same_bits(seen: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    same = (seen.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(seen) & np.isnan(expected))
+    assert seen.shape == expected.shape
     assert same.all(), f"{(~same).sum()} of {same.size} differ"
 
 
@@ -45,20 +45,20 @@ def test_random_bits_decode_as_in_gguf_py(name: str) -> None:
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
-@pytest.mark.parametrize("name", [name for name in HALF_OFFSETS if name != "Q1_0"])
+@pytest.mark.parametrize("name", [name for name in F16_OFFSETS if name != "Q1_0"])
 def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
-    offsets = HALF_OFFSETS[name]
-    shape = (len(SPECIAL_HALVES) ** 2, FORMATS[name].block_bytes)
+    offsets = F16_OFFSETS[name]
+    shape = (len(SPECIAL_F16) ** 2, FORMATS[name].block_bytes)
     raw = np.random.default_rng(12).integers(0, 256, shape, dtype=np.uint8)
-    first, second = np.meshgrid(SPECIAL_HALVES, SPECIAL_HALVES)
-    for offset, halves in zip(offsets, (first, second), strict=False):
-        raw[:, offset : offset + 2] = halves.reshape(-1, 1).astype("<u2").view(np.uint8)
+    first, second = np.meshgrid(SPECIAL_F16, SPECIAL_F16)
+    for offset, scales in zip(offsets, (first, second), strict=False):
+        raw[:, offset : offset + 2] = scales.reshape(-1, 1).astype("<u2").view(np.uint8)
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
 def test_q1_0_is_plus_or_minus_its_scale() -> None:
-    raw = np.random.default_rng(18).integers(0, 256, (len(SPECIAL_HALVES), 18), dtype=np.uint8)
-    raw[:, :2] = np.array(SPECIAL_HALVES, "<u2")[:, None].view(np.uint8)
+    raw = np.random.default_rng(18).integers(0, 256, (len(SPECIAL_F16), 18), dtype=np.uint8)
+    raw[:, :2] = np.array(SPECIAL_F16, "<u2")[:, None].view(np.uint8)
     d = raw[:, :2].copy().view("<f2").astype(np.float32)
     signs = (raw[:, 2:, None] >> np.arange(8, dtype=np.uint8)) & 1
     assert_same_bits(decode(raw, "Q1_0"), np.where(signs.reshape(-1, 128), d, -d).reshape(-1))
@@ -68,11 +68,11 @@ def test_q1_0_is_plus_or_minus_its_scale() -> None:
 def test_q1_0_decodes_as_llama_cpp_decodes_it() -> None:
     pytest.importorskip("llama_cpp")
     raw = np.random.default_rng(19).integers(0, 256, (BLOCKS, 18), dtype=np.uint8)
-    wanted = np.empty(128 * BLOCKS, np.float32)
+    expected = np.empty(128 * BLOCKS, np.float32)
     ggml_library().dequantize_row_q1_0(
-        ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(wanted.ctypes.data), ctypes.c_int64(wanted.size)
+        ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(expected.ctypes.data), ctypes.c_int64(expected.size)
     )
-    assert_same_bits(decode(raw, "Q1_0"), wanted)
+    assert_same_bits(decode(raw, "Q1_0"), expected)
 
 
 def test_every_exponent_of_mxfp4_decodes_as_in_gguf_py() -> None:
@@ -91,22 +91,22 @@ def test_blocks_of_real_ranges_decode_as_in_gguf_py(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dtype"), [("F64", "<f8"), ("I8", "i1"), ("I16", "<i2"), ("I32", "<i4"), ("I64", "<i8")]
 )
-def test_plain_numbers_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
+def test_number_types_decode_to_the_nearest_float32(name: str, dtype: str) -> None:
     raw = np.random.default_rng(15).integers(0, 256, 8 * 500, dtype=np.uint8)
     with np.errstate(all="ignore"):
-        wanted = raw.view(dtype).astype(np.float32)
-    assert_same_bits(decode(raw, name), wanted)
+        expected = raw.view(dtype).astype(np.float32)
+    assert_same_bits(decode(raw, name), expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_bytes_arrays_and_unaligned_memory_decode_alike(name: str) -> None:
+def test_bytes_arrays_and_unaligned_memory_decode_equally(name: str) -> None:
     size = 3 * FORMATS[name].block_bytes
     memory = np.random.default_rng(16).integers(0, 256, size + 1, dtype=np.uint8)
     aligned = memory[1:].copy()
-    wanted = decode(aligned, name)
-    assert_same_bits(decode(memory[1:], name), wanted)
-    assert_same_bits(decode(aligned.tobytes(), name), wanted)
-    assert_same_bits(decode(aligned.reshape(3, -1), name), wanted)
+    expected = decode(aligned, name)
+    assert_same_bits(decode(memory[1:], name), expected)
+    assert_same_bits(decode(aligned.tobytes(), name), expected)
+    assert_same_bits(decode(aligned.reshape(3, -1), name), expected)
 
 
 def test_a_long_tensor_decodes_as_its_blocks_do() -> None:
@@ -114,7 +114,7 @@ def test_a_long_tensor_decodes_as_its_blocks_do() -> None:
     assert_same_bits(decode(raw, "Q4_K"), np.concatenate([decode(block, "Q4_K") for block in raw]))
 
 
-def test_nothing_decodes_to_nothing() -> None:
+def test_empty_input_decodes_to_an_empty_array() -> None:
     assert decode(b"", "Q6_K").shape == (0,)
 
 
@@ -123,7 +123,7 @@ def test_a_part_of_a_block_quotes_the_bytes_seen_and_the_block() -> None:
         decode(bytes(100), "Q4_K")
 
 
-def test_decoding_takes_little_more_memory_than_its_result() -> None:
+def test_decoding_uses_little_more_memory_than_its_result() -> None:
     raw = np.zeros(144 * 16384, np.uint8)
     tracemalloc.start()
     weights = decode(raw, "Q4_K")

@@ -1,4 +1,4 @@
-"""Encoding: bit for bit as gguf-py where it encodes, no worse than llama.cpp where only that does."""
+"""Encoding: bit for bit as gguf-py where it encodes, no worse than llama.cpp otherwise."""
 
 import json
 from functools import cache
@@ -44,12 +44,12 @@ def arrays() -> dict[str, Floats]:
 @pytest.mark.default_cases(30)
 @pytest.mark.parametrize("name", ENCODED_BY_GGUF_PY)
 @pytest.mark.parametrize("array", arrays())
-def test_blocks_are_those_of_gguf_py(name: str, array: str) -> None:
+def test_blocks_equal_gguf_py(name: str, array: str) -> None:
     weights = arrays()[array]
     with np.errstate(all="ignore"):
-        wanted = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
+        expected = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
     np.testing.assert_array_equal(
-        encode(weights, name), np.ascontiguousarray(wanted).view(np.uint8).reshape(-1)
+        encode(weights, name), np.ascontiguousarray(expected).view(np.uint8).reshape(-1)
     )
 
 
@@ -57,12 +57,12 @@ def test_bf16_keeps_infinities_and_quiets_nans_as_gguf_py_does() -> None:
     bits = np.random.default_rng(22).integers(0, 1 << 32, 50_000, dtype=np.uint32)
     bits[:4] = 0x7F800000, 0xFF800000, 0x7F800001, 0x7FFFFFFF
     weights = bits.view(np.float32)
-    wanted = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.BF16)
-    np.testing.assert_array_equal(encode(weights, "BF16"), wanted.view(np.uint8))
+    expected = gguf.quants.quantize(weights, gguf.GGMLQuantizationType.BF16)
+    np.testing.assert_array_equal(encode(weights, "BF16"), expected.view(np.uint8))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_gaussian_weights_come_back_within_the_error_of_the_format(name: str) -> None:
+def test_gaussian_weights_round_trip_within_the_format_error(name: str) -> None:
     weights = arrays()["gaussian"]
     assert quantizer_errors.error(weights, encode(weights, name), name) < ERRORS[name]
 
@@ -71,26 +71,26 @@ def test_gaussian_weights_come_back_within_the_error_of_the_format(name: str) ->
 @pytest.mark.parametrize("importance", ["plain", "importance"])
 @pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("array", quantizer_errors.ARRAYS)
-def test_the_error_is_no_worse_than_llama_cpps(name: str, array: str, importance: str) -> None:
-    wanted = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))[array][name][importance]
+def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importance: str) -> None:
+    expected = json.loads(quantizer_errors.ERRORS_FILE.read_text(encoding="utf-8"))[array][name][importance]
     weights = quantizer_errors.weights_of(array)
     columns = quantizer_errors.importance_of(weights.shape[1]) if importance == "importance" else None
     seen = quantizer_errors.error(weights, encode(weights, name, columns), name, columns)
-    assert seen <= wanted * 1.02
+    assert seen <= expected * 1.02
 
 
 @pytest.mark.llama_cpp
-def test_the_stored_errors_are_llama_cpps() -> None:
+def test_the_stored_errors_equal_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")
-    kept = json.loads(quantizer_errors.FIGURES.read_text(encoding="utf-8"))
+    stored = json.loads(quantizer_errors.ERRORS_FILE.read_text(encoding="utf-8"))
     measured = quantizer_errors.measure_llama_cpp()
     for array, formats in measured.items():
         for name, errors in formats.items():
-            assert errors == pytest.approx(kept[array][name], rel=1e-3), (array, name)
+            assert errors == pytest.approx(stored[array][name], rel=1e-3), (array, name)
 
 
 @pytest.mark.parametrize("name", SEARCHED)
-def test_importance_moves_the_error_to_the_columns_that_matter_less(name: str) -> None:
+def test_importance_moves_the_error_to_less_important_columns(name: str) -> None:
     weights = arrays()["gaussian"]
     importance = np.tile(np.array([100, 1], np.float32), 128)
     plain = (decode(encode(weights, name), name).reshape(weights.shape) - weights) ** 2
@@ -99,7 +99,7 @@ def test_importance_moves_the_error_to_the_columns_that_matter_less(name: str) -
 
 
 @pytest.mark.parametrize("name", SEARCHED)
-def test_columns_of_no_importance_are_not_lost(name: str) -> None:
+def test_columns_of_zero_importance_are_not_lost(name: str) -> None:
     weights = arrays()["gaussian"][:64]
     importance = np.zeros(256, np.float32)
     importance[:32] = 1
@@ -122,26 +122,26 @@ def test_q1_0_keeps_signs_and_the_mean_magnitude() -> None:
     for column in np.abs(weights).T:
         total += column
     scales = (total / np.float32(128)).astype("<f2").astype(np.float32)
-    wanted = np.where(weights >= 0, scales[:, None], -scales[:, None])
-    np.testing.assert_array_equal(decode(encode(weights, "Q1_0"), "Q1_0").reshape(300, 128), wanted)
+    expected = np.where(weights >= 0, scales[:, None], -scales[:, None])
+    np.testing.assert_array_equal(decode(encode(weights, "Q1_0"), "Q1_0").reshape(300, 128), expected)
 
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("array", arrays())
-def test_q1_0_blocks_are_those_of_llama_cpp(array: str) -> None:
+def test_q1_0_blocks_equal_llama_cpp(array: str) -> None:
     pytest.importorskip("llama_cpp")
     weights = arrays()[array]
     np.testing.assert_array_equal(encode(weights, "Q1_0"), quantizer_errors.by_llama_cpp(weights, "Q1_0"))
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_zeros_stay_zeros(name: str) -> None:
+def test_zeros_encode_to_zeros(name: str) -> None:
     assert not decode(encode(np.zeros(512), name), name).any()
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("value", [1.5, -1.5, 1e-3, -3e3])
-def test_a_block_of_one_value_keeps_it(name: str, value: float) -> None:
+def test_a_block_of_one_value_is_exact(name: str, value: float) -> None:
     seen = decode(encode(np.full(256, value), name), name)
     tolerance = 0.25 if name == "MXFP4" else 0.02
     np.testing.assert_allclose(seen, value, rtol=tolerance)
@@ -149,15 +149,15 @@ def test_a_block_of_one_value_keeps_it(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("name", ALWAYS_SEARCHED)
 @pytest.mark.parametrize("size", [1e-4, 1e-5])
-def test_small_weights_keep_their_precision_although_float16_runs_out(name: str, size: float) -> None:
+def test_small_weights_keep_their_precision_below_the_float16_range(name: str, size: float) -> None:
     weights = np.random.default_rng(25).standard_normal((64, 256)).astype(np.float32)
-    usual = quantizer_errors.error(weights, encode(weights, name), name)
+    original = quantizer_errors.error(weights, encode(weights, name), name)
     small = weights * np.float32(size)
-    assert quantizer_errors.error(small, encode(small, name), name) / size < 1.3 * usual
+    assert quantizer_errors.error(small, encode(small, name), name) / size < 1.3 * original
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if name != "Q1_0"])
-def test_one_outlier_among_zeros_survives(name: str) -> None:
+def test_one_outlier_among_zeros_is_kept(name: str) -> None:
     weights = np.zeros(256, np.float32)
     weights[77] = -6.0
     seen = decode(encode(weights, name), name)
@@ -166,7 +166,7 @@ def test_one_outlier_among_zeros_survives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHED)
-def test_blocks_do_not_depend_on_their_neighbours(name: str) -> None:
+def test_blocks_do_not_depend_on_their_neighbors(name: str) -> None:
     weights = arrays()["gaussian"][:600]
     whole = encode(weights, name).reshape(600, -1)
     for row in (0, 255, 256, 599):
@@ -175,7 +175,7 @@ def test_blocks_do_not_depend_on_their_neighbours(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "IQ4_XS", "MXFP4"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
-def test_weights_that_are_not_finite_are_refused_with_their_index(name: str, value: float) -> None:
+def test_non_finite_weights_are_refused_with_their_index(name: str, value: float) -> None:
     weights = np.ones(1 << 17, np.float32)
     weights[70_001] = value
     message = rf"weight 70001 is {value:g}, wanted finite weights of at most 1e\+10 for {name}"
@@ -209,7 +209,7 @@ def test_an_importance_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("I8", "i1"), ("I16", "<i2"), ("I32", "<i4"), ("I64", "<i8")])
-def test_integers_are_stored_as_they_are_or_refused(name: str, dtype: str) -> None:
+def test_integers_are_stored_unchanged_or_refused(name: str, dtype: str) -> None:
     limits = np.iinfo(dtype)
     numbers = np.array([limits.min, -1, 0, 1, limits.max])
     np.testing.assert_array_equal(encode(numbers, name).view(dtype), numbers)
@@ -217,7 +217,7 @@ def test_integers_are_stored_as_they_are_or_refused(name: str, dtype: str) -> No
         encode(np.array([0.5]), name)
 
 
-def test_doubles_and_singles_are_stored_as_they_are() -> None:
+def test_f64_and_f32_are_stored_unchanged() -> None:
     numbers = np.random.default_rng(24).standard_normal(100)
     np.testing.assert_array_equal(encode(numbers, "F64").view("<f8"), numbers)
     np.testing.assert_array_equal(encode(numbers, "F32").view("<f4"), numbers.astype(np.float32))

@@ -24,7 +24,7 @@ SECONDS_FOR_ONE = 2
 EXTREMES = (0, 1, 2, 31, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def sound_file() -> RawGGUF:
+def valid_file() -> RawGGUF:
     """A small file with every kind of value and a tensor of every format."""
     keys: list[tuple[str | bytes, int, bytes]] = [
         ("general.architecture", raw.STRING, raw.string("llama")),
@@ -49,7 +49,7 @@ class Mutator:
     """Makes damaged copies of a file, each of another kind in turn."""
 
     def __init__(self, seed: int) -> None:
-        source = sound_file()
+        source = valid_file()
         self.content = source.build()
         self.fields = source.fields
         self.header = len(self.content) - len(source.data)
@@ -94,7 +94,7 @@ class Mutator:
 
 @contextmanager
 def no_more_memory_than(spare_bytes: int) -> Iterator[None]:
-    """Let this process reserve no more than so much beyond what it has; more is a MemoryError."""
+    """Let this process reserve at most this many more bytes; more is a MemoryError."""
     if not sys.platform.startswith("linux"):
         yield
         return
@@ -126,7 +126,7 @@ def outcome(path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
+def test_ten_thousand_mutations_are_parsed_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "damaged.gguf"
     counts: Counter[tuple[str, str]] = Counter()
     mutator = Mutator(seed=42)
@@ -137,12 +137,12 @@ def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
     with warnings.catch_warnings(), no_more_memory_than(len(mutator.content) + SPARE_BYTES):
         warnings.simplefilter("error")
         for kind, content in mutator:
-            # A new file each time: cutting an old one to nothing first costs more than the test.
+            # A new file each time: truncating an old one first costs more than the test.
             path.unlink()
             path.write_bytes(content)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             counts[kind, outcome(path)] += 1
-            slowest = max(slowest, time.perf_counter() - begun)
+            slowest = max(slowest, time.perf_counter() - started)
     seconds = time.perf_counter() - start
     print(f"{dict(counts)}, {seconds:.1f} s, slowest {slowest * 1000:.0f} ms")
     assert counts.total() == MUTATIONS
@@ -155,6 +155,6 @@ def test_ten_thousand_mutations_are_read_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guard needs /proc")
-def test_the_guard_catches_what_takes_too_much_memory() -> None:
+def test_the_guard_detects_excessive_memory_use() -> None:
     with no_more_memory_than(SPARE_BYTES), pytest.raises(MemoryError):
         np.empty(2 * SPARE_BYTES, np.uint8)

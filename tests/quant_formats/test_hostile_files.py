@@ -1,4 +1,4 @@
-"""Damaged and hostile files: one FormatError each, with the place, the value seen and the value wanted."""
+"""Damaged and hostile files: one FormatError each, with the position, the value and the expected value."""
 
 import os
 import struct
@@ -18,7 +18,7 @@ Refusal = Callable[[bytes | RawGGUF], str]
 
 @pytest.fixture
 def refusal(tmp_path: Path) -> Refusal:
-    """Write the file, see that it is refused within little memory, and return the message."""
+    """Write the file, check that it is refused within little memory, and return the message."""
 
     def refuse(content: bytes | RawGGUF) -> str:
         path = tmp_path / "hostile.gguf"
@@ -137,20 +137,20 @@ def test_nested_arrays(refusal: Refusal) -> None:
 
 @pytest.mark.parametrize("number", [13, 255, 2**32 - 1])
 def test_an_unknown_value_type(refusal: Refusal, number: int) -> None:
-    wanted = f"metadata key a: value type {number}, wanted 0 to 12"
-    assert refusal(RawGGUF([("a", number, bytes(8))])) == wanted
-    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(number, 1, bytes(8)))])) == wanted
+    expected = f"metadata key a: value type {number}, wanted 0 to 12"
+    assert refusal(RawGGUF([("a", number, bytes(8))])) == expected
+    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(number, 1, bytes(8)))])) == expected
 
 
-def test_a_bool_that_is_neither(refusal: Refusal) -> None:
-    wanted = "metadata key a: bool of value 2, wanted 0 or 1"
-    assert refusal(RawGGUF([("a", raw.BOOL, b"\x02")])) == wanted
-    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(raw.BOOL, 3, b"\x01\x02\x00"))])) == wanted
+def test_an_invalid_bool(refusal: Refusal) -> None:
+    expected = "metadata key a: bool of value 2, wanted 0 or 1"
+    assert refusal(RawGGUF([("a", raw.BOOL, b"\x02")])) == expected
+    assert refusal(RawGGUF([("a", raw.ARRAY, raw.array(raw.BOOL, 3, b"\x01\x02\x00"))])) == expected
 
 
 def test_a_key_twice(refusal: Refusal) -> None:
     keys = [("a", raw.UINT8, b"\x01"), ("a", raw.UINT8, b"\x02")]
-    assert refusal(RawGGUF([*keys])) == "metadata key a: the key stands twice, wanted once"
+    assert refusal(RawGGUF([*keys])) == "metadata key a: duplicate key"
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 48, 2**32 - 1])
@@ -177,7 +177,7 @@ def test_an_alignment_beyond_the_file(refusal: Refusal) -> None:
 def test_a_tensor_name_twice(refusal: Refusal) -> None:
     tensors = [RawTensor("blk.0.attn_q.weight"), RawTensor("blk.0.attn_q.weight", offset=32)]
     message = refusal(RawGGUF([], tensors, bytes(64)))
-    assert message == "tensor blk.0.attn_q.weight: the name stands twice, wanted once"
+    assert message == "tensor blk.0.attn_q.weight: duplicate name"
 
 
 @pytest.mark.parametrize("dimensions", [0, 5, 2**31, 2**32 - 1])
@@ -239,8 +239,8 @@ def test_an_offset_beyond_the_file(refusal: Refusal, offset: int) -> None:
 def test_tensors_that_overlap(refusal: Refusal) -> None:
     content = RawGGUF([], [RawTensor("late", (8,), offset=32), RawTensor("early", (16,))], bytes(64))
     start = len(content.build()) - 64
-    wanted = f"tensor late: starts at offset {start + 32}, within early; wanted at least {start + 64}"
-    assert refusal(content) == wanted
+    expected = f"tensor late: starts at offset {start + 32}, within early; wanted at least {start + 64}"
+    assert refusal(content) == expected
     same = RawGGUF([], [RawTensor("one"), RawTensor("two")], bytes(64))
     assert "tensor two: starts at offset" in refusal(same)
 
@@ -272,19 +272,19 @@ def test_a_file_cut_anywhere(refusal: Refusal, tmp_path: Path) -> None:
         assert "wanted" in message
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="is a directory, wanted a GGUF file"):
         GGUFFile.open(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(FormatError, match="is no regular file, wanted a GGUF file"):
         GGUFFile.open(tmp_path / "pipe.gguf")
 
 
-def test_a_file_that_is_not_there_is_the_systems_error(tmp_path: Path) -> None:
+def test_a_missing_file_raises_the_system_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing\.gguf"):
         GGUFFile.open(tmp_path / "nothing.gguf")
 

@@ -33,15 +33,15 @@ def test_sums_are_divided_by_the_counts_of_their_matrix(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "m.gguf", np.array([[2], [4]], np.float32), datasets=["talk", "more"], chunk_count=7
     )
-    found = read_importance(path)
-    np.testing.assert_array_equal(found.tensors["blk.0.ffn_up.weight"], [1, 2, 3, 0.25, 0.25, 0.25])
-    assert (found.chunks, found.dataset) == (7, "talk")
+    result = read_importance(path)
+    np.testing.assert_array_equal(result.tensors["blk.0.ffn_up.weight"], [1, 2, 3, 0.25, 0.25, 0.25])
+    assert (result.chunks, result.dataset) == (7, "talk")
 
 
-def test_an_expert_that_never_ran_counts_evenly(tmp_path: Path) -> None:
-    found = read_importance(write_gguf(tmp_path / "m.gguf", np.array([[0], [1]], np.float32)))
-    np.testing.assert_array_equal(found.tensors["blk.0.ffn_up.weight"], [1, 1, 1, 1, 1, 1])
-    assert (found.chunks, found.dataset) == (0, "")
+def test_an_unused_expert_has_uniform_importance(tmp_path: Path) -> None:
+    result = read_importance(write_gguf(tmp_path / "m.gguf", np.array([[0], [1]], np.float32)))
+    np.testing.assert_array_equal(result.tensors["blk.0.ffn_up.weight"], [1, 1, 1, 1, 1, 1])
+    assert (result.chunks, result.dataset) == (0, "")
 
 
 def test_the_older_format_is_read_with_its_chunks_and_data_set(tmp_path: Path) -> None:
@@ -49,13 +49,13 @@ def test_the_older_format_is_read_with_its_chunks_and_data_set(tmp_path: Path) -
     path.write_bytes(
         legacy((b"a.weight", 2, [2, 4]), (b"b.weight", 0, [3]), tail=struct.pack("<ii", 9, 4) + b"talk")
     )
-    found = read_importance(path)
-    np.testing.assert_array_equal(found.tensors["a.weight"], [1, 2])
-    np.testing.assert_array_equal(found.tensors["b.weight"], [3])
-    assert (found.chunks, found.dataset) == (9, "talk")
+    result = read_importance(path)
+    np.testing.assert_array_equal(result.tensors["a.weight"], [1, 2])
+    np.testing.assert_array_equal(result.tensors["b.weight"], [3])
+    assert (result.chunks, result.dataset) == (9, "talk")
 
 
-def test_the_older_format_may_end_behind_its_entries_or_its_chunks(tmp_path: Path) -> None:
+def test_the_older_format_may_end_after_its_entries_or_its_chunks(tmp_path: Path) -> None:
     path = tmp_path / "imatrix.dat"
     for tail, chunks in ((b"", 0), (struct.pack("<i", 5), 5)):
         path.write_bytes(legacy((b"a", 1, [1]), tail=tail))
@@ -82,7 +82,7 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, message: str) ->
         read_importance(path)
 
 
-def test_a_model_is_no_importance_matrix(tmp_path: Path) -> None:
+def test_a_model_is_refused_as_importance_matrix(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf") as writer:
         writer.add_tensor("w", SUMS, "F32")
     with pytest.raises(

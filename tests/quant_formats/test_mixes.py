@@ -1,4 +1,4 @@
-"""Mixes: for miniature models of many architectures the formats chosen are llama.cpp's."""
+"""Mixes: for miniature models of many architectures the selected formats are llama.cpp's."""
 
 import ctypes
 import json
@@ -13,11 +13,11 @@ from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, find_mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, is_quantized
-from edgeinfer_quant_formats.quantizer.type_choice import (
+from edgeinfer_quant_formats.quantizer.type_selection import (
     Override,
-    TypeChoice,
     TypeOptions,
-    choose_types,
+    TypeSelection,
+    select_types,
     unmatched,
 )
 from tests.quant_formats import mix_models
@@ -31,10 +31,10 @@ def infos(shapes: Shapes, format: str = "F32") -> list[TensorInfo]:
     return [TensorInfo(name, shape, kind, 0, kind.nbytes(shape), part=0) for name, shape in shapes.items()]
 
 
-def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeChoice]:
+def choices(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, TypeSelection]:
     tied = OUTPUT not in model.shapes()
-    facts = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
-    return choose_types(infos(model.shapes()), facts, find_mix(mix), TypeOptions(**options))
+    spec = SourceModel.from_metadata(model.metadata(), 0, has_importance=importance, tied_output=tied)
+    return select_types(infos(model.shapes()), spec, find_mix(mix), TypeOptions(**options))
 
 
 def formats(model: MixModel, mix: str, importance: bool = False, **options: Any) -> dict[str, str]:
@@ -43,24 +43,24 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
 
 @pytest.mark.default_cases(5)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_mix_chooses_the_formats_that_llama_cpp_chooses(name: str) -> None:
+def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
     for mix in MIXES:
-        kept = GOLDEN[name][mix]
-        for expected, importance in ((kept[0], False), (kept[-1], True)) if kept else ():
+        stored = GOLDEN[name][mix]
+        for expected, importance in ((stored[0], False), (stored[-1], True)) if stored else ():
             assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == expected, (mix, importance)
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", ["llama, eight experts", "llama, rows of 224", "falcon, tied", "deepseek2"])
-def test_the_stored_choices_are_llama_cpps(name: str, tmp_path: Path) -> None:
+def test_the_stored_selections_equal_llama_cpp(name: str, tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, [name]) == {name: GOLDEN[name]}
 
 
 @pytest.mark.llama_cpp
 @pytest.mark.slow
-def test_all_stored_choices_are_llama_cpps(tmp_path: Path) -> None:
+def test_all_stored_selections_equal_llama_cpp(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     assert mix_models.measure_llama_cpp(tmp_path, list(MODELS)) == GOLDEN
 
@@ -78,23 +78,23 @@ def test_options_have_the_effect_that_they_have_in_llama_cpp(name: str, mix: str
         Override(re.compile(each.pattern.decode()), FORMATS[format])
         for each, format in zip(overrides, ("Q8_0", "Q6_K"), strict=False)
     )
-    for theirs, mine in (
+    for theirs, actual in (
         ({"pure": True}, {"pure": True}),
         ({"output_tensor_type": 0}, {"output": FORMATS["F32"]}),
         ({"token_embedding_type": 8}, {"embedding": FORMATS["Q8_0"]}),
         ({"tt_overrides": ctypes.cast(overrides, ctypes.c_void_p)}, {"overrides": ours}),
     ):
-        if mix == "F16" and "overrides" in mine:
-            continue  # llama.cpp forgets the user's overrides there
+        if mix == "F16" and "overrides" in actual:
+            continue  # llama.cpp ignores the user's overrides there
         options: dict[str, Any] = dict(theirs)
         if "tt_overrides" in options:
             kind = type(llama_cpp.llama_model_quantize_default_params().tt_overrides)
             options["tt_overrides"] = ctypes.cast(overrides, kind)
         expected = mix_models.by_llama_cpp(path, mix, **options)
-        assert formats(MODELS[name], mix, **mine) == expected, mine
+        assert formats(MODELS[name], mix, **actual) == expected, actual
 
 
-def test_rows_that_fill_no_blocks_use_the_fallback() -> None:
+def test_rows_with_partial_blocks_use_the_fallback() -> None:
     chosen = choices(MODELS["llama, rows of 224"], "Q4_K_M")
     query, value = chosen["blk.4.attn_q.weight"], chosen["blk.0.attn_v.weight"]
     assert (query.format.name, query.requested.name) == ("Q5_0", "Q4_K")
@@ -110,10 +110,10 @@ def test_norms_biases_routers_and_position_tables_are_never_quantized() -> None:
     assert is_quantized("blk.0.attn_q.weight", (4, 256), "llama")
 
 
-def test_overrides_hold_for_mixes_of_floats_too() -> None:
+def test_overrides_apply_to_float_mixes_too() -> None:
     override = Override(re.compile("attn_q"), FORMATS["Q8_0"])
-    found = formats(MODELS["arcee"], "F16", overrides=(override,))
-    assert (found["blk.0.attn_q.weight"], found["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
+    result = formats(MODELS["arcee"], "F16", overrides=(override,))
+    assert (result["blk.0.attn_q.weight"], result["blk.0.attn_k.weight"]) == ("Q8_0", "F16")
 
 
 def test_a_pattern_without_a_match_is_reported() -> None:
@@ -129,10 +129,10 @@ def test_a_requested_format_that_rows_cannot_fill_is_refused() -> None:
 
 
 def test_a_layer_that_the_metadata_do_not_count_is_refused() -> None:
-    facts = SourceModel("llama", layers=2, experts=4)
+    spec = SourceModel("llama", layers=2, experts=4)
     tensors = infos({"blk.2.ffn_down_exps.weight": (4, 4, 256)})
     with pytest.raises(FormatError, match=r"blk\.2\.ffn_down_exps\.weight: layer 2, wanted 0 to 1"):
-        choose_types(tensors, facts, find_mix("Q4_K_M"))
+        select_types(tensors, spec, find_mix("Q4_K_M"))
 
 
 def test_mixes_are_found_in_any_case_and_by_their_short_names() -> None:
@@ -146,7 +146,7 @@ def test_file_types_are_numbered_once() -> None:
     assert len({mix.file_type for mix in MIXES.values()}) == len(MIXES)
 
 
-def test_counts_that_are_no_numbers_are_refused() -> None:
+def test_counts_that_are_not_numbers_are_refused() -> None:
     metadata = {"general.architecture": "llama", "llama.block_count": "many"}
     with pytest.raises(FormatError, match=r"llama\.block_count: many, wanted a whole number"):
         SourceModel.from_metadata(metadata, 1, has_importance=False, tied_output=False)

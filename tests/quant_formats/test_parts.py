@@ -1,4 +1,4 @@
-"""Models in several files: any part opens the set, and a set that does not fit together is refused."""
+"""Models in several files: any part opens the set, and an inconsistent set is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter
 
 
 def write_set(folder: Path, count: int = 3, changes: dict[int, dict[str, Any]] | None = None) -> list[Path]:
-    """Parts with one tensor each; `changes` puts other metadata into a part, None takes a key away."""
+    """Parts with one tensor each; `changes` sets other metadata in a part, None removes a key."""
     paths = []
     for index in range(count):
         path = folder / f"model-{index + 1:05d}-of-{count:05d}.gguf"
@@ -68,7 +68,7 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
         GGUFFile.open(paths[2])
 
 
-def test_a_part_under_another_name_says_which_it_wants(tmp_path: Path) -> None:
+def test_a_renamed_part_names_the_expected_file(tmp_path: Path) -> None:
     paths = write_set(tmp_path)
     renamed = paths[0].rename(tmp_path / "model.gguf")
     message = r"model\.gguf: split\.count 3, wanted a file name that ends in -00001-of-00003\.gguf"
@@ -98,7 +98,7 @@ def test_a_part_under_another_name_says_which_it_wants(tmp_path: Path) -> None:
         ("split.tensors.count", np.int32(-1), "split.tensors.count -1, wanted 0 to"),
     ],
 )
-def test_numbers_that_do_not_fit_are_quoted(tmp_path: Path, key: str, value: Any, message: str) -> None:
+def test_inconsistent_part_numbers_are_quoted(tmp_path: Path, key: str, value: Any, message: str) -> None:
     paths = write_set(tmp_path, changes={0: {key: value}})
     with pytest.raises(FormatError, match=rf"model-00001-of-00003\.gguf: {message}"):
         GGUFFile.open(paths[0])
@@ -118,7 +118,7 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
     metadata = {"split.no": np.uint16(2), "split.count": np.uint16(3)}
     with GGUFWriter(paths[2], metadata) as writer:
         writer.add_tensor("blk.0", np.zeros(32, np.float32), "F32")
-    message = r"00003-of-00003\.gguf: tensor blk\.0 stands in model-00001-of-00003\.gguf too"
+    message = r"00003-of-00003\.gguf: tensor blk\.0 is in model-00001-of-00003\.gguf too"
     with pytest.raises(FormatError, match=message):
         GGUFFile.open(paths[0])
 

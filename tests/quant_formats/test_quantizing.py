@@ -33,12 +33,12 @@ def quantize(source: Path, mix: str, processes: int = 1, importance: Importance 
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces a tensor, and workers for the smallest model."""
     monkeypatch.setattr(quantizing, "PIECE_WEIGHTS", 600)
-    monkeypatch.setattr(quantizing, "FEWEST_WEIGHTS_FOR_WORKERS", 1)
+    monkeypatch.setattr(quantizing, "MIN_WEIGHTS_FOR_WORKERS", 1)
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("mix", MIXES)
-def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
+def test_the_file_equals_the_plan(mix: str, tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
     with GGUFFile.open(source) as file, GGUFFile.open(quantize(source, mix)) as written:
         plan = plan_quantization(file, find_mix(mix))
@@ -46,8 +46,8 @@ def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
         for tensor in plan.tensors:
             seen = written.tensors[tensor.info.name]
             assert (seen.format, seen.shape, seen.nbytes) == (tensor.target, tensor.info.shape, tensor.nbytes)
-            wanted = encode(file.decode(tensor.info.name), tensor.target)
-            np.testing.assert_array_equal(written.raw(tensor.info.name).reshape(-1), wanted)
+            expected = encode(file.decode(tensor.info.name), tensor.target)
+            np.testing.assert_array_equal(written.raw(tensor.info.name).reshape(-1), expected)
         assert written.nbytes == plan.nbytes
         assert written.metadata["general.file_type"] == find_mix(mix).file_type
         assert written.metadata["general.quantization_version"] == 2
@@ -55,7 +55,7 @@ def test_the_file_holds_what_the_plan_says(mix: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_and_small_pieces_change_no_byte(small_pieces: None, tmp_path: Path) -> None:
+def test_workers_and_chunk_sizes_do_not_change_the_file(small_pieces: None, tmp_path: Path) -> None:
     source = ARCEE.write(tmp_path / "source.gguf")
     importance = importance_for(ARCEE.shapes())
     alone = quantize(source, "Q4_K_M", 1, importance).read_bytes()
@@ -70,16 +70,18 @@ def importance_for(shapes: Mapping[str, tuple[int, ...]]) -> Importance:
     )
 
 
-def test_importance_reaches_its_columns_and_those_of_each_expert(small_pieces: None, tmp_path: Path) -> None:
+def test_importance_applies_to_its_columns_and_those_of_each_expert(
+    small_pieces: None, tmp_path: Path
+) -> None:
     source, importance = EXPERTS.write(tmp_path / "source.gguf"), importance_for(EXPERTS.shapes())
     with GGUFFile.open(source) as file, GGUFFile.open(quantize(source, "Q4_0", 1, importance)) as written:
         for name in ("blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"):
             weights, columns = file.decode(name), importance.tensors[name]
             weights = weights.reshape(-1, weights.shape[-2], weights.shape[-1])
             for matrix, used in enumerate(columns.reshape(len(weights), -1)):
-                wanted = encode(weights[matrix], written.tensors[name].format, used)
+                expected = encode(weights[matrix], written.tensors[name].format, used)
                 seen = written.raw(name).reshape(len(weights), -1)[matrix]
-                np.testing.assert_array_equal(seen, wanted)
+                np.testing.assert_array_equal(seen, expected)
 
 
 def test_tensors_without_importance_are_reported(tmp_path: Path) -> None:
@@ -89,13 +91,13 @@ def test_tensors_without_importance_are_reported(tmp_path: Path) -> None:
         assert set(plan.without_importance) == set(quantized) - {"token_embd.weight", "output.weight"}
 
 
-def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_path: Path) -> None:
+def test_an_importance_of_another_model_is_refused_except_for_the_embedding(tmp_path: Path) -> None:
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan_quantization(
             file, find_mix("Q4_K_M"), importance=Importance({"token_embd.weight": np.ones(99, np.float32)})
         )
-        wanted = r"blk\.0\.attn_q\.weight: importance of 99 columns, wanted 256; .* is of another model"
-        with pytest.raises(FormatError, match=wanted):
+        expected = r"blk\.0\.attn_q\.weight: importance of 99 columns, wanted 256; .* is of another model"
+        with pytest.raises(FormatError, match=expected):
             plan_quantization(
                 file,
                 find_mix("Q4_K_M"),
@@ -103,7 +105,7 @@ def test_an_importance_of_another_model_is_refused_but_for_the_embedding(tmp_pat
             )
 
 
-def test_tensors_of_the_wanted_format_are_copied(tmp_path: Path) -> None:
+def test_tensors_of_the_requested_format_are_copied(tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")
     first = quantize(source, "Q4_K_S")
     with GGUFFile.open(first) as file:
@@ -116,12 +118,12 @@ def test_tensors_of_the_wanted_format_are_copied(tmp_path: Path) -> None:
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
     with GGUFFile.open(ARCEE.write(tmp_path / "source.gguf")) as file:
         plan = plan_quantization(file, find_mix("Q8_0"))
-        write_quantized(file, plan, tmp_path / "t.gguf", progress=lambda *step: heard.append(step))
-        assert heard[-1] == (file.nbytes, file.nbytes)
-    assert [done for done, _ in heard] == sorted(done for done, _ in heard)
+        write_quantized(file, plan, tmp_path / "t.gguf", progress=lambda *step: received.append(step))
+        assert received[-1] == (file.nbytes, file.nbytes)
+    assert [done for done, _ in received] == sorted(done for done, _ in received)
 
 
 def test_metadata_of_an_importance_is_added_and_an_older_one_replaced(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_all_parts_of_a_set_become_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_weight_that_does_not_fit_names_its_tensor_and_leaves_nothing(
+def test_a_weight_out_of_range_names_its_tensor_and_leaves_no_file(
     small_pieces: None, processes: int, tmp_path: Path
 ) -> None:
     weights = np.ones((4, 256), np.float32)
@@ -164,7 +166,7 @@ def test_a_weight_that_does_not_fit_names_its_tensor_and_leaves_nothing(
         assert [path.name for path in tmp_path.iterdir()] == ["source.gguf"]
 
 
-def test_an_interrupt_ends_the_workers_and_leaves_nothing(small_pieces: None, tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_workers_and_leaves_no_file(small_pieces: None, tmp_path: Path) -> None:
     source = ARCEE.write(tmp_path / "source.gguf")
 
     def interrupt(done: int, total: int) -> None:
@@ -186,6 +188,6 @@ def test_a_killed_worker_is_an_error() -> None:
             worker.send_signal(signal.SIGKILL)
             worker.wait()
         with pytest.raises(
-            WorkerError, match="tensor w: a worker process ended with code -9, wanted its answer"
+            WorkerError, match="tensor w: a worker process ended with code -9, wanted its result"
         ):
             next(pool.recoded([lambda: piece]))

@@ -1,4 +1,4 @@
-"""The reader on sound files: what gguf-py wrote, what GGUFWriter wrote, versions, parts, views of the map."""
+"""The reader on valid files: from gguf-py, from GGUFWriter, versions, parts, views of the map."""
 
 import mmap
 import struct
@@ -58,9 +58,9 @@ def gguf_py_file(path: Path) -> Path:
 def assert_reads_as_gguf_py(path: Path) -> None:
     reference = gguf.GGUFReader(path)
     with GGUFFile.open(path) as file:
-        wanted = {name: item for name, item in reference.fields.items() if not name.startswith("GGUF.")}
-        assert list(file.metadata) == list(wanted)
-        for key, item in wanted.items():
+        expected = {name: item for name, item in reference.fields.items() if not name.startswith("GGUF.")}
+        assert list(file.metadata) == list(expected)
+        for key, item in expected.items():
             value = file.metadata[key]
             value = value.tolist() if isinstance(value, np.ndarray) else value
             assert value == item.contents()
@@ -81,11 +81,11 @@ def assert_reads_as_gguf_py(path: Path) -> None:
             np.testing.assert_array_equal(file.decode(tensor.name).reshape(weights.shape), weights)
 
 
-def test_a_file_of_gguf_py_reads_as_gguf_py_reads_it(tmp_path: Path) -> None:
+def test_a_file_of_gguf_py_is_parsed_as_by_gguf_py(tmp_path: Path) -> None:
     assert_reads_as_gguf_py(gguf_py_file(tmp_path / "model.gguf"))
 
 
-def test_a_file_of_our_writer_reads_as_gguf_py_reads_it(tmp_path: Path) -> None:
+def test_a_file_of_the_writer_is_parsed_as_by_gguf_py(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with GGUFFile.open(gguf_py_file(tmp_path / "source.gguf")) as source:
         writer = GGUFWriter(path, source.metadata, alignment=64)
@@ -95,7 +95,7 @@ def test_a_file_of_our_writer_reads_as_gguf_py_reads_it(tmp_path: Path) -> None:
     assert_reads_as_gguf_py(path)
 
 
-def test_values_come_as_python_and_numpy_types(tmp_path: Path) -> None:
+def test_values_have_python_and_numpy_types(tmp_path: Path) -> None:
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:
         metadata = file.metadata
         assert metadata["a.uint64"] == 2**64 - 1
@@ -112,7 +112,7 @@ def test_values_come_as_python_and_numpy_types(tmp_path: Path) -> None:
             metadata["a.missing"]
 
 
-def test_broken_utf8_survives_as_surrogates(tmp_path: Path) -> None:
+def test_invalid_utf8_is_kept_as_surrogates(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     strings = raw.array(raw.STRING, 2, raw.string(b"\xff\xfe") + raw.string("ok"))
     path.write_bytes(RawGGUF([("a", raw.STRING, raw.string(b"x\xf0")), ("b", raw.ARRAY, strings)]).build())
@@ -157,17 +157,17 @@ def test_tensor_bytes_are_views_of_the_map(tmp_path: Path) -> None:
         assert file.nbytes == sum(info.nbytes for info in file.tensors.values())
 
 
-def test_a_view_outlives_the_file(tmp_path: Path) -> None:
+def test_a_view_remains_valid_after_closing(tmp_path: Path) -> None:
     file = GGUFFile.open(gguf_py_file(tmp_path / "model.gguf"))
-    view, wanted = file.raw("norm"), file.decode("norm")
+    view, expected = file.raw("norm"), file.decode("norm")
     file.close()
     file.close()
-    np.testing.assert_array_equal(decode(view, "F32"), wanted)
+    np.testing.assert_array_equal(decode(view, "F32"), expected)
     with pytest.raises(FormatError, match="the file is closed, wanted an open one"):
         file.raw("norm")
 
 
-def test_metadata_of_a_closed_file_says_so(tmp_path: Path) -> None:
+def test_metadata_of_a_closed_file_is_an_error(tmp_path: Path) -> None:
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:
         seen = file.metadata["a.string"]
     assert file.metadata["a.string"] == seen
@@ -175,14 +175,14 @@ def test_metadata_of_a_closed_file_says_so(tmp_path: Path) -> None:
         file.metadata["a.int8"]
 
 
-def test_a_tensor_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     with GGUFFile.open(gguf_py_file(tmp_path / "model.gguf")) as file:
         for look_up in (file.raw, file.decode, file.release, file.read_in_order):
             with pytest.raises(FormatError, match=r"model\.gguf: no tensor blk\.9\.nothing among its 19"):
                 look_up("blk.9.nothing")
 
 
-def test_a_released_tensor_reads_the_same_again(tmp_path: Path) -> None:
+def test_a_released_tensor_is_read_again_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     weights = np.random.default_rng(32).standard_normal((64, 1024)).astype(np.float32)
     with GGUFWriter(path) as writer:
@@ -222,6 +222,6 @@ def test_a_vocabulary_of_150000_strings_opens_and_decodes_quickly(tmp_path: Path
         opening.append(opened - looped)
         looping.append(looped - start)
         assert seen == tokens
-    # Measured against the least that Python can do per string, which takes about 0.02 s.
+    # Measured against the minimum that Python needs per string, which takes about 0.02 s.
     assert min(opening) < 4 * min(looping)
     assert min(decoding) < 12 * min(looping)

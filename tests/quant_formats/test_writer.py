@@ -1,4 +1,4 @@
-"""The writer: types of values, sources of tensors, and files that appear whole or not at all."""
+"""The writer: types of values, sources of tensors, and files that are complete or absent."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ WEIGHTS = np.random.default_rng(51).standard_normal((6, 512)).astype(np.float32)
         (np.array([0.1, 0.2]), ValueType.FLOAT64, True),
     ],
 )
-def test_values_come_back_with_the_type_they_took(
+def test_values_round_trip_with_their_type(
     tmp_path: Path, value: Any, kind: ValueType, is_array: bool
 ) -> None:
     with GGUFWriter(tmp_path / "model.gguf") as writer:
@@ -80,7 +80,7 @@ def test_values_that_gguf_cannot_hold_are_refused(tmp_path: Path, value: Any, me
         writer.add_metadata("a.key", value)
 
 
-def test_keys_and_names_are_new_and_of_sane_length(tmp_path: Path) -> None:
+def test_keys_and_names_are_unique_and_of_bounded_length(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", {"key": 1})
     for key in ("key", "", "x" * 65536):
         with pytest.raises(FormatError, match="wanted a new key of 1 to 65535 bytes"):
@@ -96,7 +96,7 @@ def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path: Path, alignme
         GGUFWriter(tmp_path / "model.gguf", alignment=alignment)
 
 
-def test_the_writers_alignment_holds_whatever_the_metadata_say(tmp_path: Path) -> None:
+def test_the_alignment_of_the_writer_overrides_the_metadata(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf", {"general.alignment": 64, "key": 1}, alignment=128) as writer:
         writer.add_tensor("one", WEIGHTS[0, :3], "F32")
         writer.add_tensor("two", WEIGHTS, "F32")
@@ -158,23 +158,23 @@ def test_weights_are_encoded_into_the_requested_format(tmp_path: Path, name: str
 
 
 def test_a_callable_is_called_only_when_the_file_is_written(tmp_path: Path) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def source() -> Any:
-        asked.append("yes")
+        requested.append("yes")
         return WEIGHTS
 
     writer = GGUFWriter(tmp_path / "model.gguf")
     writer.add_tensor("w", source, "F16", WEIGHTS.shape)
-    assert asked == []
+    assert requested == []
     writer.write()
-    assert asked == ["yes"]
+    assert requested == ["yes"]
 
 
 @pytest.mark.parametrize(
     ("source", "format_name", "shape", "message"),
     [
-        (bytes(10), "F32", None, "shape missing, wanted one beside a source of type bytes"),
+        (bytes(10), "F32", None, "shape missing, wanted one for a source of type bytes"),
         (np.zeros((2, 100)), "Q4_K", None, r"row of 100 weights is not a multiple of the Q4_K block \(256\)"),
         (
             np.zeros((2, 100), np.uint8),
@@ -197,21 +197,19 @@ def test_tensors_that_do_not_fit_their_format_are_refused(
 
 
 @pytest.mark.parametrize(("rows", "message"), [(5, "gave 10240 bytes"), (7, "gave at least 14336 bytes")])
-def test_a_source_of_the_wrong_size_is_refused_and_leaves_nothing(
+def test_a_source_of_the_wrong_size_is_refused_and_leaves_no_file(
     tmp_path: Path, rows: int, message: str
 ) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf")
     writer.add_tensor("w", lambda: np.resize(WEIGHTS, (rows, 512)), "F32", WEIGHTS.shape)
-    wanted = rf"tensor w: the source {message}, wanted 12288 for F32 of shape \(6, 512\)"
-    with pytest.raises(FormatError, match=wanted):
+    expected = rf"tensor w: the source {message}, wanted 12288 for F32 of shape \(6, 512\)"
+    with pytest.raises(FormatError, match=expected):
         writer.write()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"old")
 
@@ -233,12 +231,12 @@ def test_an_error_inside_the_with_block_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_the_systems_error(tmp_path: Path) -> None:
+def test_a_missing_folder_raises_the_system_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         GGUFWriter(tmp_path / "nowhere" / "model.gguf").write()
 
 
-def test_a_file_may_be_written_over_while_it_is_open(tmp_path: Path) -> None:
+def test_an_open_file_may_be_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with GGUFWriter(path) as writer:
         writer.add_tensor("w", WEIGHTS, "F32")
@@ -251,7 +249,7 @@ def test_a_file_may_be_written_over_while_it_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a umask")
-def test_a_file_has_the_permissions_that_the_umask_leaves(tmp_path: Path) -> None:
+def test_a_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     GGUFWriter(tmp_path / "model.gguf").write()
     (tmp_path / "usual").write_bytes(b"")
     assert (tmp_path / "model.gguf").stat().st_mode == (tmp_path / "usual").stat().st_mode

@@ -1,4 +1,4 @@
-"""A command line with a fake model behind it."""
+"""A command line with a fake model."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.tui.fake_library import FakeModel
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line left behind."""
+    """The result of a command line."""
 
     code: int
     out: str
@@ -57,7 +57,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home folder in which nothing lies."""
+    """An empty home folder."""
     return tmp_path
 
 
@@ -72,7 +72,7 @@ def opened() -> Iterator[list["Terminal"]]:
 
 @pytest.fixture(autouse=True)
 def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs the tests may have settings and chats of his own."""
+    """The user who runs the tests may have settings and chats."""
     for name in [name for name in os.environ if name.startswith("EDGEINFER_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
@@ -80,8 +80,8 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _heeds_ctrl_c() -> Iterator[None]:
-    """Programs that the tests start heed Ctrl-C, even where a shell runs the tests in the background.
+def _default_sigint() -> Iterator[None]:
+    """Programs that the tests start handle Ctrl-C, even where a shell runs the tests in the background.
 
     Such a shell has its children ignore the signal, and theirs inherit that.
     """

@@ -1,4 +1,4 @@
-"""A model that obeys the library's contract and says what a test tells it to."""
+"""A fake model with the library's interface and a scripted response."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ ANSWER = "There was a fox."
 
 
 class FakeTokenizer:
-    """One token a character."""
+    """One token per character."""
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         return "".join(map(chr, ids))
@@ -49,8 +49,8 @@ class FakePlan:
 
 
 class FakeStream:
-    """Yields a word a token; `interrupt_after` so many, Ctrl-C comes inside the iteration; `slid_after` so
-    many, the text has slid.
+    """Yields one word per token. KeyboardInterrupt is raised after `interrupt_after` tokens, and the context
+    shifts after `shift_after`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FakeStream:
         prompt_tokens: int,
         end: FinishReason = "stop",
         dropped_messages: int = 0,
-        slid_after: int | None = None,
+        shift_after: int | None = None,
         interrupt_after: int | None = None,
         pause: float = 0.0,
         before_word: Callable[[], object] = lambda: None,
@@ -70,12 +70,12 @@ class FakeStream:
         self._prompt_tokens = prompt_tokens
         self._end: FinishReason = end
         self._dropped_messages = dropped_messages
-        self._slid_after = slid_after
+        self._shift_after = shift_after
         self._interrupt_after = interrupt_after
         self._pause = pause
         self._before_word = before_word
         self._on_end = on_end
-        self._said: list[Token] = []
+        self._tokens: list[Token] = []
         self._reason: FinishReason = "cancelled"
 
     def __iter__(self) -> Iterator[Token]:
@@ -84,10 +84,10 @@ class FakeStream:
                 raise KeyboardInterrupt
             self._before_word()
             time.sleep(self._pause)
-            self._said.append(
+            self._tokens.append(
                 Token(index, word, logprob=-0.5, top_logprobs=((ord("a"), -0.5), (ord("b"), -1.5)))
             )
-            yield self._said[-1]
+            yield self._tokens[-1]
         self._finish(self._end)
 
     def cancel(self) -> None:
@@ -95,31 +95,31 @@ class FakeStream:
 
     @property
     def result(self) -> Generation:
-        text = "".join(token.text for token in self._said)
+        text = "".join(token.text for token in self._tokens)
         speed = Speed(
             prompt_tokens=self._prompt_tokens,
-            generated_tokens=len(self._said),
+            generated_tokens=len(self._tokens),
             seconds_to_first_token=0.21,
             prompt_tokens_per_second=312.0,
             decode_tokens_per_second=54.0,
         )
-        ids = [token.id for token in self._said]
-        slides = int(self._slid_after is not None and len(ids) > self._slid_after)
+        ids = [token.id for token in self._tokens]
+        shifts = int(self._shift_after is not None and len(ids) > self._shift_after)
         return Generation(
             text,
             ids,
             self._reason,
             speed,
             prompt_ids=list(range(900)),
-            tokens=self._said,
+            tokens=self._tokens,
             dropped_messages=self._dropped_messages,
-            context_shifts=slides,
-            evicted_tokens=256 * slides,
+            context_shifts=shifts,
+            evicted_tokens=256 * shifts,
         )
 
     def _finish(self, reason: FinishReason) -> None:
         self._reason = reason
-        self._on_end("".join(token.text for token in self._said))
+        self._on_end("".join(token.text for token in self._tokens))
 
 
 class FakeChat:
@@ -154,39 +154,39 @@ class FakeChat:
 
 
 class FakeModel:
-    """Answers every prompt with `response`; remembers what it was asked."""
+    """Responds to every prompt with `response`; records the prompts."""
 
-    def __init__(self, response: str = ANSWER, **behaviour: Any) -> None:
+    def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
-        self.warnings: tuple[str, ...] = ("a remark on the loading",)
+        self.warnings: tuple[str, ...] = ("a warning of loading",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
-        self.answer = response
-        self.behaviour = behaviour
-        self.asked: list[str] = []
+        self.response = response
+        self.options = options
+        self.prompts: list[str] = []
         self.settings: list[dict[str, Any]] = []
         self.chats: list[FakeChat] = []
         self.loaded_with: dict[str, Any] = {}
         self.closed = False
         self.snapshots = 0
         self.snapshot_owners: list[str | None] = []
-        """How often what was read has been kept."""
+        """How often a snapshot was saved."""
 
     def begin(self, prompt: str, settings: dict[str, Any], **more: Any) -> FakeStream:
         if "overflow" in prompt:
             raise ContextOverflowError("prompt: 2000 tokens, wanted at most 1024")
         if "explode" in prompt:
             raise ZeroDivisionError("float division\nby zero")
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         settings = dict(settings)
         settings.pop("progress")(1, 2)
         self.settings.append(settings)
-        words = [word + " " for word in self.answer.split(" ")]
+        words = [word + " " for word in self.response.split(" ")]
         words[-1] = words[-1].removesuffix(" ")
-        return FakeStream(words, prompt_tokens=9, **self.behaviour, **more)
+        return FakeStream(words, prompt_tokens=9, **self.options, **more)
 
     def stream(self, prompt: str | Sequence[int], *, raw: bool = True, **settings: Any) -> FakeStream:
         return self.begin(f"raw {prompt}", settings)
@@ -219,7 +219,7 @@ class FakeModel:
 
 
 def main() -> None:
-    """The command line over a slow fake, for tests that need a process of their own."""
+    """The command line over a slow fake model, for tests that need a separate process."""
     from edgeinfer_tui import command_line, library
 
     def load(

@@ -1,4 +1,4 @@
-"""A process of our own on a pseudo-terminal, to type at and to read from."""
+"""A process on a pseudo-terminal, with input and output for tests."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "tests.tui.fake_library")
-"""The program with a fake model behind it."""
+"""The program with a fake model."""
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 20.0
 
@@ -85,7 +85,7 @@ class Terminal:
         return self.process.returncode
 
     def hang_up(self) -> int:
-        """Close the window that the process runs in; its exit code."""
+        """Close the terminal of the process; returns its exit code."""
         os.close(self.master)
         self.master = -1
         return self.process.wait(TIMEOUT_SECONDS)

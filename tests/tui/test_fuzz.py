@@ -1,6 +1,6 @@
 """Random command lines: odd values, odd files, closed streams, tiny terminals. Nothing but one-line errors.
 
-In this process a fake model answers and nothing is served or downloaded; in child processes, and on
+In this process a fake model responds and nothing is served or downloaded; in child processes, and on
 pseudo-terminals, the program is the real one.
 """
 
@@ -42,12 +42,12 @@ FORBIDDEN = re.compile(r"Traceback|a bug in edgeinfer|pydantic|Input should|<cla
 PROGRAM = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 MEASURING = ("bench", "eval", "profile", "doctor", "quantize")
-"""Commands that take long with a model that is one: they get others here."""
+"""Commands that take long with a valid model: they get other arguments here."""
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Paths to what is no model, and one that leads nowhere."""
+    """Paths to files that are no models, and a missing one."""
     folder = tmp_path / "files"
     folder.mkdir()
     contents = {
@@ -104,7 +104,7 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch, fake: FakeModel) -> None:
 
 
 def check(words: list[str], code: int, out: str, err: str) -> None:
-    """What holds for every command line."""
+    """Checks for every command line."""
     message = f"{words!r}: exit {code}\n{err[-2000:]}"
     assert code in CODES, message
     assert FORBIDDEN.search(err) is None, message
@@ -117,7 +117,7 @@ def check(words: list[str], code: int, out: str, err: str) -> None:
         assert err.count("\n") == 1, message
 
 
-def test_random_command_lines_in_this_process(
+def test_random_command_lines_in_process(
     edgeinfer: CommandLine,
     nothing_real: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_closed_and_full_streams_under_every_command(tmp_path: Path) -> None:
     )
 
 
-def test_no_data_steers_a_terminal(
+def test_data_cannot_control_a_terminal(
     home: Path, files: list[str], opened: list[Terminal], tmp_path: Path
 ) -> None:
     random_, codes = random.Random(SEED), Counter[int]()

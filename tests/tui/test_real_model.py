@@ -15,7 +15,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelCache
 from tests.edgeinfer.test_builtin_model import GREEDY_TEXT, PROMPT
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 if sys.platform == "win32":
@@ -25,20 +25,20 @@ from tests.tui.terminal import ROOT, TIMEOUT_SECONDS, Terminal, environment
 
 COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()")
 CACHE = {"XDG_CACHE_HOME": str(user_folder("cache").parent)}
-"""Kernels that were built before are used, whatever the home folder."""
+"""Kernels that were built before are used, for any home folder."""
 BUILD_SECONDS = 400.0
 GREEDY = ("--temperature", "0", "--threads", "2")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _built_kernels() -> None:
-    """The kernels are there before a program with less patience wants them."""
+    """The kernels are built before a test with a short timeout needs them."""
     load("tiny").close()
 
 
 @pytest.fixture(autouse=True)
 def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs in this process finds nothing on standard input."""
+    """Standard input is empty for tests in this process."""
     monkeypatch.setattr(sys, "stdin", None)
 
 
@@ -66,12 +66,12 @@ def started(home: Path, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_run_prints_the_response_and_a_newline_and_nothing_else(home: Path) -> None:
+def test_run_prints_only_the_completion_and_a_newline(home: Path) -> None:
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "20")
     assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
 
 
-def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
+def test_a_context_shift_during_a_completion_is_reported(home: Path) -> None:
     options = ("--context", "64", "--max-tokens", "120", "--context-overflow", "shift", *GREEDY)
     done = run(home, "run", "tiny", PROMPT, *options, "--speed", "--device", "cpu")
     assert done.returncode == 0
@@ -82,7 +82,7 @@ def test_a_response_slides_past_its_context_and_says_so(home: Path) -> None:
     assert json.loads(record.stdout)["usage"]["evicted_tokens"] == 64
 
 
-def test_a_response_that_fills_its_context_says_so(home: Path) -> None:
+def test_a_completion_that_fills_the_context_is_reported(home: Path) -> None:
     done = run(home, "run", "tiny", PROMPT, "--context", "32", *GREEDY)
     assert done.returncode == 0
     assert done.stderr == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
@@ -98,7 +98,7 @@ def test_piped_text_is_the_prompt(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_llama_cpp_responds_alike_and_as_quietly(home: Path) -> None:
+def test_llama_cpp_gives_the_same_completion_and_as_little_output(home: Path) -> None:
     pytest.importorskip("llama_cpp")
     done = run(home, "run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8", "--engine", "llama.cpp")
     assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
@@ -117,7 +117,7 @@ def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     assert err == b""
 
 
-def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
+def test_a_reader_that_closes_early_is_no_error(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -128,7 +128,7 @@ def test_a_reader_that_has_enough_is_no_error(home: Path) -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
-def test_a_chat_on_a_terminal_responds_and_leaves(home: Path, opened: list[Terminal]) -> None:
+def test_a_chat_on_a_terminal_responds_and_quits(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", *GREEDY, "--max-tokens", "12", command=COMMAND, variables=CACHE)
     opened.append(terminal)
     terminal.wait_for("tiny, context 1024 tokens.")
@@ -151,14 +151,14 @@ def test_a_chat_on_a_terminal_responds_and_leaves(home: Path, opened: list[Termi
 
 
 @pytest.mark.parametrize("arguments", [("show", "tiny"), ("list",), ("doctor",)])
-def test_reports_can_be_read_by_programs(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
+def test_reports_are_machine_readable(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
     done = edgeinfer(*arguments, "--json")
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)
 
 
 def broken(path: Path, kind: str) -> Path:
-    """A path that leads to no model."""
+    """A path without a model."""
     if kind == "cut":
         whole = ZOO["llama"].write(path).read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
@@ -177,7 +177,7 @@ def broken(path: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "reported"),
     [
         ("cut", "wanted an end at most"),
         ("folder", "a folder without a .gguf file; name a model file"),
@@ -187,8 +187,8 @@ def broken(path: Path, kind: str) -> Path:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "show"])
-def test_what_is_no_model_is_one_line(
-    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, told: str
+def test_an_invalid_model_gives_a_one_line_error(
+    edgeinfer: CommandLine, tmp_path: Path, command: str, kind: str, reported: str
 ) -> None:
     path = broken(tmp_path / "model.gguf", kind)
     done = edgeinfer(command, str(path), *(["Hi"] if command == "run" else []))
@@ -198,17 +198,17 @@ def test_what_is_no_model_is_one_line(
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("edgeinfer: ")
     assert done.err.count("\n") == 1
-    assert told in done.err
+    assert reported in done.err
 
 
 @pytest.mark.slow
-def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> None:
+def test_a_failure_in_a_subprocess_leaves_no_traceback(home: Path) -> None:
     done = run(home, "run", str(broken(home / "model.gguf", "cut")), "Hi")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("tony", "Hi"), "tony: no such model; did you mean tiny?"),
         (("tiny", "Hi", "--device", "tpu"), "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
@@ -220,17 +220,17 @@ def test_a_failure_in_a_process_of_its_own_leaves_no_traceback(home: Path) -> No
         ),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    edgeinfer: CommandLine, arguments: tuple[str, ...], told: str
+def test_an_unsupported_request_gives_a_one_line_error(
+    edgeinfer: CommandLine, arguments: tuple[str, ...], reported: str
 ) -> None:
     done = edgeinfer("run", *arguments)
     assert (done.code, done.out) == (1, "")
     assert done.err.count("\n") == 1
-    assert told in done.err
+    assert reported in done.err
 
 
 @pytest.mark.slow
-def test_where_nothing_that_is_measured_can_be_kept_it_responds_all_the_same(home: Path) -> None:
+def test_generation_works_if_measurements_cannot_be_stored(home: Path) -> None:
     built = KernelCache(user_folder("cache"), choose()).folder
     cache = home / "cache" / "edgeinfer"
     shutil.copytree(built, cache / built.name)
@@ -250,12 +250,12 @@ def test_where_nothing_that_is_measured_can_be_kept_it_responds_all_the_same(hom
 
 
 @pytest.mark.slow
-def test_a_start_that_compiles_shows_how_far_it_has_come(home: Path, opened: list[Terminal]) -> None:
+def test_compilation_at_start_shows_progress(home: Path, opened: list[Terminal]) -> None:
     built = KernelCache(user_folder("cache"), choose())
-    found = KernelCache(home / "empty" / "edgeinfer", built.isa)
-    # All but one unit are there: the others take half a minute, for the same lines on the screen.
-    shutil.copytree(built.folder, found.folder, ignore=shutil.ignore_patterns("rows_Q6_K.o"))
-    assert found.find("rows_Q6_K") is None
+    result = KernelCache(home / "empty" / "edgeinfer", built.isa)
+    # All but one unit are built: the others take half a minute, for the same lines on the screen.
+    shutil.copytree(built.folder, result.folder, ignore=shutil.ignore_patterns("rows_Q6_K.o"))
+    assert result.find("rows_Q6_K") is None
     terminal = Terminal(
         home,
         *("run", "tiny", PROMPT, *GREEDY, "--max-tokens", "8"),
@@ -269,4 +269,4 @@ def test_a_start_that_compiles_shows_how_far_it_has_come(home: Path, opened: lis
     terminal.wait_for("there was a little girl named Lily")
     assert terminal.exit_code() == 0
     assert "Traceback" not in terminal.seen
-    assert found.find("rows_Q6_K")
+    assert result.find("rows_Q6_K")

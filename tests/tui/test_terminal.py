@@ -1,4 +1,4 @@
-"""The program on a real terminal and in real pipes: a process of its own, signals and all."""
+"""The program on a real terminal and in real pipes: a separate process, with signals."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.tui.terminal import COMMAND, ROOT, TIMEOUT_SECONDS, Terminal, environ
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
 
-def test_ctrl_c_in_a_response_ends_it_with_130_and_a_whole_terminal(
+def test_ctrl_c_in_a_response_exits_with_130_and_restores_the_terminal(
     home: Path, opened: list[Terminal]
 ) -> None:
     terminal = Terminal(home, "run", "tiny", "Once upon")
@@ -38,7 +38,7 @@ def test_ctrl_c_while_loading_ends_quietly(home: Path, opened: list[Terminal]) -
     assert "Traceback" not in terminal.seen
 
 
-def test_a_chat_stops_a_response_edits_with_history_and_leaves(home: Path, opened: list[Terminal]) -> None:
+def test_a_chat_stops_a_response_edits_with_history_and_quits(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run")
     opened.append(terminal)
     terminal.wait_for(">>> ")
@@ -65,7 +65,7 @@ def test_a_chat_stops_a_response_edits_with_history_and_leaves(home: Path, opene
     assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
-def test_a_reader_that_goes_away_is_no_error(home: Path) -> None:
+def test_a_closed_reader_is_no_error(home: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "tiny", "Once"],
         stdin=subprocess.DEVNULL,
@@ -117,8 +117,8 @@ def test_help_needs_neither_the_engine_nor_numpy() -> None:
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("moment", [0.05, 0.1, 0.2, 0.35])
-def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) -> None:
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.2, 0.35])
+def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, delay: float) -> None:
     program = (
         "from edgeinfer_tui.command_line import main\n"
         "print('begun', flush=True)\n"
@@ -135,9 +135,9 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
     assert process.stdout is not None
     assert process.stdout.readline() == b"begun\n"
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(moment)
+        process.wait(delay)
     process.send_signal(signal.SIGINT)
-    # Its input stays open meanwhile: it waits for that if it has come so far.
+    # Its input stays open: it waits for that if it has started.
     process.wait(TIMEOUT_SECONDS)
     _, err = process.communicate()
     assert process.returncode == 130
@@ -146,7 +146,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, moment: float) ->
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("columns", "name"), [(1, ""), (2, ""), (3, "dumb"), (2, "vt100"), (10, "xterm")])
-def test_a_chat_on_a_terminal_too_narrow_for_editing(
+def test_a_chat_works_on_a_narrow_terminal(
     home: Path, opened: list[Terminal], columns: int, name: str
 ) -> None:
     terminal = Terminal(home, "run", variables={"TERM": name})
@@ -161,7 +161,7 @@ def test_a_chat_on_a_terminal_too_narrow_for_editing(
     assert terminal.exit_code() == 0
 
 
-def test_bytes_that_are_no_text_do_not_end_a_line_chat(home: Path, opened: list[Terminal]) -> None:
+def test_undecodable_bytes_do_not_end_a_line_chat(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run")
     opened.append(terminal)
     terminal.wait_for(">>> ")
@@ -175,7 +175,7 @@ def test_bytes_that_are_no_text_do_not_end_a_line_chat(home: Path, opened: list[
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_private_chat_keeps_nothing(home: Path, opened: list[Terminal], private: bool) -> None:
+def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal], private: bool) -> None:
     terminal = Terminal(home, "run", *(["--private"] if private else []))
     opened.append(terminal)
     terminal.wait_for(">>> ")
@@ -185,8 +185,8 @@ def test_a_private_chat_keeps_nothing(home: Path, opened: list[Terminal], privat
     terminal.wait_for(">>> ")
     terminal.type("\x04")
     assert terminal.exit_code() == 0
-    kept = [path for path in home.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
-    assert bool(kept) is not private
+    stored = [path for path in home.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()]
+    assert bool(stored) is not private
 
 
 def test_tab_completes_and_ctrl_u_clears_in_a_line_chat(home: Path, opened: list[Terminal]) -> None:

@@ -12,7 +12,7 @@ from edgeinfer_tui.output.progress_line import shown_ago
 
 if TYPE_CHECKING:
     from edgeinfer.history.recorder import Recorder
-    from edgeinfer.history.records import Found, State, StoredChat
+    from edgeinfer.history.records import SearchHit, State, StoredChat
     from edgeinfer.history.store import ChatStore
     from edgeinfer.history.tree import ChatMessage, ChatTree
     from edgeinfer.results import Generation, Token
@@ -37,9 +37,9 @@ class ChatSession:
     @property
     def line(self) -> "list[ChatMessage]":
         """Messages of the current branch."""
-        from edgeinfer.history.tree import line_to
+        from edgeinfer.history.tree import branch_to
 
-        return line_to(self.tip)
+        return branch_to(self.tip)
 
     @property
     def last_user_message(self) -> "ChatMessage | None":
@@ -98,11 +98,11 @@ class ChatSession:
         if self.recorder is not None:
             self.recorder.set_system(text)
 
-    def new_trouble(self) -> str | None:
+    def new_error(self) -> str | None:
         """A message if the recorder fails for a reason that wasn't reported yet."""
-        trouble = None if self.recorder is None else self.recorder.trouble
-        is_new, self._reported = trouble != self._reported, trouble
-        return f"this part of the chat isn't on the disk: {trouble}" if trouble and is_new else None
+        last_error = None if self.recorder is None else self.recorder.last_error
+        is_new, self._reported = last_error != self._reported, last_error
+        return f"this part of the chat isn't on the disk: {last_error}" if last_error and is_new else None
 
 
 def start_response(
@@ -116,9 +116,9 @@ def start_response(
 
     The library's chat is brought to that branch; tokens that its KV cache holds aren't prefilled again.
     """
-    from edgeinfer.history.tree import line_to, read_by_the_model
+    from edgeinfer.history.tree import branch_to, model_messages
 
-    messages: list[dict[str, Any]] = [*read_by_the_model(line_to(before))]
+    messages: list[dict[str, Any]] = [*model_messages(branch_to(before))]
     chat.system = system
     if chat.messages[: len(messages)] != messages:
         chat.clear()
@@ -224,14 +224,14 @@ class SessionStore:
         with ChatStore(self._path) as store:
             return store.chats(limit)
 
-    def search(self, text: str) -> "list[Found]":
+    def search(self, text: str) -> "list[SearchHit]":
         """Messages that contain a text."""
         from edgeinfer.history.store import ChatStore
 
         with ChatStore(self._path) as store:
             return store.search(text)
 
-    def greeting(self) -> str | None:
+    def continuation_message(self) -> str | None:
         """Message about the chat that is continued; None: it is a new one."""
         if self.stored is None:
             return None
@@ -275,9 +275,9 @@ def open_store(
     return SessionStore(store.path, options.session)
 
 
-def lasting_name(model: str | None) -> str:
+def stored_model_name(model: str | None) -> str:
     """The model's name or absolute path, valid in any working folder."""
     from edgeinfer.registry.registry import find_model
 
-    found = find_model(model)
-    return str(Path(found.path).absolute()) if found.source == "path" else found.name
+    model_file = find_model(model)
+    return str(Path(model_file.path).absolute()) if model_file.source == "path" else model_file.name

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from edgeinfer_tui.options.option_errors import canonical_flag, is_argument, restate
+from edgeinfer_tui.options.option_errors import canonical_flag, is_argument, rewrite_usage_error
 from edgeinfer_tui.output.terminal_output import help_output
 
 PLACEMENT = "edgeinfer plans what goes to the GPU; limit its memory with --vram SIZE (see edgeinfer plan)"
@@ -40,7 +40,7 @@ class _OptionReader:
         try:
             return super().parse_args(ctx, list(args))  # type: ignore[misc]
         except Exception as error:
-            restate(error, self, ctx, args)
+            rewrite_usage_error(error, self, ctx, args)
             raise
 
 

@@ -9,8 +9,8 @@ def completions(line: str, commands: Mapping[str, Complete | None]) -> list[str]
     """Possible completions of a line; `commands`: word -> function that completes its argument."""
     word, blank, argument = line.partition(" ")
     if not blank:
-        found = [name for name in commands if name.startswith(word)] if word.startswith("/") else []
-        return [f"{name} " if commands[name] else name for name in found]
+        matches = [name for name in commands if name.startswith(word)] if word.startswith("/") else []
+        return [f"{name} " if commands[name] else name for name in matches]
     complete = commands.get(word)
     return [f"{word} {value}" for value in complete(argument)] if complete else []
 
@@ -22,7 +22,7 @@ def common_beginning(lines: Sequence[str]) -> str:
     return first if same is None else first[:same]
 
 
-def no_such_command(word: str, commands: Sequence[str]) -> str:
+def unknown_command_message(word: str, commands: Sequence[str]) -> str:
     """Error message for an unknown command."""
     from edgeinfer.registry.near_names import nearest
 

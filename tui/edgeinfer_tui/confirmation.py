@@ -35,6 +35,6 @@ def agreed(question: str, default: bool = False) -> bool:
             return reply.startswith("y")
 
 
-def may_remove(question: str, yes: bool) -> bool:
-    """Whether to remove: on a terminal the user is asked, unless `yes`."""
+def confirm_removal(question: str, yes: bool) -> bool:
+    """Whether to remove: on a terminal the user is prompted, unless `yes`."""
     return yes or not (on_terminal(sys.stdin) and on_terminal(sys.stderr)) or agreed(question)

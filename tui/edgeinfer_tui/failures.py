@@ -69,7 +69,7 @@ def one_line(error: BaseException) -> str:
     text = " ".join(text.split())
     if len(text) > MAX_LINE:
         text = f"{text[: MAX_LINE - 3]}..."
-    if _is_ours(error):
+    if _is_own_error(error):
         return text
     hint = "set EDGEINFER_DEBUG=1 to see where" if "EDGEINFER_DEBUG" not in os.environ else "see above"
     return f"unexpected {type(error).__name__}: {text or 'no message'} (a bug in edgeinfer; {hint})"
@@ -83,7 +83,7 @@ def is_usage_error(error: BaseException) -> bool:
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == WRONG_USAGE
 
 
-def _is_ours(error: BaseException) -> bool:
+def _is_own_error(error: BaseException) -> bool:
     """Whether the error was raised by this project, with a text meant for users."""
     # Imported only after a failure, so that `--help` stays fast.
     from edgeinfer.errors import EdgeInferError

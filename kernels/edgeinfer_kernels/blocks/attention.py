@@ -190,11 +190,14 @@ class AttentionState:
 
         Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
         """
-        cache, kept = self.cache, np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True)
+        cache, remaining = (
+            self.cache,
+            np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True),
+        )
         rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
         table = rope.table(-len(positions), len(positions)) if rope else None
-        for begin in range(0, len(kept), POSITIONS_AT_ONCE):
-            source = kept[begin : begin + POSITIONS_AT_ONCE]
+        for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
+            source = remaining[begin : begin + POSITIONS_AT_ONCE]
             first = int(positions[0]) + begin
             cache.move(source, first)
             if rope is None or table is None:
@@ -246,8 +249,8 @@ class AttentionSizes(BlockSizes):
         scales = 0 if cache_type == "f16" else -(-width // 32)
         return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
 
-    def positions_read(self, depth: int) -> int:
-        return min(depth, self.spec.window or depth)
+    def state_share(self, depth: int, context: int) -> float:
+        return min(depth, self.spec.window or depth) / context
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)

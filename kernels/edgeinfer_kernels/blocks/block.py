@@ -228,9 +228,9 @@ class BlockSizes:
         """Bytes of the state on a GPU."""
         return 0
 
-    def positions_read(self, depth: int) -> int:
-        """How many of `depth` cached positions a token reads."""
-        return 0
+    def state_share(self, depth: int, context: int) -> float:
+        """Share of the state, for a context of `context`, that a token after `depth` ones reads or writes."""
+        return 0.0
 
     def state_operations(self, tokens: int, start: int) -> float:
         """Arithmetic operations with the state of `tokens` tokens after `start` positions."""
@@ -308,6 +308,10 @@ class RecurrentSizes(BlockSizes):
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         return self._shape.nbytes
+
+    def state_share(self, depth: int, context: int) -> float:
+        """A token reads a slot and writes one."""
+        return 8 * self._shape.slot_width / self._shape.nbytes
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         shape = self._shape

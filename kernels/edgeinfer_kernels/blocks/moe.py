@@ -244,11 +244,11 @@ class MoeSizes(DivisibleSizes):
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         experts_per_token, neurons = self.granules_per_token, self.expert.neurons
         rows, width = assignment_rows(experts_per_token), self.router.columns
-        found = {
+        buffers = {
             "expert.scores": 4 * padded(self.granules),
             "expert.ids": 8 * experts_per_token,
             "expert.weights": 4 * experts_per_token,
-            "expert.places": 8 * experts_per_token,
+            "expert.assignment_rows": 8 * experts_per_token,
             "expert.entries": 8 * experts_per_token,
             "expert.active": 8 + 24 * experts_per_token,
             "expert.gathered.quantized": rows * lines(quantized_bytes(padded(width))),
@@ -258,11 +258,11 @@ class MoeSizes(DivisibleSizes):
             "expert.out": rows * lines(4 * padded(width)),
         }
         if any(is_float_format(matrix) for matrix in self.expert.inputs()):
-            found["expert.gathered"] = rows * lines(4 * padded(width))
+            buffers["expert.gathered"] = rows * lines(4 * padded(width))
         if self.spec.pre_attention_router:
-            found["router"] = 4 * padded(width)
-            found["router.quantized"] = quantized_bytes(padded(width))
-        return found | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
+            buffers["router"] = 4 * padded(width)
+            buffers["router.quantized"] = quantized_bytes(padded(width))
+        return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 
     def inputs(self) -> list[MatrixSize]:
         shared = self.shared.inputs() if self.shared else []

@@ -32,7 +32,7 @@ MAX_TAPS = 32
 @dataclass(frozen=True)
 class ShortConvolutionSpec(RecurrentSpec):
     """out(c · conv(b · x)), where b, c and x are projections of the input. conv is causal, over `taps`
-    positions, with weights of its own for each of the `channels`.
+    positions, with separate weights for each of the `channels`.
     """
 
     kind: ClassVar[str] = "short_convolution"

@@ -51,7 +51,7 @@ ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 class UnpackedRows:
     """Returns arrays (rows, columns) float32 like `np.empty`.
 
-    The operating system maps memory of this size anew for every allocation, page by page on first write. That
+    The operating system maps memory of this size for every allocation, page by page on first write. That
     takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
     forward.
     """
@@ -221,7 +221,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         count, schedules = len(ids), self._schedules
         if self._embedding.block:
             self._step_ids[:count] = ids
-            self._embedding.ask(self._step_ids_address)
+            self._embedding.set_ids(self._step_ids_address)
         else:
             self.embed(ids)
         schedules.fill(count, start)

@@ -54,7 +54,7 @@ class DraftLoop:
             np.zeros(MAX_DRAFT_TOKENS, np.int64),
             np.zeros(MAX_DRAFT_TOKENS, np.float32),
         )
-        self._further = np.zeros_like(self._min_probs)
+        self._min_probs_to_continue = np.zeros_like(self._min_probs)
         self._ids, self._probs = np.zeros_like(self._given), np.zeros_like(self._min_probs)
         self._uniforms, self._counts = np.zeros_like(self._min_probs), np.zeros_like(self._given)
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
@@ -84,7 +84,7 @@ class DraftLoop:
             logit_scale=logit_scale,
             parts=keep_args((LogitsPart * -(-len(self._logits) // LOGITS_PER_PART))()),
             min_probs=keep(self._min_probs),
-            further=keep(self._further),
+            min_probs_to_continue=keep(self._min_probs_to_continue),
             candidates=keep(self._candidates),
             weights=keep(self._weights),
             candidate_counts=keep(self._counts),
@@ -97,7 +97,9 @@ class DraftLoop:
         """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
         args, given, max_tokens = self._args, len(ids), len(request.min_probs)
         if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < max_tokens <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"{given} tokens, {max_tokens} guesses; wanted 1 to {MAX_DRAFT_TOKENS} of each")
+            raise ValueError(
+                f"{given} tokens, {max_tokens} draft tokens; wanted 1 to {MAX_DRAFT_TOKENS} of each"
+            )
         if self._selected != (request.id_limit, request.sampling):
             self._choose(request.id_limit, request.sampling)
         schedules = self._schedules
@@ -111,20 +113,20 @@ class DraftLoop:
         self._head.logits = self._logits_address
         self._embed.ids = self._given_address
         self._given[:given], self._min_probs[:max_tokens] = ids, request.min_probs
-        self._further[:max_tokens] = request.further or 0.0
+        self._min_probs_to_continue[:max_tokens] = request.min_probs_to_continue or 0.0
         if request.uniforms:
             self._uniforms[:max_tokens] = request.uniforms
         args.uniforms = self._uniforms_address if request.uniforms else 0
         args.max_tokens, args.count, args.is_running, args.reached = max_tokens, 0, 1, 1.0
         pool.run(self._function, self._block, 0)
-        found = args.count
+        count = args.count
         if self._slots is not None:
             self._slots.extend(args.forwards - 1)
         return DraftedTokens(
-            self._ids[:found].tolist(),
-            self._probs[:found].tolist(),
+            self._ids[:count].tolist(),
+            self._probs[:count].tolist(),
             given + args.forwards - 1,
-            self._candidates_of(found) if request.uniforms else (),
+            self._candidates_of(count) if request.uniforms else (),
         )
 
     def _choose(self, id_limit: int, sampling: DraftSampling) -> None:

@@ -77,7 +77,7 @@ class Embedding:
             self._args, self._step = EmbedArgs.from_address(self.block), StepArgs()
             self._run = kernels.address("embed_block"), self.block, addressof(self._step)
 
-    def ask(self, ids: int) -> None:
+    def set_ids(self, ids: int) -> None:
         """Set the address of the row indices that a schedule with this block decodes; it is read when the
         schedule runs.
         """
@@ -95,7 +95,7 @@ class Embedding:
             raise IndexError(f"{self._matrix.name}: row {wrong}, wanted 0 to {last}")
         if self.block and len(ids) > STEP_TOKENS:
             rows = np.asarray(ids, np.int64)
-            self.ask(address(rows))
+            self.set_ids(address(rows))
             fill_step(self._step, address(x), x.strides[0], len(ids), 0, 0)
             self._pool.run(*self._run)
             return

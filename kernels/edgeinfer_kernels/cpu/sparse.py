@@ -92,7 +92,9 @@ def matrices_by_neuron(feed_forwards: Mapping[int, FeedForwardWeights], layers: 
 
 def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
     """The matrices of all predictors."""
-    return [matrix for found in layers.values() if found for matrix in (found.first, found.second)]
+    return [
+        matrix for predictor in layers.values() if predictor for matrix in (predictor.first, predictor.second)
+    ]
 
 
 def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
@@ -104,7 +106,7 @@ def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None)
     )
 
 
-def bytes_of_a_token(
+def sparse_bytes_per_token(
     weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
 ) -> float:
     """Bytes that a token reads from a sparse layer's per-neuron layouts, without the predictor.
@@ -114,11 +116,11 @@ def bytes_of_a_token(
     """
     layout = ColumnLayout.of(weights.ffn_down)
     weights_of_down = layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
-    found = layout.nbytes - weights_of_down + active * weights_of_down
+    nbytes = layout.nbytes - weights_of_down + active * weights_of_down
     for matrix in rows_by_neuron(weights, predictor):
         is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
-        found += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
-    return found
+        nbytes += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
+    return nbytes
 
 
 class SparseBlocks:
@@ -226,7 +228,7 @@ class _Sizes:
     ) -> None:
         downs = [feed_forwards[index].ffn_down for index in layers]
         self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
-        rank = max((found.rank for found in layers.values() if found), default=0)
+        rank = max((predictor.rank for predictor in layers.values() if predictor), default=0)
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
         self.lanes = lane_activations_bytes(hidden_size)

@@ -39,8 +39,8 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import (
     RejectedCandidateError,
-    remember_tuning,
-    remembered_tuning,
+    save_tuning,
+    saved_tuning,
     tune,
     tuning_key,
 )
@@ -48,7 +48,7 @@ from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.reference.backend import final_norm
-from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, MAX_TOKENS, RECENT
+from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, MAX_TOKENS, RECENT
 from edgeinfer_kernels.stages import CPU, GPU, CpuStages, cpu_stages, part_of_block, shards_on
 
 DEPENDENT_LAUNCH_FROM = 90
@@ -186,10 +186,10 @@ class CudaBackend(Backend[DeviceRows]):
         return self._parts.sent.connect(host) if self._parts.sent else 0
 
     def start_expert_cache(self, policy: ExpertPolicy) -> str | None:
-        """Enable the expert cache with this policy, whose rows are the layers with changing experts. Return
+        """Enable the expert cache with this policy, whose rows are the layers with an expert cache. Return
         None, or the reason why the experts stay fixed.
         """
-        assert self._server is not None, "only a split model has experts that change"
+        assert self._server is not None, "only a split model has an expert cache"
         on_cpu, layers = shards_on(CPU, self._options.stages), []
         for block in self._parts.model.blocks:
             here = block.weights
@@ -321,7 +321,7 @@ class CudaBackend(Backend[DeviceRows]):
         """
         name = torch.cuda.get_device_name(self.device)
         key = tuning_key(name, self.spec, self._weights, self._options.kv)
-        tuning = remembered_tuning(folder, key)
+        tuning = saved_tuning(folder, key)
         if tuning is None:
             if self._options.stages:
                 return
@@ -331,10 +331,12 @@ class CudaBackend(Backend[DeviceRows]):
             except RejectedCandidateError:  # Not even the default tile configs can be timed here: keep them.
                 return
             self.steps.forget()
-            remember_tuning(folder, key, tuning)
+            save_tuning(folder, key, tuning)
         self.step.tuning = tuning
 
-    def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
+    def warm_up(
+        self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
+    ) -> None:
         """Compile and capture steps of these token counts, so that no completion waits for compilation; other
         counts are padded. `on_compiled` is called with the number of compiled kernels and the total if this
         takes long.

@@ -7,7 +7,7 @@ import torch
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_send
+from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -81,7 +81,7 @@ class DeviceParts:
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         sampling, sent = SamplingSpace(specification.vocabulary_size, arena), None
-        if options.stream_min_tokens is not None and can_send(specification, stages):
+        if options.stream_min_tokens is not None and can_stream(specification, stages):
             sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, sampling, sent)

@@ -21,8 +21,8 @@ def device_work(run: Callable[[], object], kinds: Mapping[str, str]) -> dict[str
     spent: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
         if event.device_type == DeviceType.CUDA:
-            found = (kind for word, kind in kinds.items() if word in event.name.lower())
-            spent[next(found, OTHERS)].append(event.time_range.elapsed_us() / 1e6)
+            kinds_of_event = (kind for word, kind in kinds.items() if word in event.name.lower())
+            spent[next(kinds_of_event, OTHERS)].append(event.time_range.elapsed_us() / 1e6)
     return dict(spent)
 
 

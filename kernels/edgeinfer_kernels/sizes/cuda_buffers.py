@@ -24,8 +24,8 @@ CHUNK = 512
 """Tokens of a prompt that are evaluated in one step."""
 MAX_TOKENS = 8
 """Maximum number of tokens of a decode step."""
-EVERY_WIDTH = tuple(range(1, MAX_TOKENS + 1))
-FEW_WIDTHS = (1, 2, 4, MAX_TOKENS)
+ALL_STEP_SIZES = tuple(range(1, MAX_TOKENS + 1))
+COMMON_STEP_SIZES = (1, 2, 4, MAX_TOKENS)
 """Step sizes, in tokens, that are prepared if only the last tokens of a prompt come in groups: the kernels of
 one step size take up to fifteen seconds to compile.
 """
@@ -37,9 +37,9 @@ number of tokens without padding.
 SLOTS_AT = 26
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
-SENT_PIECE_BYTES = 16 << 20
+STREAMED_PIECE_BYTES = 16 << 20
 """Maximum bytes of streamed weights per transfer during prefill."""
-SENT_PIECES = 4
+STREAMED_PIECES = 4
 """Maximum number of such transfers that are on the device at once."""
 EXPERT_LOAD_BYTES = 1 << 20
 """Bytes of an expert that are loaded to the device at a time during decode."""
@@ -82,10 +82,10 @@ def _step_bytes(sizes: ModelSizes) -> int:
 
 def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
     """Shapes of every matrix of a prefill; all experts of a layer as one."""
-    found = []
+    shapes = []
     for block in sizes.blocks:
-        found += [*block.stacked_inputs(), *block.outputs()]
-    return [planes_of(matrix) for matrix in found]
+        shapes += [*block.stacked_inputs(), *block.outputs()]
+    return [planes_of(matrix) for matrix in shapes]
 
 
 def prompt_scratch(sizes: ModelSizes) -> int:
@@ -124,22 +124,22 @@ def exchange_buffer_bytes(sizes: ModelSizes, tokens: int) -> int:
     return 8 * EXCHANGE_WORDS + tokens * (4 * padded(sizes.hidden_size) + 12 * moe_width(sizes))
 
 
-def sent_piece_bytes(sizes: ModelSizes) -> int:
+def streamed_piece_bytes(sizes: ModelSizes) -> int:
     """Bytes of streamed weights per transfer during prefill: at most the size of the largest matrix."""
     matrices = {matrix for block in sizes.blocks for matrix in (*block.inputs(), *block.outputs())}
     largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
-    return taken(min(largest, SENT_PIECE_BYTES), 1)
+    return taken(min(largest, STREAMED_PIECE_BYTES), 1)
 
 
-def sent_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
+def streaming_bytes(sizes: ModelSizes, context: int, host_attends: bool) -> int:
     """Maximum device bytes for streaming the CPU's weights during prefill, for any split; `host_attends`:
     some state is on the CPU. See `streamed_layers.py`.
     """
     caches = 0
     if host_attends:
-        caches = sum(kind.streamed_state_bytes(found, context) for kind, found in sizes.by_kind().items())
+        caches = sum(kind.streamed_state_bytes(blocks, context) for kind, blocks in sizes.by_kind().items())
     vectors = sum(block.streamed_vector_bytes() for block in sizes.blocks)
-    return SENT_PIECES * sent_piece_bytes(sizes) + caches + vectors
+    return STREAMED_PIECES * streamed_piece_bytes(sizes) + caches + vectors
 
 
 def expert_load_bytes(sizes: ModelSizes) -> int:

@@ -40,8 +40,8 @@ class LayerSizes:
     @property
     def routed(self) -> DivisibleSizes | None:
         """The divisible block, if a router selects its units."""
-        found = self.divisible
-        return found if found is not None and found.is_routed else None
+        block = self.divisible
+        return block if block is not None and block.is_routed else None
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that a token may be multiplied with; that of each expert once."""
@@ -101,10 +101,10 @@ class ModelSizes:
 
     def by_kind(self) -> dict[type[BlockSizes], list[BlockSizes]]:
         """The blocks, by kind in order of appearance."""
-        found: dict[type[BlockSizes], list[BlockSizes]] = {}
+        kinds: dict[type[BlockSizes], list[BlockSizes]] = {}
         for block in self.blocks:
-            found.setdefault(type(block), []).append(block)
-        return found
+            kinds.setdefault(type(block), []).append(block)
+        return kinds
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that takes part in a matmul; the embedding only if it is a tied head."""

@@ -50,7 +50,7 @@ class DescriptionError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Described:
+class _DescribedTerms:
     """Values of the description's terms; None: not given."""
 
     vram: float | None = None
@@ -70,9 +70,9 @@ _SIZE = _NUMBER + r"(gib|gb|mib|mb|g)"
 _RATE = _NUMBER + r"(g/s|gb/s|gib/s|tb/s)"
 
 
-def _amount(found: re.Match[str]) -> float:
+def _amount(match: re.Match[str]) -> float:
     """Bytes, or bytes per second, of a size or rate match; either group may hold it."""
-    number, unit = (part for part in found.groups() if part)
+    number, unit = (part for part in match.groups() if part)
     return float(number) * _UNITS[unit]
 
 
@@ -114,7 +114,7 @@ def describe_machine(text: str) -> Machine:
     wrong = [given[field][0] for field in _OF_A_GPU if field in given]
     if name.lower() == "cpu" and wrong:
         raise DescriptionError(f"{wrong[0]!r} in {line!r}: 'cpu' means no GPU; name a card instead")
-    described = _Described(**{field: value for field, (_, value) in given.items()})
+    described = _DescribedTerms(**{field: value for field, (_, value) in given.items()})
     processor = Processor(
         name="described CPU",
         threads=max(1, int(described.threads)),
@@ -133,25 +133,25 @@ def _with_size(name: str) -> tuple[str, str]:
     """A card's name, and the memory size after it if the table has no card with that size ("4060 Ti
     16GB").
     """
-    found = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
-    if found is None or matching_cards(name):
+    match = re.fullmatch(r"(.*\S)[ ,]+(\d+(?:\.\d+)? ?(?:gib|gb|g))(?: vram)?", name, re.IGNORECASE)
+    if match is None or matching_cards(name):
         return name, ""
-    return found[1], found[2]
+    return match[1], match[2]
 
 
-def _with_graphics(machine: Machine, name: str, described: _Described) -> Machine:
-    found = matching_cards(name)
-    if len(found) > 1 and described.vram:
-        found = [card for card in found if card.gib * 2.0**30 == described.vram]
-    if len(found) > 1:
-        raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in found)}")
-    if found:
-        graphics = found[0].graphics()
+def _with_graphics(machine: Machine, name: str, described: _DescribedTerms) -> Machine:
+    cards = matching_cards(name)
+    if len(cards) > 1 and described.vram:
+        cards = [card for card in cards if card.gib * 2.0**30 == described.vram]
+    if len(cards) > 1:
+        raise DescriptionError(f"{name!r}: which one? {' or '.join(card.name for card in cards)}")
+    if cards:
+        graphics = cards[0].graphics()
     elif described.vram and described.vram_rate:
         link = link_of(LINK_SHARE * 16 * LANE_BYTES_PER_SECOND[4])
         graphics = Graphics(name or "described GPU", 0, 0, 0, 0.0, 0.0, link, context_bytes=CONTEXT_BYTES)
     else:
-        raise DescriptionError(_what_is_missing(name, described))
+        raise DescriptionError(_missing_terms(name, described))
     if described.vram:
         graphics = replace(graphics, total_bytes=int(described.vram), free_bytes=int(described.vram))
     if described.vram_rate:
@@ -165,7 +165,7 @@ def _with_graphics(machine: Machine, name: str, described: _Described) -> Machin
     return replace(machine, gpus=(graphics,))
 
 
-def _what_is_missing(name: str, described: _Described) -> str:
+def _missing_terms(name: str, described: _DescribedTerms) -> str:
     """The error text for a missing GPU: an unknown name, or an incomplete specification."""
     if not described.vram and not described.vram_rate:
         return f"{name!r}: no such card in the table; {_nearest(name)}"
@@ -180,7 +180,7 @@ def _is_term(text: str) -> bool:
 
 
 def _read(terms: Iterable[str], whole: str) -> dict[str, tuple[str, float]]:
-    """For each given field of `_Described`, the term and its value."""
+    """For each given field of `_DescribedTerms`, the term and its value."""
     given: dict[str, tuple[str, float]] = {}
     for term in terms:
         field, value = _read_term(term, whole)
@@ -194,11 +194,11 @@ def _read_term(term: str, whole: str) -> tuple[str, float]:
     if re.search(r"\d\s*(?:[GT]i?b/s|[gt]i?bits?/s|[gt]i?bps)", term, re.ASCII):
         raise DescriptionError(f"{term!r} in {whole!r}: saw bits a second, wanted bytes, as 256GB/s")
     for field, pattern, value in _TERMS:
-        found = re.fullmatch(pattern, term.lower(), re.ASCII)
-        if found:
-            if not any(float(number) for number in found.groups() if number and number[0].isdigit()):
-                raise DescriptionError(f"{term!r}: saw 0, wanted more than nothing")
-            return field, value(found)
+        match = re.fullmatch(pattern, term.lower(), re.ASCII)
+        if match:
+            if not any(float(number) for number in match.groups() if number and number[0].isdigit()):
+                raise DescriptionError(f"{term!r}: saw 0, wanted a positive number")
+            return field, value(match)
     raise DescriptionError(f"{term!r} in {whole!r}: {EXPECTED}")
 
 
@@ -207,4 +207,4 @@ def _nearest(name: str) -> str:
     known = {card.name.lower(): card.name for card in cards()}
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.0)
     names = ", ".join(known[match] for match in near)
-    return f'known are {names} and others; or say what it has, as "{name}: 8GiB, 256GB/s, pcie 12GB/s"'
+    return f'known are {names} and others; or describe it, as "{name}: 8GiB, 256GB/s, pcie 12GB/s"'

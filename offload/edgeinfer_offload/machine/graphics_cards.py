@@ -67,8 +67,8 @@ def cards() -> list[Card]:
 
 def find_card(name: str) -> Card | None:
     """The card with this name, from a user or a driver; None: unknown, or several with different memory."""
-    found = matching_cards(name)
-    return found[0] if len(found) == 1 else None
+    cards = matching_cards(name)
+    return cards[0] if len(cards) == 1 else None
 
 
 def matching_cards(name: str) -> list[Card]:
@@ -77,10 +77,10 @@ def matching_cards(name: str) -> list[Card]:
     for words in (requested, *({family, *requested} for family in FAMILIES)):
         # A driver also names the memory of an H100, of which the table has only one.
         for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
-            if found := [card for card in known if _words(card.name) == names]:
-                own = found[0].gib
+            if matches := [card for card in known if _words(card.name) == names]:
+                own = matches[0].gib
                 given_sizes = [float(word.removesuffix("gb")) for word in words - names]
-                return found if all(size == own for size in given_sizes) else []
+                return matches if all(size == own for size in given_sizes) else []
         more = [card for card in known if words and words < _words(card.name) and _only_size(card, words)]
         if more:
             return more

@@ -21,7 +21,7 @@ SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
 FREE_SHARE = 4
 """Measuring uses at most one part in FREE_SHARE of the free memory."""
-WORTH_PER_THREAD = 1.05
+MIN_SPLIT_POSITIONS = 1.05
 """A higher thread count is used only if it reads at least this many times as fast."""
 
 
@@ -36,52 +36,54 @@ def reading_bytes() -> int:
     return uncached_bytes(max_bytes=host_memory().free_bytes // FREE_SHARE)
 
 
-def remembered_bandwidth(cache_folder: Path, threads: int) -> float:
+def measured_bandwidth(cache_folder: Path, threads: int) -> float:
     """`read_bandwidth`, measured on first use and stored next to the kernels for this processor."""
-    figures = remembered_figures(cache_folder)
+    figures = stored_figures(cache_folder)
     return figures.figure(f"{threads} threads", lambda: read_bandwidth(cache_folder, threads))
 
 
-def remembered_threads(cache_folder: Path, progress: BuildProgress | None = None) -> int:
+def measured_threads(cache_folder: Path, progress: BuildProgress | None = None) -> int:
     """The thread count for decoding; the first use measures it in less than a second and stores it.
     `progress` is called if kernels have to be compiled for it.
     """
-    known = known_threads(cache_folder)
+    known = stored_threads(cache_folder)
     if known is not None:
         return known
     usable, kernels = usable_cpus(), load_kernels(cache_folder, choose(), progress=progress)
     key = f"best of {usable} threads"
-    best = remembered_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable)))
+    best = stored_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable)))
     return min(max(int(best), 1), usable)
 
 
-def known_threads(cache_folder: Path) -> int | None:
-    """The stored result of `remembered_threads`; None: it isn't measured yet."""
+def stored_threads(cache_folder: Path) -> int | None:
+    """The stored result of `measured_threads`; None: it isn't measured yet."""
     usable = usable_cpus()
     if len(thread_counts(usable)) == 1:
         return usable
-    best = remembered_figures(cache_folder).known().get(f"best of {usable} threads")
+    best = stored_figures(cache_folder).known().get(f"best of {usable} threads")
     return None if best is None else min(max(int(best), 1), usable)
 
 
 @dataclass(frozen=True)
-class ThreadChoice:
+class ThreadSelection:
     """The default thread count for decoding, and the reason for it."""
 
     count: int
     why: str
 
 
-def thread_choice(cache_folder: Path) -> ThreadChoice:
-    """The result of `remembered_threads` with its reason; measured now if necessary."""
+def select_threads(cache_folder: Path) -> ThreadSelection:
+    """The result of `measured_threads` with its reason; measured now if necessary."""
     usable, machine = usable_cpus(), os.cpu_count() or 1
     limit = f"; the machine has {machine}, affinity or a quota allows no more" if usable < machine else ""
     tried = thread_counts(usable)
     if len(tried) == 1:
-        return ThreadChoice(usable, f"all usable processors{limit}")
-    count = remembered_threads(cache_folder)
+        return ThreadSelection(usable, f"all usable processors{limit}")
+    count = measured_threads(cache_folder)
     others = ", ".join(map(str, tried))
-    return ThreadChoice(count, f"of {others} the fewest that read memory at full speed, measured once{limit}")
+    return ThreadSelection(
+        count, f"of {others} the fewest that read memory at full speed, measured once{limit}"
+    )
 
 
 def thread_counts(usable: int) -> list[int]:
@@ -101,12 +103,12 @@ def best_threads(rates: dict[int, float]) -> int:
     """The thread count that reads fastest; the smaller one if two are about equal."""
     best = min(rates)
     for count in sorted(rates):
-        if rates[count] > rates[best] * WORTH_PER_THREAD:
+        if rates[count] > rates[best] * MIN_SPLIT_POSITIONS:
             best = count
     return best
 
 
-def remembered_figures(cache_folder: Path) -> MeasuredFigures:
+def stored_figures(cache_folder: Path) -> MeasuredFigures:
     """The stored measurements of this machine, for its current processor, memory and GPUs."""
     gpus = ", ".join(f"{gpu.name} {gpu.total_bytes}" for gpu in list_gpus())
     memory = psutil.virtual_memory().total >> 30

@@ -48,5 +48,5 @@ def own_resident_bytes(status: Path = _STATUS) -> int:
     except OSError:
         lines = []
     values = dict(line.split(":", 1) for line in lines if ":" in line)
-    found = [int(values[name].split()[0]) for name in OWN_PAGES if name in values]
-    return 1024 * sum(found) if found else int(psutil.Process().memory_info().rss)
+    sizes = [int(values[name].split()[0]) for name in OWN_PAGES if name in values]
+    return 1024 * sum(sizes) if sizes else int(psutil.Process().memory_info().rss)

@@ -18,7 +18,7 @@ from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_S
 from edgeinfer_offload.machine.graphics_cards import find_card
 from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
-from edgeinfer_offload.machine.measure import reading_bytes, remembered_bandwidth, remembered_figures
+from edgeinfer_offload.machine.measure import measured_bandwidth, reading_bytes, stored_figures
 
 UNKNOWN = float("inf")
 """An unmeasured speed: a plan made with it gives the placement, but no speeds."""
@@ -50,10 +50,10 @@ def with_cpu_speeds(
     Measured on first use in about a second per format, then stored. `progress` is called for kernels that
     have to be compiled for it.
     """
-    threads, figures = machine.processor.threads, remembered_figures(cache_folder)
-    reading = remembered_bandwidth(cache_folder, threads)
+    threads, figures = machine.processor.threads, stored_figures(cache_folder)
+    reading = measured_bandwidth(cache_folder, threads)
     requested = sorted({name for name in formats if name in FIELDS})
-    known, prefix, few = figures.known(), f"{threads} threads ", _few(model_bytes)
+    known, prefix, few = figures.known(), f"{threads} threads ", _size_suffix(model_bytes)
     missing = _unknown_formats(known, requested, threads, model_bytes)
     if missing:
         kernels = load_kernels(cache_folder, choose(), row_units(missing), progress)
@@ -80,7 +80,7 @@ def with_known_cpu_speeds(
     machine: Machine, cache_folder: Path, formats: Iterable[str], model_bytes: int
 ) -> Machine | None:
     """As `with_cpu_speeds`, from stored measurements only; None: a measurement is missing."""
-    threads, known = machine.processor.threads, remembered_figures(cache_folder).known()
+    threads, known = machine.processor.threads, stored_figures(cache_folder).known()
     requested = [name for name in formats if name in FIELDS]
     if f"{threads} threads" not in known or _unknown_formats(known, requested, threads, model_bytes):
         return None
@@ -91,7 +91,7 @@ def _unknown_formats(
     known: Mapping[str, float], requested: Iterable[str], threads: int, model_bytes: int
 ) -> list[str]:
     """The formats for which a measurement is missing."""
-    prefix, few = f"{threads} threads ", _few(model_bytes)
+    prefix, few = f"{threads} threads ", _size_suffix(model_bytes)
     return [
         name
         for name in requested
@@ -99,7 +99,7 @@ def _unknown_formats(
     ]
 
 
-def _few(model_bytes: int) -> str:
+def _size_suffix(model_bytes: int) -> str:
     """Suffix of a format's rate name for a model that may fit in caches: the amount that is read."""
     return f" of {_read_mebibytes(model_bytes)} MiB" if 0 < model_bytes < MIN_READ else ""
 
@@ -119,36 +119,36 @@ def _measured_formats(
     """Missing measurements of these formats: the better of two runs, with the other formats measured between
     them. Load from other programs only worsens a figure, and rarely in both runs.
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for _ in range(2):
         now = dict(known)
         for name in names:
             now |= _measured_format(kernels, name, threads, model_bytes, now)
         for name in now.keys() - known.keys():
             better = min if name.endswith(_SECONDS) else max
-            found[name] = better(now[name], found.get(name, now[name]))
-    return found
+            figures[name] = better(now[name], figures.get(name, now[name]))
+    return figures
 
 
 def _measured_format(
     kernels: Kernels, name: str, threads: int, model_bytes: int, known: Mapping[str, float]
 ) -> dict[str, float]:
     """Missing measurements of one format, and of blocks, which don't depend on the format."""
-    prefix, found = f"{threads} threads ", dict[str, float]()
+    prefix, figures = f"{threads} threads ", dict[str, float]()
     if f"{prefix}block" not in known:
         step = step_speed(kernels, name, threads)
-        found |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
-    few = f"{prefix}{name}{_few(model_bytes)}"
+        figures |= {f"{prefix}block": step.block_seconds, f"{prefix}token": step.token_seconds}
+    few = f"{prefix}{name}{_size_suffix(model_bytes)}"
     if f"{few} prompt" not in known:
         size = _read_mebibytes(model_bytes) * MEBIBYTE
-        block_seconds = {**known, **found}[f"{prefix}block"]
+        block_seconds = {**known, **figures}[f"{prefix}block"]
         speed = (
             cached_speed(kernels, name, threads, size)
-            if _few(model_bytes)
+            if _size_suffix(model_bytes)
             else kernel_speed(kernels, name, threads, reading_bytes(), block_seconds)
         )
-        found |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
-    return found
+        figures |= {few: speed.bytes_per_second, f"{few} prompt": speed.operations_per_second}
+    return figures
 
 
 _UNPACKED = "unpacked "
@@ -167,7 +167,7 @@ GPU_FIGURES = (
 
 def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
     """The machine with a GPU and its speeds: measured before, else from its name, else none."""
-    known = remembered_figures(cache_folder).known()
+    known = stored_figures(cache_folder).known()
     prefix = f"gpu {gpu.index} "
     if all(prefix + name in known for name in GPU_FIGURES):
         own = {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
@@ -210,12 +210,12 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
 
 def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
     """Whether GPU and CPU can synchronize within a graph; assumed true until measured."""
-    return remembered_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
+    return stored_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     """Measure what is missing for a GPU, its link, and its kernels for these formats; imports torch."""
-    figures, prefix = remembered_figures(cache_folder), f"gpu {gpu.index} "
+    figures, prefix = stored_figures(cache_folder), f"gpu {gpu.index} "
     known = figures.known()
     missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]
     if not missing and all(prefix + name in known for name in GPU_FIGURES):
@@ -224,12 +224,12 @@ def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     from edgeinfer_kernels.cuda.tuning.gpu_speed import format_speed, gpu_speed
 
     device = cuda_device(gpu.index)
-    found = {prefix + name: value for name, value in asdict(gpu_speed(device)).items()}
+    measured = {prefix + name: value for name, value in asdict(gpu_speed(device)).items()}
     for name in missing:
         speed = format_speed(device, name)
-        found |= {
+        measured |= {
             prefix + name: speed.bytes_per_second,
             f"{prefix}{_UNPACKED}{name}": speed.unpacked_per_second,
             f"{prefix}launch_seconds": speed.launch_seconds,
         }
-    figures.keep(found)
+    figures.keep(measured)

@@ -9,7 +9,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, Counts
 
 SHARES = (0.1, 0.2, 0.3, 0.5)
-JUDGED_SHARE = 0.2
+EVALUATED_SHARE = 0.2
 MARGIN = 1.1
 """A hot set must cover this many times as much as a random set of the same size."""
 
@@ -29,7 +29,7 @@ class Coverage:
     @property
     def beats_uniform(self) -> bool:
         """Whether a static hot set helps on held-out text."""
-        return self.covered[SHARES.index(JUDGED_SHARE)] > MARGIN * JUDGED_SHARE
+        return self.covered[SHARES.index(EVALUATED_SHARE)] > MARGIN * EVALUATED_SHARE
 
 
 def coverage(layers: Sequence[Counts], tokens: tuple[int, int]) -> Coverage:
@@ -65,18 +65,18 @@ def expert_probs(profile: ActivityProfile, sizes: ModelSizes) -> tuple[tuple[flo
     the other half, the layer's probabilities are uniform. None: the profile has no data on these experts.
     """
     counted = profile.layers("experts")
-    found: list[tuple[float, ...]] = []
+    probs: list[tuple[float, ...]] = []
     for index, layer in enumerate(sizes.layers):
         block = layer.routed
         if block is None:
-            found.append(())
+            probs.append(())
             continue
         counts, count, used = counted.get(index), block.granules, block.granules_per_token
         if counts is None or counts.shape[1] != count or not counts.sum():
             return None
         if coverage([counts], profile.tokens).beats_uniform:
             each = counts.sum(axis=0).astype(float)
-            found.append(tuple(float(used * share) for share in each / each.sum()))
+            probs.append(tuple(float(used * share) for share in each / each.sum()))
         else:
-            found.append((used / count,) * count)
-    return tuple(found) if any(found) else None
+            probs.append((used / count,) * count)
+    return tuple(probs) if any(probs) else None

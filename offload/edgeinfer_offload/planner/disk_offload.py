@@ -11,15 +11,15 @@ from edgeinfer_offload.planner.plan_types import PlannedItem
 
 
 def offloaded(
-    found: PlacementItems, problem: PlacementProblem
+    placed: PlacementItems, problem: PlacementProblem
 ) -> tuple[list[PlannedItem], list[LayerPlacement], float]:
     """Move CPU weights to disk until main memory is large enough.
 
     Returns the items, the layers, and the seconds that a prompt waits for the disk. The order is: experts (a
     token reads only a few), feed-forwards, attention, the output matrix; last layers first.
     """
-    items, layers = list(found.items), list(found.layers)
-    missing = _bytes_here(items) - problem.ram
+    items, layers = list(placed.items), list(placed.layers)
+    missing = _cpu_bytes(items) - problem.ram
     workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
     if problem.options.disk and missing > 0 and workspace:
         (at,) = workspace
@@ -28,7 +28,7 @@ def offloaded(
     return items, layers, _wait(items, problem)
 
 
-def _bytes_here(items: Sequence[PlannedItem]) -> int:
+def _cpu_bytes(items: Sequence[PlannedItem]) -> int:
     return sum(item.bytes for item in items if item.device == "cpu")
 
 
@@ -49,7 +49,7 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
 def _wait(items: list[PlannedItem], problem: PlacementProblem) -> float:
     """Add disk time to memory-mapped items that don't fit the page cache; returns the seconds per prompt."""
     read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
-    disk = problem.disk_seconds(read, _bytes_here(items))
+    disk = problem.disk_seconds(read, _cpu_bytes(items))
     if not disk:
         return 0.0
     for index, item in enumerate(items):

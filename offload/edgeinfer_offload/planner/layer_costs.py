@@ -105,9 +105,9 @@ class Pricing:
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, block: BlockSizes, depth: int | None) -> float:
-        """Share of the state that a token reads."""
+        """Share of the state that a token reads or writes."""
         seen = min(self.depth if depth is None else depth, self.context)
-        return block.positions_read(seen) / self.context
+        return block.state_share(seen, self.context)
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,10 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
         hot, cold = block.part(count), block.part(whole - count)
         there = NOTHING
         if count:
-            found = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
-            if found is None:
+            cost = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
+            if cost is None:
                 break
-            there = found
+            there = cost
         gpu.append(there)
         if count == whole:
             cpu.append(NOTHING)

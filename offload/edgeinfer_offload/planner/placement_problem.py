@@ -157,7 +157,7 @@ class PlacementProblem:
         link = self.machine.link
         if not self.streams or link is None or link.pins_in_place:
             return 0
-        return cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(self.sizes)
+        return cuda_buffers.STREAMED_PIECES * cuda_buffers.streamed_piece_bytes(self.sizes)
 
     def non_layer(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
         costs = [(head, self.head[head])]
@@ -210,18 +210,18 @@ class PlacementProblem:
         layers = [
             LayerDevices(device_index, cost.granules if device_index == GPU else 0) for cost in self.costs
         ]
-        found = self.search.placement(layers, self.non_layer(device_index, device_index, draft))
-        return replace(found, seconds=found.seconds + self.host_seconds(found))
+        placement = self.search.placement(layers, self.non_layer(device_index, device_index, draft))
+        return replace(placement, seconds=placement.seconds + self.host_seconds(placement))
 
-    def _draft_alone(self) -> Placement | None:
+    def _draft_only(self) -> Placement | None:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
         if not self.draft or not self.draft[GPU]:
             return None
         budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
-        found = self.search.placement(here, self.non_layer(CPU, CPU, GPU))
-        if found.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
+        placement = self.search.placement(here, self.non_layer(CPU, CPU, GPU))
+        if placement.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
-        return replace(found, seconds=found.seconds + budget.penalty(found.cpu_bytes))
+        return replace(placement, seconds=placement.seconds + budget.penalty(placement.cpu_bytes))
 
     @property
     def streams(self) -> bool:
@@ -238,7 +238,7 @@ class PlacementProblem:
 
     def _streamed_bytes(self, host_attends: bool) -> int:
         context = self.options.context
-        return cuda_buffers.sent_bytes(self.sizes, context, host_attends) if self.streams else 0
+        return cuda_buffers.streaming_bytes(self.sizes, context, host_attends) if self.streams else 0
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
         """The budget for placements on the GPU; `shared`: the CPU also runs layers, `host_attends`: with
@@ -289,7 +289,7 @@ class PlacementProblem:
                 whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))
                 candidates.append(whole)
         if self.pricing.graphics and self.options.device == "any":
-            split = [p for p in (self._best_split(vram), self._draft_alone()) if p]
+            split = [p for p in (self._best_split(vram), self._draft_only()) if p]
             candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]
         best = min(candidates, key=lambda placement: placement.seconds, default=None)
         if best and whole and whole.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds:
@@ -315,13 +315,13 @@ class PlacementProblem:
                 devices._replace(granules=slots) if i in layers else devices
                 for i, devices in enumerate(placement.layers)
             ]
-            found = self.search.placement(spread, placement.non_layer)
-            if found.gpu_bytes <= room:
+            candidate = self.search.placement(spread, placement.non_layer)
+            if candidate.gpu_bytes <= room:
                 break
         else:
             return None
-        waiting = budget.penalty(found.cpu_bytes)
-        return replace(found, seconds=found.seconds + waiting + self.host_seconds(found))
+        waiting = budget.penalty(candidate.cpu_bytes)
+        return replace(candidate, seconds=candidate.seconds + waiting + self.host_seconds(candidate))
 
     @property
     def weights_device(self) -> DeviceName:

@@ -253,8 +253,10 @@ class Search:
         """The fastest placement found that uses the GPU within the budget; None: there is none. `attend`:
         with all attention on the GPU, which must be possible.
         """
-        found = [each for non_layer in self.non_layer if (each := self._improved(non_layer, budget, attend))]
-        return min(found, key=lambda placement: placement.seconds, default=None)
+        candidates = [
+            each for non_layer in self.non_layer if (each := self._improved(non_layer, budget, attend))
+        ]
+        return min(candidates, key=lambda placement: placement.seconds, default=None)
 
     def _improved(self, non_layer: NonLayerPlacement, budget: Budget, attend: bool) -> Placement | None:
         moves = _Moves(self, non_layer, budget, attend)
@@ -264,9 +266,9 @@ class Search:
         if moves.room < 0 or not moves.options.any():
             return None
         layers = [LayerDevices(GPU, int(at) - 1) if at else LayerDevices(CPU) for at in moves.options]
-        found = self.placement(layers, non_layer)
-        seconds = found.seconds + budget.penalty(found.cpu_bytes)
-        return replace(found, seconds=seconds) if seconds < float("inf") else None
+        placement = self.placement(layers, non_layer)
+        seconds = placement.seconds + budget.penalty(placement.cpu_bytes)
+        return replace(placement, seconds=seconds) if seconds < float("inf") else None
 
     def placement(self, layers: Sequence[LayerDevices], non_layer: NonLayerPlacement) -> Placement:
         """A placement with its cost, computed as in the search."""

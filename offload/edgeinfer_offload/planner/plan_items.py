@@ -168,13 +168,13 @@ def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedI
 def _buffer_items(problem: PlacementProblem, placement: Placement, speed: PromptSpeed) -> list[PlannedItem]:
     """Buffers and libraries: bytes that cost no time."""
     on_cpu = problem.works_on_cpu(placement)
-    found: list[tuple[str, DeviceName, int]] = []
+    items: list[tuple[str, DeviceName, int]] = []
     if on_cpu:
         streamed_from = speed.stream_min_tokens if placement.non_layer.head == GPU else None
         tokens = host_batch(problem.options.batch, streamed_from)
-        found.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
+        items.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
     if placement.uses_gpu:
-        found += [
+        items += [
             ("workspace", "gpu", problem.gpu_workspace),
             (LIBRARIES, "gpu", LIBRARY_BYTES),
             (CUDA_CONTEXT, "gpu", problem.driver_bytes),
@@ -182,22 +182,22 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
             ("expert cache buffers", "gpu", expert_load_bytes(problem.sizes) * problem.options.expert_cache),
             ("pinned buffers", "cpu", problem.staging(on_cpu)),
         ]
-    return [PlannedItem(name, device, nbytes, 0.0) for name, device, nbytes in found if nbytes]
+    return [PlannedItem(name, device, nbytes, 0.0) for name, device, nbytes in items if nbytes]
 
 
 def _latency_items(problem: PlacementProblem, placement: Placement, overlapped: float) -> list[PlannedItem]:
     """Time between the parts; `overlapped`: ms per token of overlapped shards."""
     sync = sync_seconds_of(problem.costs, placement, problem.pricing.sync_seconds)
     host = problem.host_seconds(placement)
-    found: list[tuple[str, DeviceName, float, str]] = [
+    items: list[tuple[str, DeviceName, float, str]] = [
         ("synchronization", "link", 1000 * sync, "synchronization"),
         ("overlap loss", "link", OVERLAP_LOSS * overlapped, "synchronization"),
     ]
     if placement.non_layer.head == GPU:
-        found.append(("device-to-host copy", "link", 1000 * host, "synchronization"))
+        items.append(("device-to-host copy", "link", 1000 * host, "synchronization"))
     else:
-        found.append(("between tokens", "cpu", 1000 * host, "CPU latency"))
-    return [PlannedItem(name, device, 0, ms, bound) for name, device, ms, bound in found if ms]
+        items.append(("between tokens", "cpu", 1000 * host, "CPU latency"))
+    return [PlannedItem(name, device, 0, ms, bound) for name, device, ms, bound in items if ms]
 
 
 def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: float) -> float:

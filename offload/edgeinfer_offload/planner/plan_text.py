@@ -115,18 +115,18 @@ def _repacked(plan: PlanData) -> str:
 
 
 def _speed(plan: PlanData) -> list[str]:
-    found = plan.prediction
+    prediction = plan.prediction
     if _milliseconds(plan) is None:
         return []
     depth = plan.options.planned_depth
     lines = [
-        f"decode: {_rate(found.seconds)} tokens/s after {depth} tokens "
-        f"({_rate(found.seconds_empty)} after none, {_rate(found.seconds_full)} with the context of "
-        f"{plan.options.context} full), without drafting",
-        f"prompt: {found.prefill_tokens_per_second:.0f} tokens/s for {found.prompt} tokens",
+        f"decode: {_rate(prediction.seconds)} tokens/s after {depth} tokens "
+        f"({_rate(prediction.seconds_empty)} after none, {_rate(prediction.seconds_full)} "
+        f"with the context of {plan.options.context} full), without drafting",
+        f"prompt: {prediction.prefill_tokens_per_second:.0f} tokens/s for {prediction.prompt} tokens",
     ]
-    if found.stream_min_tokens:
-        lines[-1] += f"; from {found.stream_min_tokens} tokens on, weights are streamed to the GPU"
+    if prediction.stream_min_tokens:
+        lines[-1] += f"; from {prediction.stream_min_tokens} tokens on, weights are streamed to the GPU"
     if plan.rate_with_one_gib_more:
         lines.append(f"with 1 GiB more of GPU memory: {_shown(plan.rate_with_one_gib_more)} tokens/s")
     return lines

@@ -125,17 +125,17 @@ def _refusal(problem: PlacementProblem, device_index: int) -> PlanError:
     """The error if not everything fits one device: that device is full, or the main memory it needs."""
     items, allowed = _refusable(problem, device_index), problem.vram if device_index == GPU else problem.ram
     if device_index == GPU and sum(item.bytes for item in items) <= allowed:
-        items, allowed = _held(problem, device_index, CPU), problem.ram
+        items, allowed = _placed_items(problem, device_index, CPU), problem.ram
         device_index = CPU
     return refuse(DEVICES[device_index], sum(item.bytes for item in items), allowed, items)
 
 
 def _refusable(problem: PlacementProblem, device_index: int) -> list[PlannedItem]:
     """The items that the device would have to hold."""
-    return _held(problem, device_index, device_index)
+    return _placed_items(problem, device_index, device_index)
 
 
-def _held(problem: PlacementProblem, whole: int, device_index: int) -> list[PlannedItem]:
+def _placed_items(problem: PlacementProblem, whole: int, device_index: int) -> list[PlannedItem]:
     """The items that device `device_index` holds if everything runs on device `whole`."""
     placement = problem.whole(whole)
     items = placement_items(problem, placement, PromptSpeed(problem, placement)).items
@@ -155,8 +155,8 @@ def _placement(problem: PlacementProblem) -> Placement:
 
 def _plan_of(problem: PlacementProblem, placement: Placement) -> MemoryPlan:
     speed, non_layer = PromptSpeed(problem, placement), placement.non_layer
-    found = placement_items(problem, placement, speed)
-    items, layers, waiting = offloaded(found, problem)
+    placed = placement_items(problem, placement, speed)
+    items, layers, waiting = offloaded(placed, problem)
     on_cpu = [item for item in items if item.device == "cpu"]
     if sum(item.bytes for item in on_cpu) > problem.ram:
         raise refuse("cpu", sum(item.bytes for item in on_cpu), problem.ram, on_cpu)

@@ -22,7 +22,7 @@ from edgeinfer_offload.machine.cost_constants import (
 from edgeinfer_offload.planner.layer_costs import LayerCosts
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices, Placement
-from edgeinfer_offload.planner.roofline import Roof, Work
+from edgeinfer_offload.planner.roofline import Roofline, Work
 
 MAX_TOKENS = 1 << 16
 """Upper end of the search for `stream_min_tokens`."""
@@ -86,10 +86,10 @@ class PromptSpeed:
     def __init__(self, problem: PlacementProblem, placement: Placement) -> None:
         machine = problem.machine
         processor, graphics, link = machine.processor, problem.pricing.graphics, machine.link
-        self._cpu = Roof(processor.operations_per_second, processor.bytes_per_second)
-        self._gpu: Roof | None = None
+        self._cpu = Roofline(processor.operations_per_second, processor.bytes_per_second)
+        self._gpu: Roofline | None = None
         if graphics and placement.uses_gpu:
-            self._gpu = Roof(graphics.operations_per_second, graphics.bytes_per_second)
+            self._gpu = Roofline(graphics.operations_per_second, graphics.bytes_per_second)
         self._link = link.to_gpu if link else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
         self._layers = [
@@ -149,7 +149,7 @@ class PromptSpeed:
             copying += copied + layer.position_bytes * (start + tokens) / self._link
             computing += unpacked + parts + scores
             launching += STREAMED_LAUNCH_SECONDS if layer.here else LAYER_LAUNCH_SECONDS
-        return _at_once(copying, computing, launching) + routed
+        return _overlapped_seconds(copying, computing, launching) + routed
 
     def _crossover(self) -> int | None:
         """The minimum number of tokens for which streaming is faster than computing on the CPU."""
@@ -168,7 +168,7 @@ class PromptSpeed:
         return low
 
 
-def _at_once(*seconds: float) -> float:
+def _overlapped_seconds(*seconds: float) -> float:
     """Seconds of tasks that overlap while weights are streamed."""
     *_, second, longest = sorted(seconds)
     return longest + COPY_OVERLAP_LOSS * second

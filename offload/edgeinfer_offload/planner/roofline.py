@@ -12,7 +12,7 @@ Bound = Literal["compute", "memory"]
 
 
 @dataclass(frozen=True)
-class Roof:
+class Roofline:
     """A device: peak operations per second (a multiply-accumulate counts as two), bytes per second."""
 
     operations_per_second: float
@@ -36,16 +36,16 @@ class Work:
         """Operations per byte."""
         return self.operations / self.bytes
 
-    def reachable(self, roof: Roof) -> float:
+    def reachable(self, roofline: Roofline) -> float:
         """min(π, β · I), operations per second."""
-        return min(roof.operations_per_second, roof.bytes_per_second * self.intensity)
+        return min(roofline.operations_per_second, roofline.bytes_per_second * self.intensity)
 
-    def bound(self, roof: Roof) -> Bound:
-        return "memory" if self.intensity < roof.ridge_point else "compute"
+    def bound(self, roofline: Roofline) -> Bound:
+        return "memory" if self.intensity < roofline.ridge_point else "compute"
 
-    def seconds(self, roof: Roof) -> float:
+    def seconds(self, roofline: Roofline) -> float:
         """At least max(operations/π, bytes/β)."""
-        return max(self.operations / roof.operations_per_second, self.bytes / roof.bytes_per_second)
+        return max(self.operations / roofline.operations_per_second, self.bytes / roofline.bytes_per_second)
 
 
 def linear(rows: int, inputs: int, outputs: int, size: float = 2) -> Work:

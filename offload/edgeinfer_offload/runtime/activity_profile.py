@@ -54,9 +54,9 @@ class ActivityProfile:
 
     def layers(self, kind: str) -> dict[int, Counts]:
         """Layer -> counts of its "neurons" or "experts"."""
-        found = {int(name.partition(".")[2]): value for name, value in self.counts.items()
+        counts = {int(name.partition(".")[2]): value for name, value in self.counts.items()
                  if name.startswith(f"{kind}.")}  # fmt: skip
-        return dict(sorted(found.items()))
+        return dict(sorted(counts.items()))
 
     def active_share(self, name: str) -> float:
         """The mean share of a layer's units that a token activates."""
@@ -97,7 +97,7 @@ class ActivityProfile:
         except DAMAGE as error:
             reason = " ".join(str(error).split())[:80] or type(error).__name__
             raise ProfileError(
-                f"{path}: no sound activity profile ({reason}); write it anew with edgeinfer profile"
+                f"{path}: not a valid activity profile ({reason}); create it again with edgeinfer profile"
             ) from error
 
     @classmethod
@@ -107,7 +107,7 @@ class ActivityProfile:
         if header["version"] != VERSION:
             raise ProfileError(
                 f"{path}: an activity profile of version {header['version']}, wanted {VERSION}; "
-                "write it anew with edgeinfer profile"
+                "create it again with edgeinfer profile"
             )
         counts = {name: value for name, value in arrays.items() if name.partition(".")[0] in COUNTED}
         first, last = (int(count) for count in header["tokens"])
@@ -141,10 +141,10 @@ def model_hash(path: Path) -> str:
 def profile_paths(model: Path, hashed: str, data_folder: Path) -> tuple[Path, Path]:
     """The two possible paths of a model's profile: next to the model, and in the user's data folder."""
     own = data_folder / "profiles" / f"{model.stem}-{hashed[:12]}{SUFFIX}"
-    return beside_model(model), own
+    return adjacent_profile_path(model), own
 
 
-def beside_model(model: Path) -> Path:
+def adjacent_profile_path(model: Path) -> Path:
     """The path of a profile if the model's folder is writable."""
     return model.with_name(model.name + SUFFIX)
 
@@ -157,18 +157,18 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
         OSError: the model or its profile can't be read.
     """
     own_folder = data_folder / "profiles"
-    if not any([beside_model(model).exists(), *own_folder.glob(f"{model.stem}-*{SUFFIX}")]):
+    if not any([adjacent_profile_path(model).exists(), *own_folder.glob(f"{model.stem}-*{SUFFIX}")]):
         return None  # most models have no profile: skip hashing their files
     hashed = model_hash(model)
     for path in profile_paths(model, hashed, data_folder):
         if path.exists():
-            found = ActivityProfile.load(path)
-            if found.model_hash != hashed:
+            profile = ActivityProfile.load(path)
+            if profile.model_hash != hashed:
                 raise ProfileError(
-                    f"{path}: profile of another model (hash {found.model_hash[:12]}, wanted {hashed[:12]}); "
-                    "write it anew with edgeinfer profile"
+                    f"{path}: profile of another model (hash {profile.model_hash[:12]}, "
+                    f"wanted {hashed[:12]}); create it again with edgeinfer profile"
                 )
-            return found
+            return profile
     return None
 
 

@@ -34,9 +34,9 @@ class ExpertUsage:
     certainty: float = 5.0
     """Minimum difference of two rates in standard deviations of chance, in the slow mean or in the weighted
     sum: the best and the worst of many experts differ by chance alone."""
-    look_after: int = 16
+    check_interval: int = 16
     """Tokens until the next check, after a check that found a swap."""
-    look_seldom: int = 64
+    max_check_interval: int = 64
     """Maximum tokens until the next check: each check without a swap doubles the interval."""
     at_once: int = 16
     """Maximum number of swaps per check."""
@@ -45,14 +45,14 @@ class ExpertUsage:
 
 
 class Swap(NamedTuple):
-    """In `layer` (a row), `expert` replaces `leaves` in its slot. `gain`: CPU reads of an expert saved over
+    """In `layer` (a row), `expert` replaces `evicted` in its slot. `gain`: CPU reads of an expert saved over
     the horizon, less the copy.
     """
 
     layer: int
     expert: int
     slot: int
-    leaves: int
+    evicted: int
     gain: float
 
 
@@ -61,7 +61,7 @@ class ExpertCachePolicy:
     `residents[layer][slot]` is the expert initially in each slot.
 
     `slots` (layers, count) int64: the slot of each expert, -1 for none. A swap has two steps, so that a slot
-    isn't read while it is written: `begin` removes the old expert, `land` assigns the new one.
+    isn't read while it is written: `begin` removes the old expert, `finish_swap` assigns the new one.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class ExpertCachePolicy:
         usage: ExpertUsage | None = None,
     ) -> None:
         self.usage, self._experts_per_token = usage or ExpertUsage(), experts_per_token
-        self.look_after = self.usage.look_after
+        self.check_interval = self.usage.check_interval
         shape = len(residents), count
         self.slots: Ints = np.full(shape, -1, np.int64)
         for row, experts in zip(self.slots, residents, strict=True):
             row[list(experts)] = np.arange(len(experts))
-        self._coming = np.zeros(shape, np.bool_)
+        self._pending_mask = np.zeros(shape, np.bool_)
         self._slow, self._fast = (
             _Mean(shape, self.usage.slow_half_life),
             _Mean(shape, self.usage.fast_half_life),
@@ -99,29 +99,33 @@ class ExpertCachePolicy:
         """Profitable swaps, largest gain first; they share no expert and no slot. Empty: none is profitable,
         or there are too few observations.
         """
-        found = self._proposals() if self._slow.tokens else []
-        self.look_after = self.usage.look_after if found else min(2 * self.look_after, self.usage.look_seldom)
-        return found
+        swaps = self._proposals() if self._slow.tokens else []
+        self.check_interval = (
+            self.usage.check_interval
+            if swaps
+            else min(2 * self.check_interval, self.usage.max_check_interval)
+        )
+        return swaps
 
     def _proposals(self) -> list[Swap]:
         usage, rates, rows = self.usage, self.rates, np.arange(len(self.slots))[:, None]
         resident = self.slots >= 0
-        best = _lowest(np.where(resident | self._coming, np.inf, -rates), usage.a_layer)
+        best = _lowest(np.where(resident | self._pending_mask, np.inf, -rates), usage.a_layer)
         worst = _lowest(np.where(resident, rates, np.inf), usage.a_layer)
         sure = self._certainty(rows, best, worst) >= usage.certainty
         difference = rates[rows, best] - rates[rows, worst]
         gain = np.where(sure, difference * min(self._slow.tokens, usage.horizon) - usage.cost, 0.0)
-        gain[(resident | self._coming)[rows, best] | ~resident[rows, worst]] = 0.0
-        found = []
+        gain[(resident | self._pending_mask)[rows, best] | ~resident[rows, worst]] = 0.0
+        swaps = []
         for flat in np.argsort(-gain, axis=None)[: usage.at_once]:
             row, token = np.unravel_index(flat, gain.shape)
             if gain[row, token] <= 0:
                 break
-            expert, leaves = int(best[row, token]), int(worst[row, token])
-            found.append(
-                Swap(int(row), expert, int(self.slots[row, leaves]), leaves, float(gain[row, token]))
+            expert, evicted = int(best[row, token]), int(worst[row, token])
+            swaps.append(
+                Swap(int(row), expert, int(self.slots[row, evicted]), evicted, float(gain[row, token]))
             )
-        return found
+        return swaps
 
     def _certainty(self, rows: Ints, best: Ints, worst: Ints) -> Floats:
         """The difference of the rates of `best` and `worst` in standard deviations of chance. The larger of
@@ -130,20 +134,22 @@ class ExpertCachePolicy:
         """
         share = self.usage.fast_share
         both = (1 - share) ** 2 * self._slow.spread + share**2 * self._fast.spread
-        found = np.zeros(best.shape)
+        deviations = np.zeros(best.shape)
         for rates, spread in ((self._slow.rates, self._slow.spread), (self.rates, both)):
             high, low = rates[rows, best], rates[rows, worst]
-            found = np.maximum(found, (high - low) / np.sqrt(np.maximum((high + low) * spread, 1e-12)))
-        return found
+            deviations = np.maximum(
+                deviations, (high - low) / np.sqrt(np.maximum((high + low) * spread, 1e-12))
+            )
+        return deviations
 
     def begin(self, swap: Swap) -> None:
         """Mark the slot as about to be written."""
-        self.slots[swap.layer, swap.leaves] = -1
-        self._coming[swap.layer, swap.expert] = True
+        self.slots[swap.layer, swap.evicted] = -1
+        self._pending_mask[swap.layer, swap.expert] = True
 
-    def land(self, swap: Swap) -> None:
+    def finish_swap(self, swap: Swap) -> None:
         """Mark the slot as holding the new expert."""
-        self._coming[swap.layer, swap.expert] = False
+        self._pending_mask[swap.layer, swap.expert] = False
         self.slots[swap.layer, swap.expert] = swap.slot
 
 
@@ -161,10 +167,10 @@ class _Mean:
         self.tokens = self._sum_squares = 0.0
 
     def add(self, requests: Ints, tokens: float) -> None:
-        kept = 0.5 ** (tokens / self._half_life)
-        self._sums = kept * self._sums + requests
-        self.tokens = kept * self.tokens + tokens
-        self._sum_squares = kept * kept * self._sum_squares + tokens
+        decay = 0.5 ** (tokens / self._half_life)
+        self._sums = decay * self._sums + requests
+        self.tokens = decay * self.tokens + tokens
+        self._sum_squares = decay * decay * self._sum_squares + tokens
 
     @property
     def rates(self) -> Floats:
@@ -177,7 +183,7 @@ class _Mean:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class CacheSimulation:
     """Result of a simulated expert cache on a recorded trace: requests, hits, and copies made."""
 
     requested: int
@@ -189,12 +195,12 @@ class Replayed:
         return self.hits / self.requested if self.requested else 0.0
 
 
-def replay(
-    trace: Ints, slots: ExpertCachePolicy, *, tokens_a_copy: int = 4, swapping: bool = True
-) -> Replayed:
+def simulate(
+    trace: Ints, slots: ExpertCachePolicy, *, tokens_per_copy: int = 4, swapping: bool = True
+) -> CacheSimulation:
     """Simulate the expert cache on a `trace` (layers, tokens, used) of the experts that each token selected.
 
-    `tokens_a_copy`: tokens from the decision for a copy until its expert is usable; one copy at a time.
+    `tokens_per_copy`: tokens from the decision for a copy until its expert is usable; one copy at a time.
     """
     layers, tokens, _ = trace.shape
     count = slots.slots.shape[1]
@@ -205,16 +211,16 @@ def replay(
     under_way: tuple[int, Swap] | None = None
     for token in range(tokens):
         if under_way and token >= under_way[0]:
-            slots.land(under_way[1])
+            slots.finish_swap(under_way[1])
             under_way = None
         if queued and under_way is None:
-            under_way = token + tokens_a_copy, queued.pop(0)
+            under_way = token + tokens_per_copy, queued.pop(0)
             slots.begin(under_way[1])
             copies += 1
         hits += int((slots.slots[rows, trace[:, token]] >= 0).sum())
         np.add.at(requests, (rows, trace[:, token]), 1)
-        if swapping and under_way is None and token + 1 - looked >= slots.look_after:
+        if swapping and under_way is None and token + 1 - looked >= slots.check_interval:
             slots.record(requests)
             requests[:], looked = 0, token + 1
             queued = slots.proposals()
-    return Replayed(trace.size, hits, copies)
+    return CacheSimulation(trace.size, hits, copies)

@@ -71,8 +71,8 @@ def _fit_from_minimum(blocks: Floats, importance: Floats, highest: int) -> tuple
     """Scale, minimum and quants by search, with the least importance-weighted error."""
     grid, values = IntegerGrid(0, highest), as_columns(blocks, 32)
     weights = as_columns(error_weights(blocks, importance), 32)
-    found = search_scale_and_minimum(values, weights, highest, LEVEL_STEPS)
-    d, minimum = to_f16(found.scale), to_f16(-found.minimum)
+    fit = search_scale_and_minimum(values, weights, highest, LEVEL_STEPS)
+    d, minimum = to_f16(fit.scale), to_f16(-fit.minimum)
     levels = grid.nearest(values - minimum, reciprocal(d), out=np.empty_like(values))
     return f16_bytes(d[:, None]), f16_bytes(minimum[:, None]), levels.T.astype(np.uint8)
 

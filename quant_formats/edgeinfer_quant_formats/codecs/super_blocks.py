@@ -99,9 +99,9 @@ def to_nonzero_f16(steps: Floats) -> Floats:
     return rounded + np.where(short, np.copysign(SMALLEST_F16, steps), np.float32(0))
 
 
-def _refitted(found: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
+def _refitted(fitted: Floats, usable: NDArray[np.bool_], step: Floats) -> Floats:
     """The new steps, as float16; the old ones where the new ones are unusable or zero."""
-    rounded = to_f16(np.where(usable, found, step))
+    rounded = to_f16(np.where(usable, fitted, step))
     return np.where(rounded != 0, rounded, step)
 
 

@@ -96,7 +96,7 @@ def read_metadata(cursor: Cursor, count: int) -> Metadata:
         key = cursor.name("key")
         cursor.location = f"metadata key {printable(key)}"
         if key in entries:
-            raise cursor.error("the key stands twice, wanted once")
+            raise cursor.error("duplicate key")
         entries[key] = _read_entry(cursor)
     cursor.location = "header"
     return Metadata(cursor.data, entries)

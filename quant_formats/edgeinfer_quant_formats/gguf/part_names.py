@@ -83,7 +83,7 @@ def _check_tensors(parts: list[FilePart]) -> None:
         for name in part.tensors:
             if name in paths:
                 raise FormatError(
-                    f"{printable(part.path)}: tensor {printable(name)} stands in {paths[name].name} too, "
+                    f"{printable(part.path)}: tensor {printable(name)} is in {paths[name].name} too, "
                     "wanted in one part only"
                 )
             paths[name] = part.path

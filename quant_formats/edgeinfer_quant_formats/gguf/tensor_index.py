@@ -45,7 +45,7 @@ def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> 
         name = cursor.name("name")
         cursor.location = f"tensor {printable(name)}"
         if name in tensors:
-            raise cursor.error("the name stands twice, wanted once")
+            raise cursor.error("duplicate name")
         tensors[name] = _read_record(cursor, name, alignment, part)
     data_start = -(-cursor.position // alignment) * alignment
     tensors = {name: replace(info, offset=data_start + info.offset) for name, info in tensors.items()}

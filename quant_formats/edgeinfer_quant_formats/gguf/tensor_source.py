@@ -33,7 +33,7 @@ def shape_of(source: TensorSource, kind: FormatSpec, shape: Sequence[int] | None
     if shape is not None:
         return tuple(int(size) for size in shape)
     if not isinstance(source, np.ndarray):
-        raise FormatError(f"shape missing, wanted one beside a source of type {type(source).__name__}")
+        raise FormatError(f"shape missing, wanted one for a source of type {type(source).__name__}")
     if not is_raw(source):
         return source.shape
     if source.ndim < 1 or source.shape[-1] % kind.block_bytes:

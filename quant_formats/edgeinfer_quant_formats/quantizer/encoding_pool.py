@@ -142,7 +142,7 @@ class EncodingPool:
             reply = pickle.load(stdout)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerError(
-                f"tensor {piece.name}: a worker process ended with code {worker.poll()}, wanted its answer; "
+                f"tensor {piece.name}: a worker process ended with code {worker.poll()}, wanted its result; "
                 "try again with fewer threads"
             ) from error
         finally:

@@ -43,16 +43,16 @@ def read_importance(path: str | Path) -> Importance:
     path = Path(path)
     with path.open("rb") as file:
         is_gguf = file.read(len(MAGIC)) == MAGIC
-    found = _read_gguf(path) if is_gguf else _read_legacy(path)
-    if not found.tensors:
+    importance = _read_gguf(path) if is_gguf else _read_legacy(path)
+    if not importance.tensors:
         raise FormatError(f"{printable(path)}: holds no tensor, wanted an importance matrix")
-    for name, values in found.tensors.items():
+    for name, values in importance.tensors.items():
         if not (np.isfinite(values) & (values >= 0)).all():
             raise FormatError(
                 f"{printable(path)}: {printable(name)}: importance from {values.min()} to {values.max()}, "
                 "wanted finite numbers of at least 0"
             )
-    return found
+    return importance
 
 
 def _read_gguf(path: Path) -> Importance:

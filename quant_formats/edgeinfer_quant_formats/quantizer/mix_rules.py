@@ -108,7 +108,7 @@ def more_bits(position: TensorPosition, model: SourceModel) -> bool:
     )
 
 
-def four_heads_share_a_key(position: TensorPosition, model: SourceModel) -> bool:
+def four_heads_per_key(position: TensorPosition, model: SourceModel) -> bool:
     return model.heads_per_key >= 4
 
 

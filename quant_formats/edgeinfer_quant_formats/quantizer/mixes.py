@@ -15,7 +15,7 @@ from edgeinfer_quant_formats.quantizer.mix_rules import (
     eight_experts,
     first,
     first_share,
-    four_heads_share_a_key,
+    four_heads_per_key,
     has_importance,
     is_falcon,
     more_bits,
@@ -54,7 +54,7 @@ _ANY_MIX = (_value("Q8_0", eight_experts), Rule(Role.ATTENTION_KEY, "Q8_0", (eig
 _EIGHT_EXPERTS_OUTPUT = _attention_output("Q5_K", eight_experts, unless(is_falcon))
 _TERNARY = (Rule(Role.TOKEN_EMBEDDING, "Q4_K"),)
 _UNEVEN = (
-    _value("Q5_K", four_heads_share_a_key),
+    _value("Q5_K", four_heads_per_key),
     _down("Q5_K", first_share(8), unless(has_importance)),
     _EIGHT_EXPERTS_OUTPUT,
 )
@@ -114,7 +114,7 @@ _MIXES = (
     Mix(
         "Q2_K", 10, "Q2_K", 2.625,
         (
-            _value("Q4_K", four_heads_share_a_key),
+            _value("Q4_K", four_heads_per_key),
             _value("Q3_K"),
             _down("Q3_K"),
             _EIGHT_EXPERTS_OUTPUT,
@@ -123,7 +123,7 @@ _MIXES = (
     ),
     Mix(
         "Q2_K_S", 21, "Q2_K", 2.625,
-        (_value("Q4_K", four_heads_share_a_key), _down("Q4_K", first_share(8))),
+        (_value("Q4_K", four_heads_per_key), _down("Q4_K", first_share(8))),
     ),
     Mix("Q1_0", 40, "Q1_0", 1.125),
     Mix("TQ2_0", 37, "TQ2_0", 2.0625, _TERNARY),
@@ -143,10 +143,10 @@ def find_mix(name: str) -> Mix:
         FormatError: an unknown name.
     """
     requested = name.upper()
-    found = MIXES.get(ALIASES.get(requested, requested))
-    if found is None:
+    mix = MIXES.get(ALIASES.get(requested, requested))
+    if mix is None:
         raise FormatError(f"type {printable(name)} is unknown; wanted one of {', '.join(MIXES)}")
-    return found
+    return mix
 
 
 def rules_of(mix: Mix) -> tuple[Rule, ...]:

@@ -29,7 +29,7 @@ def hottest_first(counts: NDArray[np.integer], block: int) -> Order:
     return (blocks[:, None] * block + np.arange(block)).reshape(-1)
 
 
-def neurons_a_block(file: GGUFFile, layer: int) -> int:
+def neurons_per_block(file: GGUFFile, layer: int) -> int:
     """Number of neurons that can only move together: those of a block of down.
 
     Raises:
@@ -37,7 +37,7 @@ def neurons_a_block(file: GGUFFile, layer: int) -> int:
     """
     name = f"blk.{layer}.ffn_down.weight"
     if name not in file.tensors:
-        raise FormatError(f"{printable(file.path)}: no {name}; only dense feed-forwards are put in order")
+        raise FormatError(f"{printable(file.path)}: no {name}; only dense feed-forwards can be reordered")
     return file.tensors[name].format.block_elements
 
 
@@ -65,12 +65,12 @@ class ReorderedFile(GGUFFile):
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor with its neurons in the new order; the last tensor is cached."""
-        found = NEURON_TENSOR.fullmatch(name)
-        if found is None or int(found[1]) not in self._orders or f"{found[2]}.{found[3]}" == "down.bias":
+        match = NEURON_TENSOR.fullmatch(name)
+        if match is None or int(match[1]) not in self._orders or f"{match[2]}.{match[3]}" == "down.bias":
             return super().raw(name)
         if self._last is None or self._last[0] != name:
-            order, raw = self._orders[int(found[1])], super().raw(name)
-            is_down = found[2] == "down"
+            order, raw = self._orders[int(match[1])], super().raw(name)
+            is_down = match[2] == "down"
             self._last = (
                 name,
                 _moved_columns(raw, self.tensors[name].format, order)
@@ -105,8 +105,8 @@ def reordered_plan(plan: QuantizationPlan, orders: Mapping[int, Order]) -> Quant
 
 
 def _reordered(tensor: TensorPlan, orders: Mapping[int, Order]) -> TensorPlan:
-    found = NEURON_TENSOR.fullmatch(tensor.info.name)
-    if tensor.importance is None or found is None or found[2] != "down" or int(found[1]) not in orders:
+    match = NEURON_TENSOR.fullmatch(tensor.info.name)
+    if tensor.importance is None or match is None or match[2] != "down" or int(match[1]) not in orders:
         return tensor
-    importance = tensor.importance[:, orders[int(found[1])]]
+    importance = tensor.importance[:, orders[int(match[1])]]
     return TensorPlan(tensor.info, tensor.target, tensor.requested, importance)

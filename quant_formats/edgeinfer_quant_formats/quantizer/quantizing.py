@@ -21,7 +21,7 @@ from edgeinfer_quant_formats.quantizer.importance_file import Importance
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import Mix
 from edgeinfer_quant_formats.quantizer.tensor_roles import OUTPUT, TOKEN_EMBEDDINGS, layer_of
-from edgeinfer_quant_formats.quantizer.type_choice import TypeOptions, choose_types
+from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
 
 FILE_TYPE_KEY = "general.file_type"
 VERSION_KEY, VERSION = "general.quantization_version", 2
@@ -33,7 +33,7 @@ IMPORTANCE_KEYS = {
 }
 
 PIECE_WEIGHTS = 1 << 20
-FEWEST_WEIGHTS_FOR_WORKERS = 1 << 23
+MIN_WEIGHTS_FOR_WORKERS = 1 << 23
 
 Progress = Callable[[int, int], None]
 
@@ -96,7 +96,7 @@ def plan_quantization(
     model = SourceModel.from_metadata(
         file.metadata, layers, has_importance=importance is not None, tied_output=OUTPUT not in file.tensors
     )
-    choices = choose_types(file.tensors.values(), model, mix, options)
+    choices = select_types(file.tensors.values(), model, mix, options)
     plans, missing = [], []
     for name, info in file.tensors.items():
         choice, columns = choices[name], None
@@ -121,15 +121,15 @@ def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:
 
 
 def _importance_of(info: TensorInfo, importance: Importance) -> NDArray[np.float32] | None:
-    found = importance.tensors.get(info.name)
+    values = importance.tensors.get(info.name)
     matrices = int(np.prod(info.shape[:-2]))
-    if found is None or found.size == matrices * info.shape[-1]:
-        return None if found is None else found.reshape(matrices, -1)
+    if values is None or values.size == matrices * info.shape[-1]:
+        return None if values is None else values.reshape(matrices, -1)
     if info.name in TOKEN_EMBEDDINGS:
         # An embedding is a lookup, not a matmul: counts under its name are those of the tied output.
         return None
     raise FormatError(
-        f"{printable(info.name)}: importance of {found.size} columns, wanted {matrices * info.shape[-1]}; "
+        f"{printable(info.name)}: importance of {values.size} columns, wanted {matrices * info.shape[-1]}; "
         "the importance matrix is of another model"
     )
 
@@ -157,7 +157,7 @@ def write_quantized(
         writer.add_metadata(key, value)
     work = sum(tensor.info.nbytes // tensor.info.format.block_bytes * tensor.info.format.block_elements
                for tensor in plan.tensors if not tensor.is_copied)  # fmt: skip
-    with EncodingPool(processes if work >= FEWEST_WEIGHTS_FOR_WORKERS else 1) as pool:
+    with EncodingPool(processes if work >= MIN_WEIGHTS_FOR_WORKERS else 1) as pool:
         changed = [tensor for tensor in plan.tensors if not tensor.is_copied]
         stream = _Stream(file, progress, pool.recoded(_all_pieces(file, changed)))
         for tensor in plan.tensors:

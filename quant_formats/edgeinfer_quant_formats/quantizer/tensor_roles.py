@@ -124,5 +124,5 @@ def is_quantized(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 def layer_of(name: str) -> int:
     """The layer index in a name, -1 without one."""
-    found = LAYER_NUMBER.match(name)
-    return int(found[1]) if found else -1
+    match = LAYER_NUMBER.match(name)
+    return int(match[1]) if match else -1

@@ -1,10 +1,10 @@
-"""The programs about a GPU, on the built-in model and the CPU."""
+"""The GPU benchmark programs, on the built-in model and the CPU."""
 
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
 from harness import cuda_runs
-from harness.cuda_runs import Comparison, own_seconds
+from harness.cuda_runs import Comparison, workload_seconds
 
 
 def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Comparison:
@@ -12,9 +12,9 @@ def compared(kind: str, tokens: int, ours: float, theirs: float | None) -> Compa
     return Comparison("8B", Workload(kind, tokens), Timings((ours,) * 3, tokens), other, 5e9)  # type: ignore[arg-type]
 
 
-def test_the_table_gives_ratios_and_what_decoding_reads() -> None:
-    found = [compared("generate", 128, 0.2, 0.4), compared("prompt", 512, 0.1, None)]
-    lines = cuda_runs.table(found).splitlines()
+def test_the_table_has_ratios_and_bytes_read_per_token() -> None:
+    result = [compared("generate", 128, 0.2, 0.4), compared("prompt", 512, 0.1, None)]
+    lines = cuda_runs.table(result).splitlines()
     assert [cell.strip() for cell in lines[2].strip("|").split("|")] == [
         "8B", "tg128", "640.0", "320.0", "2.00x", "640.0", "320.0", "2.00x", "3200",
     ]  # fmt: skip
@@ -22,7 +22,7 @@ def test_the_table_gives_ratios_and_what_decoding_reads() -> None:
     assert lines[3].split("|")[9].strip() == "-"
 
 
-def test_every_workload_is_timed_behind_its_depth() -> None:
+def test_every_workload_is_timed_after_its_depth() -> None:
     workloads = [
         Workload("generate", 4, 9),
         Workload("prompt", 12, 9),
@@ -31,8 +31,8 @@ def test_every_workload_is_timed_behind_its_depth() -> None:
     ]
     with load("tiny", context=64, device="cpu", draft=None) as model:
         for workload in workloads:
-            assert own_seconds(model, workload) > 0
+            assert workload_seconds(model, workload) > 0
             if workload.kind != "generate":
                 assert len(model.engine.ids) == workload.depth + workload.tokens
-        again = own_seconds(model, workloads[1])
+        again = workload_seconds(model, workloads[1])
         assert 0 < again < 10

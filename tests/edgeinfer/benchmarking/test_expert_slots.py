@@ -1,4 +1,4 @@
-"""A dense model made a mixture: neurons that are active together are one expert."""
+"""A dense model as a MoE model: neurons that are active together form an expert."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_neurons_that_are_active_together_are_grouped() -> None:
         assert len(set(group[owner == own])) == 1
 
 
-def test_a_token_goes_to_the_groups_with_the_most_active_neurons() -> None:
+def test_a_token_selects_the_groups_with_the_most_active_neurons() -> None:
     active = np.array([[1, 1, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1]], np.bool_)
     selected = most_active(active, np.array([0, 0, 1, 1, 2, 2]), 2)
     assert selected.tolist() == [[0, 1], [2, 1]]

@@ -1,4 +1,4 @@
-"""llama.cpp's own benchmark program as the other side, played by a script."""
+"""llama-bench as a benchmark target, replaced by a script."""
 
 import json
 import sys
@@ -40,10 +40,10 @@ def test_samples_are_read_in_the_order_of_the_workloads(tmp_path: Path) -> None:
         Workload("generate", 128, 512), Workload("prompt", 512), Workload("verify", 4),
         Workload("generate", 128),
     ]  # fmt: skip
-    found = bench.run(Path("model.gguf"), expected, 3)
-    assert [timings.tokens for timings in found] == [128, 512, 4, 128]
-    assert found[1].seconds == (0.512,) * 3
-    assert found[0].mean_rate == pytest.approx(1000)
+    result = bench.run(Path("model.gguf"), expected, 3)
+    assert [timings.tokens for timings in result] == [128, 512, 4, 128]
+    assert result[1].seconds == (0.512,) * 3
+    assert result[0].mean_rate == pytest.approx(1000)
     assert bench.described == "CUDA on H, build abc"
     calls = [json.loads(line) for line in (tmp_path / "llama-bench.log").read_text().splitlines()]
     assert len(calls) == 2
@@ -52,13 +52,13 @@ def test_samples_are_read_in_the_order_of_the_workloads(tmp_path: Path) -> None:
     assert all(call[-2:] == ["-ngl", "99"] for call in calls)
 
 
-def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_the_output_of_a_failed_program_is_quoted(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nimport sys\nsys.exit('no CUDA device')\n"))
     with pytest.raises(EdgeInferError, match="exit code 1: no CUDA device"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)
 
 
-def test_a_test_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_test_is_named(tmp_path: Path) -> None:
     bench = LlamaBench(program(tmp_path, "#!{python}\nprint('[]')\n"))
-    with pytest.raises(EdgeInferError, match="said nothing of pp8"):
+    with pytest.raises(EdgeInferError, match="returned no result for pp8"):
         bench.run(Path("model.gguf"), [Workload("prompt", 8)], 1)

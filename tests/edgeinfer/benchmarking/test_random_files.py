@@ -1,4 +1,4 @@
-"""Random files of a shape: sound, finite, written once, readable by llama.cpp too."""
+"""Random files of a shape: valid, finite, written once, readable by llama.cpp."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ QWEN2 = replace(SMALL, name="small2", architecture="qwen2", tied=True, biases=Tr
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_random_blocks_have_the_spread_that_was_asked_for(name: str) -> None:
+def test_random_blocks_have_the_requested_standard_deviation(name: str) -> None:
     blocks = RandomBlocks(name, 0.02, np.random.default_rng(0))
     weights = decode(blocks.take(4000).reshape(-1), name)
     assert np.isfinite(weights).all()
@@ -31,7 +31,7 @@ def test_random_blocks_have_the_spread_that_was_asked_for(name: str) -> None:
     assert abs(weights.mean()) < 0.0015
 
 
-def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_of_blocks_has_the_requested_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeinfer.benchmarking.random_blocks.PIECE_BYTES", 1000)
     pieces = list(RandomBlocks("Q4_0", 0.02, np.random.default_rng(0)).stream(32 * 100))
     assert sum(piece.nbytes for piece in pieces) == 1800
@@ -40,7 +40,7 @@ def test_a_stream_of_blocks_has_the_wanted_length(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, QWEN3_EXPERTS], ids=lambda shape: shape.architecture)
 @pytest.mark.parametrize("kind", [pytest.param("Q4_K_M", marks=pytest.mark.slow), "Q8_0"])
-def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str) -> None:
+def test_a_random_file_loads_and_generates(tmp_path: Path, shape: Shape, kind: str) -> None:
     path = tmp_path / "random.gguf"
     write_random_file(path, shape, kind)
     with edgeinfer.load(path, context=64, draft=None) as model:
@@ -53,7 +53,7 @@ def test_a_random_file_loads_and_speaks(tmp_path: Path, shape: Shape, kind: str)
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, QWEN3_EXPERTS], ids=lambda shape: shape.architecture)
-def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> None:
+def test_llama_cpp_gives_the_same_logits_for_a_random_file(tmp_path: Path, shape: Shape) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"
     write_random_file(path, shape, "Q8_0")
@@ -67,7 +67,7 @@ def test_llama_cpp_reads_a_random_file_alike(tmp_path: Path, shape: Shape) -> No
 
 
 @pytest.mark.llama_cpp
-def test_the_contestant_llama_cpp_reads_and_rewinds(tmp_path: Path) -> None:
+def test_the_llama_cpp_target_prefills_and_rewinds(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     path = tmp_path / "random.gguf"
     write_random_file(path, SMALL, "Q8_0")
@@ -81,23 +81,27 @@ def test_the_contestant_llama_cpp_reads_and_rewinds(tmp_path: Path) -> None:
     peer.close()
 
 
-def test_a_file_is_written_once_and_anew_if_it_is_damaged(
+def test_a_file_is_written_once_and_again_if_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SHAPES, "small", SMALL)
-    heard: list[tuple[int, int]] = []
-    path = random_file("small", "q4_0", lambda done, total: heard.append((done, total)), tmp_path / "cache")
+    received: list[tuple[int, int]] = []
+    path = random_file(
+        "small", "q4_0", lambda done, total: received.append((done, total)), tmp_path / "cache"
+    )
     assert path.name == "small-Q4_0-random-2.gguf"
-    assert heard[-1][0] == heard[-1][1]
+    assert received[-1][0] == received[-1][1]
     first = path.read_bytes()
-    heard.clear()
-    assert random_file("small", "Q4_0", lambda done, total: heard.append((done, total)), path.parent) == path
-    assert heard == []
+    received.clear()
+    assert (
+        random_file("small", "Q4_0", lambda done, total: received.append((done, total)), path.parent) == path
+    )
+    assert received == []
     path.write_bytes(first[:1000])
     assert random_file("small", "Q4_0", None, path.parent).read_bytes() == first
 
 
-def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_files, "SPARE_BYTES", 1 << 60)
     with pytest.raises(OutOfMemoryError, match=r"GiB free, the file of small takes 0\.0 GiB"):
         write_random_file(tmp_path / "random.gguf", SMALL, "Q4_0")
@@ -106,9 +110,9 @@ def test_a_full_disk_is_told_before_writing(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("size", [259, 600, 151_936])
 def test_a_vocabulary_has_distinct_tokens(size: int) -> None:
-    found = vocabulary_metadata(size)
-    assert len(set(found["tokenizer.ggml.tokens"])) == size
-    assert len(found["tokenizer.ggml.scores"]) == len(found["tokenizer.ggml.token_type"]) == size
+    result = vocabulary_metadata(size)
+    assert len(set(result["tokenizer.ggml.tokens"])) == size
+    assert len(result["tokenizer.ggml.scores"]) == len(result["tokenizer.ggml.token_type"]) == size
 
 
 def test_the_file_names_its_shape(tmp_path: Path) -> None:

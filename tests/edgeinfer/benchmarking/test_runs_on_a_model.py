@@ -1,4 +1,4 @@
-"""The built-in model through every measurement; what comes out is complete, however long it took."""
+"""The built-in model through every measurement; results are complete, whatever the time."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ WORKLOADS = [Workload("prompt", 12, 4), Workload("generate", 2), Workload("verif
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory needn't be measured here."""
+    """Memory bandwidth need not be measured here."""
     monkeypatch.setattr(speed_runs, "read_bandwidth", lambda folder, threads: 1e10)
 
 
 def test_every_workload_and_thread_count_gives_a_row() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     settings = BenchSettings(
-        WORKLOADS, [1, 2], repetitions=2, report=lambda label, done, total: heard.append(label)
+        WORKLOADS, [1, 2], repetitions=2, report=lambda label, done, total: received.append(label)
     )
     rows = list(measure_speed(BenchedModel.find("tiny"), settings))
     assert [(row.workload, row.threads) for row in rows] == [(w, t) for t in (1, 2) for w in WORKLOADS]
-    assert heard[0] == "pp12 @ d4, 1 threads:"
+    assert received[0] == "pp12 @ d4, 1 threads:"
     assert all(len(row.timings.seconds) == 2 for row in rows)
     assert rows[0].gigabytes_per_second is None
     assert rows[0].seconds_to_first_token == rows[0].timings.mean_seconds
@@ -46,7 +46,7 @@ def test_every_workload_and_thread_count_gives_a_row() -> None:
 
 
 @pytest.mark.llama_cpp
-def test_versus_measures_both_on_the_same_workload() -> None:
+def test_versus_measures_both_engines_on_the_same_workload() -> None:
     pytest.importorskip("llama_cpp")
     settings = BenchSettings(WORKLOADS, [1], rounds=2, piece=2)
     rows = list(measure_versus(BenchedModel.find("tiny"), settings))
@@ -56,7 +56,7 @@ def test_versus_measures_both_on_the_same_workload() -> None:
     assert all(row.best_ratio > 0 and row.median_ratio > 0 for row in rows)
 
 
-def test_without_llama_cpp_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llama_cpp_the_error_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
     with pytest.raises(EdgeInferError, match=r"--vs llama\.cpp needs llama-cpp-python: pip install"):
         list(measure_versus(BenchedModel.find("tiny"), BenchSettings(WORKLOADS, [1], rounds=1)))
@@ -74,15 +74,15 @@ def test_the_time_of_a_token_has_two_parts() -> None:
     with edgeinfer.load("tiny", context=64, draft=None) as model:
         backend: Any = model.engine.backend  # type: ignore[attr-defined]
         pool = backend.pool
-        found = token_time(model.engine, tokens=3)
+        result = token_time(model.engine, tokens=3)
         assert backend.pool is pool
-    assert 0 < found.kernels < found.total
-    assert 0 < found.rest < found.total
-    assert found.calls >= 1
+    assert 0 < result.kernels < result.total
+    assert 0 < result.rest < result.total
+    assert result.calls >= 1
 
 
 @pytest.mark.slow
-def test_a_start_is_split_into_phases() -> None:
+def test_startup_time_is_split_into_phases() -> None:
     phases = StartupPhases.measure("tiny")
     parts = phases.interpreter + phases.imports + phases.kernels + phases.weights + phases.first_token
     assert parts == pytest.approx(phases.total, abs=0.05)
@@ -95,7 +95,7 @@ def test_a_program_that_fails_is_an_error_not_a_time(tmp_path: Path) -> None:
         commands(str(tmp_path / "none.gguf"))["edgeinfer run MODEL Once --max-tokens 1"]()
 
 
-def test_reading_a_file_takes_time(tmp_path: Path) -> None:
+def test_reading_a_file_is_timed(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(10_000))
     assert reading(file) > 0
@@ -105,25 +105,30 @@ def options(*arguments: str) -> argparse.Namespace:
     return suites.parser("a program").parse_args(arguments)
 
 
-def test_a_suite_takes_lists_from_its_options() -> None:
-    found = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
-    assert (found.shapes, found.types, found.threads, found.smoke) == (("a", "b"), ("Q4_0",), (1, 3), False)
-    assert found.settings(WORKLOADS).repetitions == suites.REPETITIONS
+def test_a_suite_accepts_lists_as_options() -> None:
+    result = suites.suite("Title", options("--shapes", "a, b", "--types", "Q4_0", "--threads", "1,3"))
+    assert (result.shapes, result.types, result.threads, result.smoke) == (
+        ("a", "b"),
+        ("Q4_0",),
+        (1, 3),
+        False,
+    )
+    assert result.settings(WORKLOADS).repetitions == suites.REPETITIONS
 
 
-def test_a_number_of_threads_is_a_number() -> None:
+def test_an_invalid_number_of_threads_is_refused() -> None:
     with pytest.raises(
         SettingError, match="--threads: saw 'two', wanted whole numbers of at least 1, as 1,2"
     ):
         suites.suite("Title", options("--threads", "1,two"))
 
 
-def test_a_smoke_run_takes_the_built_in_model_and_writes_its_tables(
+def test_a_smoke_run_uses_the_built_in_model_and_writes_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "results" / "smoke.md"
-    found = suites.suite("Title", options("--smoke", "--alone", "--out", str(out)))
-    found.publish([("Speed", found.speeds([Workload("prompt", 4)]))])
+    result = suites.suite("Title", options("--smoke", "--alone", "--out", str(out)))
+    result.publish([("Speed", result.speeds([Workload("prompt", 4)]))])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# Title"
     assert lines[2].startswith("- machine: ")
@@ -131,7 +136,7 @@ def test_a_smoke_run_takes_the_built_in_model_and_writes_its_tables(
     assert out.read_text().splitlines() == lines
 
 
-def test_a_mistake_ends_a_program_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_argument_gives_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def body() -> None:
         raise EdgeInferError("no such thing")
 

@@ -1,4 +1,4 @@
-"""Shapes are those of the models whose names they bear."""
+"""Shapes have the sizes of the models they are named after."""
 
 import pytest
 
@@ -25,11 +25,11 @@ from edgeinfer_quant_formats.quantizer.mixes import MIXES
         ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
-def test_a_shape_has_the_parameters_that_its_model_is_published_with(name: str, parameters: int) -> None:
+def test_a_shape_has_the_published_parameter_count(name: str, parameters: int) -> None:
     assert find_shape(name).parameters == parameters
 
 
-def test_an_unknown_shape_or_type_is_told_which_there_are() -> None:
+def test_an_unknown_shape_or_type_lists_the_known_ones() -> None:
     with pytest.raises(SettingError, match="shape: saw 'llama', wanted one of smollm2-135m, "):
         find_shape("llama")
     with pytest.raises(FormatError, match="type Q9 is unknown; wanted one of F32, F16"):
@@ -46,7 +46,7 @@ def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:
     assert wide == [layer for layer in range(22) if formats[f"blk.{layer}.attn_v.weight"] == "Q6_K"]
 
 
-def test_a_tied_embedding_takes_the_format_of_the_head() -> None:
+def test_a_tied_embedding_has_the_format_of_the_head() -> None:
     formats = matrix_formats(find_shape("llama-3.2-1b"), "Q4_0")
     assert "output.weight" not in formats
     assert formats["token_embd.weight"] == "Q6_K"
@@ -62,7 +62,7 @@ def test_every_row_fills_whole_blocks(name: str) -> None:
             assert block_format(formats[matrix]).nbytes(size) > 0
 
 
-def test_experts_take_the_formats_of_a_quantized_mixture() -> None:
+def test_experts_have_the_formats_of_a_quantized_moe_model() -> None:
     formats = matrix_formats(find_shape("qwen3-30b-a3b"), "Q4_K_M")
     assert formats["blk.9.ffn_gate_inp.weight"] == "F32"
     assert formats["blk.9.ffn_up_exps.weight"] == "Q4_K"

@@ -1,4 +1,4 @@
-"""The sparse benchmark: what is planted is active, and every way computes the same feed-forward."""
+"""The sparse benchmark: the requested neurons are active, and every mode computes the same feed-forward."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from harness.sparse_runs import planted_run
 
 
 @pytest.mark.parametrize("active", [0.2])
-def test_the_planted_share_is_active(active: float) -> None:
+def test_the_requested_share_of_neurons_is_active(active: float) -> None:
     shape = find_planted("smoke")
     _, weights = planted_decoder(shape, "Q8_0", 1, active)
     w = dense_layer(weights, 0)
@@ -19,7 +19,7 @@ def test_the_planted_share_is_active(active: float) -> None:
     assert fires.mean() == pytest.approx(active, abs=0.02)
 
 
-def test_every_way_is_timed_and_exact_is_exact() -> None:
+def test_every_mode_is_timed_and_exact_mode_is_exact() -> None:
     (run,) = planted_run(find_planted("smoke"), "Q4_0", 0.2, [1], 1, lambda line: None)
     assert list(run.timings) == ["dense", "exact", "predicted"]
     assert run.errors["dense"] == 0

@@ -1,4 +1,4 @@
-"""What llama.cpp may put on a GPU of a given size, and rows of models that are divided."""
+"""How many layers llama.cpp offloads to a GPU of a given size, and rows of split models."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.planning.model_plan import model_sizes
 from harness.split_runs import HEAD, SplitRow, SplitSuite, llama_cpp_settings
+from tests.model_zoo import ZOO
 from tests.offload.model_shapes import GIB, dense_model
-from tests.random_models import ZOO
 
 
-def test_llama_cpp_gets_as_many_layers_as_the_budget_holds() -> None:
+def test_llama_cpp_offloads_as_many_layers_as_the_budget_holds() -> None:
     sizes = dense_model()
     layer = sum(matrix.nbytes for matrix in sizes.layers[0].matrices())
     layer += sizes.layers[0].blocks[0].state_bytes(1024, "f16")
@@ -26,7 +26,7 @@ def test_llama_cpp_gets_as_many_layers_as_the_budget_holds() -> None:
         assert llama_cpp_settings(sizes, 1024, budget) == [("-ngl", layers)]
 
 
-def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:
+def test_a_row_compares_with_the_prediction_and_with_llama_cpp() -> None:
     ours, theirs = Timings((0.5, 0.5), 4), Timings((1.0, 1.0), 4)
     row = SplitRow("m", 3 * GIB, Workload("generate", 4), "1 of 2 layers", 10.0, ours, theirs, "-ngl 2")
     cells = dict(zip(HEAD[:4], row.cells()[:4], strict=True))
@@ -35,7 +35,7 @@ def test_a_row_compares_with_the_promise_and_with_llama_cpp() -> None:
     assert row.cells()[-3:] == ["10.0", "0.80", "-ngl 2"]
 
 
-def test_a_model_goes_through_its_budgets(tmp_path: Path) -> None:
+def test_a_model_is_measured_at_each_budget(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "m.gguf")
     program = tmp_path / "llama-bench"
     program.write_text(

@@ -1,4 +1,4 @@
-"""What tells a divided model that answers as the CPU does from one that doesn't."""
+"""Logits of a split model are compared with those of the CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +10,21 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from split_steps import CLOSE, HEAD, SplitStepRow, distance, split_step_rows
-from tests.offload.model_shapes import GIB, laptop, mixture_model
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
+from tests.offload.model_shapes import GIB, laptop, moe_model
 
 
 def test_the_distance_is_that_of_the_median_row() -> None:
     expected = np.ones((3, 4), np.float32)
-    found = expected.copy()
-    found[1] *= 3
-    assert distance(found, expected) == 0
-    found[2] *= 1.5
-    assert distance(found, expected) == pytest.approx(0.5)
+    result = expected.copy()
+    result[1] *= 3
+    assert distance(result, expected) == 0
+    result[2] *= 1.5
+    assert distance(result, expected) == pytest.approx(0.5)
 
 
 def test_a_row_shows_both_speeds_and_whether_logits_agree() -> None:
-    plan = plan_memory(mixture_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
+    plan = plan_memory(moe_model(), laptop(), PlanOptions(1024, vram=3 * GIB))
     row = SplitStepRow("m", 3 * GIB, plan, 12.3456, 321.4, 0.01, 0.02, 0.75)
     cells = dict(zip(HEAD, row.cells(), strict=True))
     assert (cells["GPU memory"], cells["measured ms/token"], cells["prompt t/s"]) == (

@@ -35,7 +35,7 @@ def test_a_speed_table_has_a_row_for_each_workload() -> None:
     assert len({len(line) for line in lines}) == 1
 
 
-def test_a_versus_table_has_both_sides_and_both_ratios() -> None:
+def test_a_versus_table_has_both_engines_and_both_ratios() -> None:
     line = tables.versus_table([(MODEL, VERSUS)]).splitlines()[2]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:3] == ["small", "1", "tg128"]

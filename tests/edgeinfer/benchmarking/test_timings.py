@@ -1,4 +1,4 @@
-"""Rates, spreads and ratios out of seconds."""
+"""Rates, deviations and ratios from seconds."""
 
 import pytest
 
@@ -13,18 +13,18 @@ def test_rates_are_tokens_over_seconds() -> None:
     assert timings.mean_seconds == 0.375
 
 
-def test_a_single_piece_has_no_deviation() -> None:
+def test_a_single_segment_has_no_deviation() -> None:
     assert Timings((2.0,)).deviation == 0
 
 
-def test_the_best_decile_is_the_time_that_a_tenth_stays_within() -> None:
+def test_the_best_decile_is_the_tenth_percentile() -> None:
     timings = Timings(tuple(range(100, 0, -1)))
     assert timings.seconds_at(BEST_DECILE) == pytest.approx(10.9)
     assert timings.seconds_at(MEDIAN) == 50.5
     assert timings.rate_at(MEDIAN) == 1 / 50.5
 
 
-def test_one_slow_piece_moves_neither_best_decile_nor_median() -> None:
+def test_one_slow_segment_changes_neither_best_decile_nor_median() -> None:
     quiet = Timings((1.0,) * 10)
     disturbed = Timings((1.0,) * 9 + (60.0,))
     for share in (BEST_DECILE, MEDIAN):
@@ -32,21 +32,21 @@ def test_one_slow_piece_moves_neither_best_decile_nor_median() -> None:
     assert disturbed.mean_rate < quiet.mean_rate
 
 
-def test_the_ratio_is_above_one_where_we_are_faster() -> None:
+def test_the_ratio_is_above_one_if_edgeinfer_is_faster() -> None:
     assert speed_ratio(Timings((1.0,), 4), Timings((3.0,), 4), MEDIAN) == 3
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [((), 1), ((0.0,), 1), ((1.0,), 0)])
-def test_what_took_no_time_was_not_measured(seconds: tuple[float, ...], tokens: int) -> None:
+def test_a_zero_time_is_not_a_measurement(seconds: tuple[float, ...], tokens: int) -> None:
     with pytest.raises(ValueError, match="wanted positive seconds"):
         Timings(seconds, tokens)
 
 
-def test_too_noisy_is_a_middle_half_that_differs_by_more_than_a_tenth() -> None:
+def test_an_interquartile_range_above_a_tenth_is_too_noisy() -> None:
     steady = Timings((1.0, 1.01, 1.02, 1.03, 5.0))
     assert steady.spread == pytest.approx(0.02 / 1.02)
     assert not steady.is_noisy
     noisy = Timings((1.0, 1.0, 1.2, 1.4, 1.5))
     assert noisy.spread == pytest.approx(0.4 / 1.2)
     assert noisy.is_noisy
-    assert not Timings((1.0, 2.0, 3.0)).is_noisy  # too few to tell
+    assert not Timings((1.0, 2.0, 3.0)).is_noisy  # too few samples

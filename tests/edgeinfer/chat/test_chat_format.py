@@ -1,4 +1,4 @@
-"""What a chat format offers templates, takes from files, and says when a template fails."""
+"""What a chat format offers templates, reads from files, and reports when a template fails."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def failure(source: str, **variables: Any) -> str:
     return str(caught.value)
 
 
-def test_special_texts_are_known_by_their_names() -> None:
+def test_special_tokens_are_available_by_name() -> None:
     source = "{{ bos_token }}{{ eos_token }}{{ pad_token }}|{{ unk_token }}"
     assert ChatFormat(source, "<s>", "</s>").render(HELLO) == "<s></s>|"
     metadata = {"tokenizer.chat_template": source, "tokenizer.ggml.padding_token_id": 2}
@@ -71,18 +71,18 @@ def test_an_id_beyond_the_vocabulary_gives_no_text() -> None:
     assert ChatFormat.from_metadata(metadata, FewTokens()).render(HELLO) == "[]"
 
 
-def test_the_prompt_for_an_answer_can_be_left_out() -> None:
+def test_the_generation_prompt_can_be_omitted() -> None:
     source = "{% if add_generation_prompt %}>{% endif %}"
     assert render(source) == ">"
     assert render(source, add_generation_prompt=False) == ""
 
 
-def test_variables_reach_the_template_and_win() -> None:
+def test_variables_reach_the_template_and_take_precedence() -> None:
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
     assert ChatFormat("{{ bos_token }}", "<s>").render(HELLO, bos_token="<b>") == "<b>"
 
 
-def test_a_block_takes_its_line_with_it() -> None:
+def test_block_tags_are_trimmed_with_their_line() -> None:
     assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
 
 
@@ -93,11 +93,11 @@ def test_loops_can_break_and_continue() -> None:
     assert render(source + "{{ i }}{% endfor %}") == "023"
 
 
-def test_what_the_model_says_may_be_marked() -> None:
+def test_assistant_text_can_be_marked_as_generation() -> None:
     assert render("a{% generation %}b{{ messages[0].content }}{% endgeneration %}c") == "abHic"
 
 
-def test_json_is_not_escaped_for_html_and_takes_options() -> None:
+def test_json_is_not_escaped_for_html_and_accepts_options() -> None:
     value = {"b": "<ü'\">", "a": [1, None, True]}
     assert render("{{ value|tojson }}", value=value) == json.dumps(value, ensure_ascii=False)
     indented = json.dumps(value, ensure_ascii=False, indent=2, sort_keys=True)
@@ -106,12 +106,12 @@ def test_json_is_not_escaped_for_html_and_takes_options() -> None:
     assert render("{{ value|tojson(ensure_ascii=true, separators=(',', ':')) }}", value=value) == packed
 
 
-def test_the_clock_is_offered() -> None:
+def test_strftime_now_is_available() -> None:
     chat_format = ChatFormat("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2024, 7, 26))
     assert chat_format.render(HELLO) == "26 Jul 2024"
 
 
-def test_reasoning_is_known_by_either_name() -> None:
+def test_reasoning_is_available_under_both_names() -> None:
     chat_format = ChatFormat("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}")
     for key in ("thinking", "reasoning_content"):
         assert chat_format.render([{"role": "assistant", "content": "", key: "Hm"}]) == "Hm|Hm"
@@ -134,14 +134,14 @@ def test_a_template_is_compiled_when_it_is_used() -> None:
         broken.render(HELLO)
 
 
-def test_a_file_without_a_template_names_the_way_out() -> None:
+def test_a_file_without_a_template_names_the_option_to_set() -> None:
     chat_format = ChatFormat.from_metadata({}, FewTokens())
     assert chat_format.template_source is None
     with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template is missing.*--chat-template FILE"):
         chat_format.render(HELLO)
 
 
-def test_named_templates_are_taken_by_name() -> None:
+def test_named_templates_are_selected_by_name() -> None:
     metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.rag": "with documents"}
     assert ChatFormat.from_metadata(metadata, FewTokens(), name="rag").render(HELLO) == "with documents"
     assert ChatFormat.from_metadata(metadata, FewTokens(), name="default").render(HELLO) == "plain"
@@ -149,7 +149,7 @@ def test_named_templates_are_taken_by_name() -> None:
         ChatFormat.from_metadata(metadata, FewTokens(), name="story")
 
 
-def test_a_template_for_tools_is_taken_where_tools_are_offered() -> None:
+def test_the_tool_template_is_selected_if_there_are_tools() -> None:
     metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
     chat_format = ChatFormat.from_metadata(metadata, FewTokens())
     assert chat_format.render(HELLO) == "plain"
@@ -163,18 +163,18 @@ def test_the_only_template_gets_the_tools_too() -> None:
     assert ChatFormat("{{ tools[0].function.name }}").render(HELLO, tools=TOOLS) == "look"
 
 
-def test_a_mistake_in_the_grammar_is_shown_with_its_line() -> None:
+def test_a_syntax_error_is_reported_with_its_line() -> None:
     message = failure("one\ntwo\n  {% if %}\n")
     assert message.startswith("chat template, line 3: Expected an expression")
     assert message.endswith("in: {% if %}")
 
 
-def test_an_exception_of_the_template_is_shown_with_its_line() -> None:
+def test_an_exception_of_the_template_is_reported_with_its_line() -> None:
     message = failure("{{ 1 }}\n{{ raise_exception('No system\nrole') }}")
     assert message == "chat template, line 2: No system role in: {{ raise_exception('No system"
 
 
-def test_what_is_undefined_is_named() -> None:
+def test_an_undefined_variable_is_named() -> None:
     assert failure("\n{{ nobody.name.first }}").startswith(
         "chat template, line 2: 'nobody' is undefined in: "
     )
@@ -192,7 +192,7 @@ def test_what_is_undefined_is_named() -> None:
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ],
 )
-def test_other_mistakes_are_told_in_one_line(source: str, message: str) -> None:
+def test_other_template_errors_are_one_line(source: str, message: str) -> None:
     assert message in failure(source)
 
 

@@ -1,4 +1,4 @@
-"""A hostile template reaches nothing of Python, ends, and stays small."""
+"""A hostile template can't reach Python objects, run without end, or use much memory."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def failure(source: str) -> str:
         "{{ ('a').translate({97: 'b'}) }}",
     ],
 )
-def test_python_is_out_of_reach(source: str) -> None:
+def test_python_objects_are_unreachable(source: str) -> None:
     assert failure(source).startswith("chat template, line 1: ")
 
 
@@ -73,12 +73,12 @@ def test_hidden_attributes_are_undefined(expression: str) -> None:
 
 
 @pytest.mark.parametrize("expression", DOUBLINGS.values(), ids=DOUBLINGS)
-def test_doubling_again_and_again_is_stopped(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_doubling_is_stopped(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_CHARACTERS", 500_000)
     macro = "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s=['ab']) %}"
     if expression not in ("ns.s + ns.s", "[ns.s]|batch(2, ns.s)|list"):
         macro = macro.replace("['ab']", "'ab'")
-    assert "characters made" in failure(
+    assert "characters besides" in failure(
         macro
         + "{% for i in range(60) %}{% set ns.s = "
         + expression
@@ -105,8 +105,8 @@ def test_doubling_again_and_again_is_stopped(expression: str, monkeypatch: pytes
         "{% for i in range(100000) %}" + "x" * 1000 + "{% endfor %}",
     ],
 )
-def test_much_text_out_of_little_is_stopped_before_it_is_made(source: str) -> None:
-    assert "characters made" in failure(source)
+def test_text_multiplication_is_stopped_before_allocation(source: str) -> None:
+    assert "characters besides" in failure(source)
 
 
 @pytest.mark.parametrize(
@@ -129,18 +129,18 @@ def test_wide_fields_and_large_numbers_are_refused(source: str, message: str) ->
     assert message in failure(source)
 
 
-def test_squaring_again_and_again_is_stopped() -> None:
+def test_repeated_squaring_is_stopped() -> None:
     squares = "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
     assert "4096 bits" in failure(squares)
 
 
-def test_loops_in_loops_end_by_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_loops_are_stopped_by_iteration_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     inner = "{% for b in range(1000) %}{% endfor %}"
-    assert "more than 5000 loop turns" in failure("{% for a in range(1000) %}" + inner + "{% endfor %}")
+    assert "more than 5000 loop iterations" in failure("{% for a in range(1000) %}" + inner + "{% endfor %}")
 
 
-def test_loops_in_loops_end_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_loops_are_stopped_by_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_SECONDS", 0.05)
     inner = "{% for b in range(100000) if false %}{% endfor %}"
     assert "still not done after 0.05 seconds" in failure(
@@ -148,27 +148,27 @@ def test_loops_in_loops_end_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_macros_that_call_themselves_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recursive_macros_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_budget, "MAX_STEPS", 5_000)
     macro = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
     assert "RecursionError" in failure(macro + "{{ m(500) }}")
-    assert "loop turns and macro calls" in failure(macro + "{{ m(30) }}")
+    assert "loop iterations and macro calls" in failure(macro + "{{ m(30) }}")
 
 
-def test_each_rendering_has_a_budget_of_its_own() -> None:
+def test_each_rendering_has_a_separate_budget() -> None:
     chat_format = ChatFormat("{{ 'a' * 7000000 }}")
     assert len(chat_format.render(HELLO)) == len(chat_format.render(HELLO)) == 7_000_000
 
 
-def test_a_long_chat_has_room() -> None:
+def test_a_long_chat_stays_within_the_limits() -> None:
     source = "{% for m in messages %}{{ ('<' ~ m.role ~ '>' ~ m.content|trim + '\n')|string }}{% endfor %}"
     chat = [{"role": "user", "content": "long " * 40_000}] * 40
     assert len(ChatFormat(source).render(chat)) > 7_000_000
 
 
 @pytest.mark.parametrize("arguments", ["1", "width=1", "2, true"])
-def test_wrapping_a_long_word_counts_what_it_copies(arguments: str) -> None:
-    assert "characters made" in failure(LONG + "{{ s|wordwrap(" + arguments + ") }}")
+def test_wrapping_a_long_word_counts_copied_bytes(arguments: str) -> None:
+    assert "characters besides" in failure(LONG + "{{ s|wordwrap(" + arguments + ") }}")
     assert render("{{ 'a b'|wordwrap(1) }}") == "a\nb"
 
 
@@ -177,7 +177,7 @@ def test_a_template_of_more_than_a_megabyte_is_not_compiled() -> None:
     assert message == "chat template: saw 1400000 bytes of template, wanted 1048576 at most"
 
 
-def test_errors_of_every_kind_are_told_in_a_short_line() -> None:
+def test_every_error_is_one_short_line() -> None:
     nested = "{% for a in messages %}" * 30 + "{% endfor %}" * 30
     for source in ("{{ raise_exception('x' * 100000) }}", nested, "{{ messages|map('x' * 100000)|list }}"):
         message = failure(source)

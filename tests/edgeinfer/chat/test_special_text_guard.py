@@ -76,7 +76,7 @@ def test_tools_and_roles_are_text_too(encoding: PromptEncoding, tokenizer: Token
     assert '{"name": "<|end|>", "<|user|>": [1, null]}' in written
 
 
-def test_reasoning_marks_of_an_assistant_reach_the_template(tokenizer: Tokenizer) -> None:
+def test_reasoning_tags_of_an_assistant_reach_the_template(tokenizer: Tokenizer) -> None:
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
     encoding = PromptEncoding(
         "m", tokenizer, ChatFormat(source), tokenizer.vocabulary_size, TemplateOptions()
@@ -96,7 +96,7 @@ def test_values_nested_too_deeply_are_refused(encoding: PromptEncoding) -> None:
         encoding.of_messages([{"role": "user", "content": deep}], TemplateOptions())
 
 
-def test_placeholders_differ_from_rendering_to_rendering() -> None:
+def test_placeholders_differ_between_renderings() -> None:
     guard = SpecialTextGuard(["<|end|>"])
     first, second = (guard.placeholders() for _ in range(2))
     hidden = first.hide("a<|end|>b")

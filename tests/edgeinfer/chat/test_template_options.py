@@ -1,4 +1,4 @@
-"""Thinking and other variables of chat templates."""
+"""Reasoning and other variables of chat templates."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ LEVELS: dict[str, tuple[Thinking, ...]] = {
 
 
 @pytest.mark.parametrize("name", LEVELS)
-def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
+def test_reasoning_levels_come_from_the_template(name: str) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     chat_format = ChatFormat(source, "<s>", "</s>")
     known = chat_format.variables()
@@ -41,24 +41,24 @@ def test_the_levels_of_thinking_are_those_of_the_template(name: str) -> None:
     ("options", "expected"),
     [
         ({"thinking": "maybe"}, "'maybe', wanted one of on, off, low, medium, high"),
-        ({"thinking": "low"}, "saw 'low', but the model's chat template knows on, off"),
+        ({"thinking": "low"}, "saw 'low', but the model's chat template supports on, off"),
         ({"args": {"foo": 1}}, "doesn't read 'foo'; it reads: enable_thinking"),
         ({"args": {"messages": []}}, "'messages' is set by edgeinfer"),
         ({"args": 5}, "saw '5', wanted template variables by name"),
     ],
 )
-def test_what_a_template_cannot_do_is_refused(options: dict[str, Any], expected: str) -> None:
+def test_options_the_template_lacks_are_refused(options: dict[str, Any], expected: str) -> None:
     known = ChatFormat("{% if enable_thinking %}{{ messages }}{% endif %}").variables()
     with pytest.raises(SettingError, match=expected):
         TemplateOptions(**options).variables(known)
 
 
-def test_a_template_without_thinking_says_so() -> None:
+def test_a_template_without_reasoning_is_reported() -> None:
     with pytest.raises(SettingError, match="has no setting for it"):
         TemplateOptions("on").variables(ChatFormat("{{ messages }}").variables())
 
 
-def test_a_request_wins_over_defaults() -> None:
+def test_a_request_overrides_defaults() -> None:
     defaults = TemplateOptions("off", {"a": 1, "b": 2})
     options = TemplateOptions("on", {"b": 3}).over(defaults)
     assert (options.thinking, options.args) == ("on", {"a": 1, "b": 3})

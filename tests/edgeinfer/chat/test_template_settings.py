@@ -17,8 +17,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def prompt_of(model: edgeinfer.Model, **settings: Any) -> str:
-    found = model.generate(HI, max_tokens=1, temperature=0.0, **settings)
-    return model.tokenizer.decode(found.prompt_ids).strip()
+    result = model.generate(HI, max_tokens=1, temperature=0.0, **settings)
+    return model.tokenizer.decode(result.prompt_ids).strip()
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def model() -> edgeinfer.Model:
     return edgeinfer.load("tiny", chat_template=TEMPLATE, draft=None)
 
 
-def test_a_request_sets_thinking_and_variables(model: edgeinfer.Model) -> None:
+def test_a_request_sets_reasoning_and_variables(model: edgeinfer.Model) -> None:
     with model:
         assert prompt_of(model) == "hi"
         assert prompt_of(model, thinking="off") == "hi calm"
@@ -34,13 +34,13 @@ def test_a_request_sets_thinking_and_variables(model: edgeinfer.Model) -> None:
         chat = model.chat(thinking="off")
         chat.say("hi", max_tokens=1, template_args={"mood": "!"})
         assert chat.context_used
-        with pytest.raises(SettingError, match="saw 'high', but the model's chat template knows on, off"):
+        with pytest.raises(SettingError, match="saw 'high', but the model's chat template supports on, off"):
             prompt_of(model, thinking="high")
-        with pytest.raises(SettingError, match="doesn't go through a chat template"):
+        with pytest.raises(SettingError, match="the chat template isn't applied to the prompt"):
             model.generate("hi", thinking="off")
 
 
-def test_load_gives_defaults_and_refuses_what_the_template_lacks() -> None:
+def test_load_sets_defaults_and_refuses_options_the_template_lacks() -> None:
     with edgeinfer.load("tiny", chat_template=TEMPLATE, draft=None, thinking="off") as model:
         assert prompt_of(model) == "hi calm"
         assert prompt_of(model, thinking="on") == "hi"
@@ -48,7 +48,7 @@ def test_load_gives_defaults_and_refuses_what_the_template_lacks() -> None:
         edgeinfer.load("tiny", draft=None, thinking="off")
 
 
-def test_models_toml_gives_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_toml_sets_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     own = tmp_path / "edgeinfer" / "models.toml"

@@ -1,4 +1,4 @@
-"""Calls of tools in the forms of many templates; what isn't a call stays text."""
+"""Tool calls in the formats of many templates; other text stays text."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ CODER = (
     "<parameter=days>\n2\n</parameter>\n</function>"
 )
 
-# who writes so -> one call
+# vendor -> one call
 FORMS = {
     "Hermes, Qwen 2.5 and 3": f'<tool_call>\n{{"name": "get_weather", '
     f'"arguments": {ARGUMENTS}}}\n</tool_call>',
@@ -59,9 +59,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("who", FORMS)
-def test_a_call_is_found(who: str) -> None:
-    assert parse_tool_calls(FORMS[who], TOOLS) == ParsedReply("", (CALL,))
+@pytest.mark.parametrize("vendor", FORMS)
+def test_a_tool_call_is_parsed(vendor: str) -> None:
+    assert parse_tool_calls(FORMS[vendor], TOOLS) == ParsedReply("", (CALL,))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_call_is_found(who: str) -> None:
         f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]get_time[ARGS]{{}}</s>",
     ],
 )
-def test_several_calls_keep_their_order(text: str) -> None:
+def test_several_tool_calls_keep_their_order(text: str) -> None:
     assert parse_tool_calls(text, TOOLS) == ParsedReply("", (CALL, ToolCall("get_time", {})))
 
 
-def test_what_is_said_beside_a_call_is_kept() -> None:
+def test_text_around_a_tool_call_is_kept() -> None:
     output = parse_tool_calls(f"I'll look.\n{FORMS['Qwen 3 Coder']}\n", TOOLS)
     assert output == ParsedReply("I'll look.", (CALL,))
 
@@ -99,14 +99,14 @@ def test_what_is_said_beside_a_call_is_kept() -> None:
         'As JSON: {"name": "get_time", "parameters": {}}',
     ],
 )
-def test_what_is_no_call_stays_text(text: str) -> None:
+def test_text_without_a_tool_call_stays_text(text: str) -> None:
     assert parse_tool_calls(text, TOOLS) == ParsedReply(text, ())
 
 
-def test_texts_become_what_the_schema_says() -> None:
+def test_arguments_are_converted_to_the_schema_types() -> None:
     text = CODER.replace("Zürich", "8000").replace("\n2\n", "\nsoon\n")
     assert parse_tool_calls(text, TOOLS).calls[0].arguments == {"city": "8000", "days": "soon"}
 
 
-def test_without_tools_nothing_is_a_call() -> None:
+def test_without_tools_nothing_is_parsed_as_a_call() -> None:
     assert parse_tool_calls(FORMS["Hermes, Qwen 2.5 and 3"], []).calls == ()

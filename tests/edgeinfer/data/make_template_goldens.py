@@ -1,4 +1,4 @@
-"""Writes templates/goldens.json: what Hugging Face transformers makes of chats with each template.
+"""Writes templates/goldens.json: chats as Hugging Face transformers renders them with each template.
 
 Run by hand where transformers and jinja2 >= 3.1.6 are installed: python make_template_goldens.py
 """
@@ -15,7 +15,7 @@ SYSTEM = {"role": "system", "content": "Be brief. Use <b>no</b> \"HTML\" & no 'q
 HELLO = {"role": "user", "content": "Hi — wer bist du? 你好 <|x|>"}
 ANSWER = {"role": "assistant", "content": "I am a test.\n\nTwo lines.  "}
 AGAIN = {"role": "user", "content": "  And then?\n"}
-THOUGHT = {"role": "assistant", "content": "<think>\nHm, 1 < 2.\n</think>\n\nYes."}
+REASONING = {"role": "assistant", "content": "<think>\nHm, 1 < 2.\n</think>\n\nYes."}
 LAST = {"role": "user", "content": "Thanks."}
 WEATHER = {
     "type": "function",
@@ -50,8 +50,8 @@ CASES: dict[str, dict[str, Any]] = {
     "one turn, system": {"messages": [SYSTEM, HELLO]},
     "two turns": {"messages": [HELLO, ANSWER, AGAIN]},
     "two turns, system": {"messages": [SYSTEM, HELLO, ANSWER, AGAIN]},
-    "three turns": {"messages": [HELLO, ANSWER, AGAIN, THOUGHT, LAST]},
-    "three turns, system": {"messages": [SYSTEM, HELLO, ANSWER, AGAIN, THOUGHT, LAST]},
+    "three turns": {"messages": [HELLO, ANSWER, AGAIN, REASONING, LAST]},
+    "three turns, system": {"messages": [SYSTEM, HELLO, ANSWER, AGAIN, REASONING, LAST]},
     "finished, system": {"messages": [SYSTEM, HELLO, ANSWER], "add_generation_prompt": False},
     "no thinking": {"messages": [HELLO], "variables": {"enable_thinking": False, "thinking": False}},
     "reasoning": {"messages": [HELLO, {**ANSWER, "reasoning_content": "Let me see."}, LAST]},

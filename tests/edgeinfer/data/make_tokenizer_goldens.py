@@ -1,11 +1,11 @@
-"""Writes tokenizer/*.json: three small vocabularies and what llama.cpp makes of odd texts with them.
+"""Writes tokenizer/*.json: three small vocabularies and llama.cpp's ids of odd texts.
 
 Run by hand where llama-cpp-python is installed, with the folders of the five parts on the path:
 
     python make_tokenizer_goldens.py TEXT_FILE
 
 The vocabularies are learned from the words of TEXT_FILE mixed with other scripts, across every boundary
-that a pre-tokenizer may draw, so that a boundary in the wrong place changes the ids.
+of a pre-tokenizer, so that a boundary in the wrong place changes the ids.
 """
 
 # ruff: noqa: RUF001 - odd texts are the point
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.tokenizer import known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, spell
+from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
 from edgeinfer_quant_formats import GGUFWriter
 
 FOLDER = Path(__file__).parent / "tokenizer"
@@ -104,7 +104,7 @@ ODD_PIECES = [
 
 
 def learned_merges(symbols: list[list[str]], count: int) -> list[tuple[str, str]]:
-    """Return the `count` commonest merges, each after the ones before it."""
+    """Return the `count` most frequent merges, each after the ones before it."""
     merges = []
     for _ in range(count):
         pairs = Counter(pair for line in symbols for pair in pairwise(line))
@@ -131,7 +131,7 @@ def corpus(path: str) -> list[str]:
 
 
 def byte_pair_vocabulary(texts: list[str]) -> dict[str, Any]:
-    merges = learned_merges([list(spell(text)) for text in texts], MERGES)
+    merges = learned_merges([list(to_byte_alphabet(text)) for text in texts], MERGES)
     alphabet = [CHARACTER_OF_BYTE[byte] for byte in range(256)]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<ud>", "<|ctl|>"]
     joined = dict.fromkeys(left + right for left, right in merges)
@@ -185,7 +185,7 @@ def sentence_piece_vocabulary(texts: list[str]) -> dict[str, Any]:
     }
 
 
-def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
+def llama_cpp_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
     """Return llama.cpp's ids of each text, plain and then with special tokens, BOS and EOS."""
     import llama_cpp
 
@@ -195,7 +195,7 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
     parameters.vocab_only = True
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
     vocabulary = llama_cpp.llama_model_get_vocab(model)
-    found = []
+    result = []
     for special in (False, True):
         for text in texts:
             data = text.encode()
@@ -203,18 +203,18 @@ def answers(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]:
             count = llama_cpp.llama_tokenize(
                 vocabulary, data, len(data), room, len(data) + 16, special, special
             )
-            found.append(list(room[:count]))
+            result.append(list(room[:count]))
     llama_cpp.llama_model_free(model)
-    return found
+    return result
 
 
 def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any]]) -> None:
-    """Write a vocabulary and the answers for each variant of its metadata, equal ones once."""
+    """Write a vocabulary and the ids for each variant of its metadata, equal ones once."""
     distinct: list[list[list[int]]] = [[] for _ in range(2 * len(ODD_PIECES))]
     selected: dict[str, list[int]] = {}
     for variant, changes in variants.items():
         selected[variant] = []
-        for known, ids in zip(distinct, answers(metadata | changes, ODD_PIECES), strict=True):
+        for known, ids in zip(distinct, llama_cpp_ids(metadata | changes, ODD_PIECES), strict=True):
             if ids not in known:
                 known.append(ids)
             selected[variant].append(known.index(ids))
@@ -231,8 +231,8 @@ def write(name: str, metadata: dict[str, Any], variants: dict[str, dict[str, Any
 def main() -> None:
     import llama_cpp
 
-    silence = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(silence, ctypes.c_void_p(0))
+    no_log = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(no_log, ctypes.c_void_p(0))
     texts = corpus(sys.argv[1])
     names = {name: {"tokenizer.ggml.pre": name} for name in known_pre_tokenizers()}
     write("byte_pair", byte_pair_vocabulary(texts), names)

@@ -1,4 +1,4 @@
-"""A hostile server, and no proxy between it and the tests."""
+"""A hostile server, and no proxy."""
 
 from collections.abc import Iterator
 

@@ -1,23 +1,23 @@
-"""A hub on the loopback: it lists repositories and sends their files, as the real one does."""
+"""A hub on the loopback: it lists repositories and sends their files, like the real one."""
 
 import hashlib
 import json
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.edgeinfer.download.hostile_server import HostileServer, Request, honest
+from tests.edgeinfer.download.hostile_server import HostileServer, Request, serve_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub(HostileServer):
-    """`files`: what each repository has. A path that isn't listed below is answered as `refuse` says."""
+    """`files`: the files of each repository. Other paths get the response of `refuse`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.files: dict[str, dict[str, bytes]] = {}
         self.refuse: tuple[int, str] = (404, "RepoNotFound")
-        """Status and X-Error-Code for repositories that aren't there."""
-        self.otherwise = answer
+        """Status and X-Error-Code for missing repositories."""
+        self.default = respond
 
     def put(self, repository: str, name: str, content: bytes) -> None:
         self.files.setdefault(repository, {})[name] = content
@@ -27,7 +27,7 @@ class FakeHub(HostileServer):
         return self.files[repository][rest.partition("/")[2]]
 
     def fetched(self) -> list[str]:
-        """The files that were asked for, in order."""
+        """The requested files, in order."""
         return [path.rpartition("/")[2] for path, _ in self.seen if "/resolve/" in path]
 
     def listing(self, repository: str) -> bytes:
@@ -47,7 +47,7 @@ class FakeHub(HostileServer):
         return json.dumps({"id": repository, "sha": COMMIT, "siblings": siblings}).encode()
 
 
-def answer(request: Request) -> None:
+def respond(request: Request) -> None:
     hub = request.server
     assert isinstance(hub, FakeHub)
     url = urlsplit(request.path)
@@ -62,4 +62,4 @@ def answer(request: Request) -> None:
         request.wfile.write(body)
     else:
         assert f"/resolve/{COMMIT}/" in url.path
-        honest(request)
+        serve_file(request)

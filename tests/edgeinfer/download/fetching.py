@@ -1,4 +1,4 @@
-"""Fetching from a hostile server without waiting, and what comes of it."""
+"""Downloads from a hostile server without waiting."""
 
 import hashlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.download.http_source import RemoteFile
-from edgeinfer.download.transfer import Fetched, RetryPolicy, fetch
+from edgeinfer.download.transfer import DownloadedFile, RetryPolicy, fetch
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download.conftest import CONTENT
 from tests.edgeinfer.download.hostile_server import HostileServer
@@ -26,7 +26,7 @@ class Waits:
         self.seconds.append(seconds)
 
 
-def hasty(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> RetryPolicy:
+def quick_retries(waits: Callable[[float], None] | None = None, stall_seconds: float = 10.0) -> RetryPolicy:
     return RetryPolicy(attempts=3, stall_seconds=stall_seconds, poll_seconds=0.01, sleep=waits or Waits())
 
 
@@ -34,13 +34,13 @@ def remote_of(server: HostileServer, **known: object) -> RemoteFile:
     return replace(RemoteFile(server.url(), "model.gguf"), **known)  # type: ignore[arg-type]
 
 
-def fetched(server: HostileServer, folder: Path, **known: object) -> Fetched:
-    return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=hasty())
+def downloaded(server: HostileServer, folder: Path, **known: object) -> DownloadedFile:
+    return fetch(remote_of(server, **known), folder / "model.gguf", retry_policy=quick_retries())
 
 
 def refusal(server: HostileServer, folder: Path, **known: object) -> str:
     with pytest.raises(DownloadError) as caught:
-        fetched(server, folder, **known)
+        downloaded(server, folder, **known)
     assert "\n" not in str(caught.value)
     assert not (folder / "model.gguf").exists()
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""A server on the loopback that holds one file and does to each request what a test tells it to."""
+"""A server on the loopback with one file; a test sets the response to each request."""
 
 import contextlib
 import threading
@@ -11,7 +11,7 @@ TAG = '"one"'
 
 
 class Request(BaseHTTPRequestHandler):
-    """One request; `range` is the first byte and the end that it asks for."""
+    """One request; `range` is the requested first byte and end."""
 
     protocol_version = "HTTP/1.1"
     server: "HostileServer"
@@ -20,11 +20,11 @@ class Request(BaseHTTPRequestHandler):
         self.server.seen.append((self.path, dict(self.headers.items())))
         self.close_connection = True
         with self.server.lock:
-            behave = self.server.script.pop(0) if self.server.script else self.server.otherwise
-        behave(self)
+            respond = self.server.script.pop(0) if self.server.script else self.server.default
+        respond(self)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     @property
     def content(self) -> bytes:
@@ -52,18 +52,18 @@ class Request(BaseHTTPRequestHandler):
         self.begin(206, len(body), Content_Range=f"bytes {self.first}-{last}/{total}")
 
 
-Behaviour = Callable[[Request], None]
+Responder = Callable[[Request], None]
 
 
-def honest(request: Request) -> None:
+def serve_file(request: Request) -> None:
     if request.headers.get("If-Range") not in (None, request.server.tag):
         without_ranges(request)
         return
-    careless(request)
+    without_length_check(request)
 
 
-def careless(request: Request) -> None:
-    """Knows ranges, but no If-Range."""
+def without_length_check(request: Request) -> None:
+    """Supports ranges, but not If-Range."""
     body = request.content[request.first :]
     if not body:
         request.begin(416, 0)
@@ -72,44 +72,44 @@ def careless(request: Request) -> None:
     request.wfile.write(body)
 
 
-def cut(after: int) -> Behaviour:
-    """Promises the rest, sends so many bytes of it and closes."""
+def cut(after: int) -> Responder:
+    """Declares the rest, sends `after` bytes of it and closes."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
 
-    return behave
+    return respond
 
 
-def stall(after: int) -> Behaviour:
-    """Sends so many bytes, then nothing until the test ends."""
+def stall(after: int) -> Responder:
+    """Sends `after` bytes, then nothing until the test ends."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body)
         request.wfile.write(body[:after])
         request.wfile.flush()
         request.server.ended.wait(10)
 
-    return behave
+    return respond
 
 
-def status(code: int, **headers: str) -> Behaviour:
+def status(code: int, **headers: str) -> Responder:
     return lambda request: request.begin(code, 0, **headers)
 
 
-def corrupt(at: int) -> Behaviour:
-    """Turns one byte around."""
+def corrupt(at: int) -> Responder:
+    """Inverts one byte."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = bytearray(request.content[request.first :])
         body[at] ^= 0xFF
         request.partly(bytes(body))
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
 def without_ranges(request: Request) -> None:
@@ -117,22 +117,22 @@ def without_ranges(request: Request) -> None:
     request.wfile.write(request.content)
 
 
-def without_ranges_cut(after: int) -> Behaviour:
-    def behave(request: Request) -> None:
+def without_ranges_cut(after: int) -> Responder:
+    def respond(request: Request) -> None:
         request.begin(200, len(request.content))
         request.wfile.write(request.content[:after])
 
-    return behave
+    return respond
 
 
 def without_length(request: Request) -> None:
-    """The body ends where the connection does."""
+    """The body ends when the connection closes."""
     request.begin(200, None)
     request.wfile.write(request.content)
 
 
-def chunked(cut_after: int | None = None) -> Behaviour:
-    def behave(request: Request) -> None:
+def chunked(cut_after: int | None = None) -> Responder:
+    def respond(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
         for start in range(0, len(request.content), 1000):
             if cut_after is not None and start >= cut_after:
@@ -141,13 +141,13 @@ def chunked(cut_after: int | None = None) -> Behaviour:
             request.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
         request.wfile.write(b"0\r\n\r\n")
 
-    return behave
+    return respond
 
 
-def endless(start: bytes, limit: int) -> Behaviour:
-    """Chunks without an end: `start`, then zeros; hangs up after `limit` bytes at the latest."""
+def endless(start: bytes, limit: int) -> Responder:
+    """Chunks without an end: `start`, then zeros; disconnects after at most `limit` bytes."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         request.begin(200, None, Transfer_Encoding="chunked")
         sent, part = 0, start
         with contextlib.suppress(OSError):
@@ -156,30 +156,30 @@ def endless(start: bytes, limit: int) -> Behaviour:
                 sent += len(part)
                 part = bytes(1 << 16)
 
-    return behave
+    return respond
 
 
-def claims_total(total: int) -> Behaviour:
-    """Says that the whole file has another length."""
+def claims_total(total: int) -> Responder:
+    """Declares another length for the whole file."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[request.first :]
         request.partly(body, total)
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
-def from_elsewhere(first: int) -> Behaviour:
-    """Answers another range than the one that was asked for."""
+def from_elsewhere(first: int) -> Responder:
+    """Sends another range than the requested one."""
 
-    def behave(request: Request) -> None:
+    def respond(request: Request) -> None:
         body = request.content[first:]
         total = len(request.content)
         request.begin(206, len(body), Content_Range=f"bytes {first}-{total - 1}/{total}")
         request.wfile.write(body)
 
-    return behave
+    return respond
 
 
 def page(request: Request) -> None:
@@ -189,12 +189,12 @@ def page(request: Request) -> None:
     request.wfile.write(body)
 
 
-def redirect(to: str, **headers: str) -> Behaviour:
+def redirect(to: str, **headers: str) -> Responder:
     return lambda request: request.begin(302, 0, Location=to, **headers)
 
 
 def hang_up(request: Request) -> None:
-    """Closes without a word."""
+    """Closes without a response."""
     request.connection.close()
 
 
@@ -208,10 +208,10 @@ class HostileServer(ThreadingHTTPServer):
         self.content = content
         self.tag = TAG
         self.headers: dict[str, str] = {}
-        """Sent with every answer."""
-        self.script: list[Behaviour] = []
-        """What the next requests meet."""
-        self.otherwise: Behaviour = honest
+        """Sent with every response."""
+        self.script: list[Responder] = []
+        """Responders for the next requests."""
+        self.default: Responder = serve_file
         self.seen: list[tuple[str, dict[str, str]]] = []
         self.lock = threading.Lock()
         self.ended = threading.Event()
@@ -224,12 +224,12 @@ class HostileServer(ThreadingHTTPServer):
         return self.content
 
     def ranges(self) -> list[str]:
-        """The first byte that each request asked for."""
+        """The first byte of each request."""
         requested = [headers["Range"] for _, headers in self.seen if "Range" in headers]
         return [text.split("=")[1].split("-")[0] for text in requested]
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what some tests are about."""
+        """A disconnected client is the subject of some tests."""
 
     def __enter__(self) -> Self:
         self._thread.start()

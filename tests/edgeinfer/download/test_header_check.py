@@ -1,4 +1,4 @@
-"""A model that edgeinfer can't run is refused before its weights come, unless llama.cpp is to run it."""
+"""An unsupported model is refused before its weights are downloaded, unless llama.cpp is to run it."""
 
 import struct
 from collections.abc import Callable
@@ -9,15 +9,15 @@ import pytest
 
 from edgeinfer.download.header_check import incoming_support
 from edgeinfer.download.pulling import Pull, pull
-from edgeinfer.download.transfer import Hearing
+from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
-from tests.edgeinfer.download.fetching import hasty
+from tests.edgeinfer.download.fetching import quick_retries
 from tests.edgeinfer.download.hostile_server import HostileServer
 from tests.random_models import RandomModel
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def valid_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("model") / "sound.gguf"
     return RandomModel("llama", width=256, layers=12, feed_forward=1024).write(path).read_bytes()
 
@@ -46,30 +46,39 @@ UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("what", UNSUPPORTED)
-def test_it_is_refused_before_its_weights_come(what: str, sound: bytes, tmp_path: Path) -> None:
-    change, reason = UNSUPPORTED[what]
-    settings = Pull(tmp_path, Hearing(), hasty())
-    with HostileServer(change(sound)) as server:
-        came: list[int] = []
-        heard = replace(settings, hearing=Hearing(progress=lambda done, total: came.append(done)))
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
+    case: str, valid_model: bytes, tmp_path: Path
+) -> None:
+    change, reason = UNSUPPORTED[case]
+    settings = Pull(tmp_path, TransferCallbacks(), quick_retries())
+    with HostileServer(change(valid_model)) as server:
+        received_bytes: list[int] = []
+        reporting = replace(
+            settings, callbacks=TransferCallbacks(progress=lambda done, total: received_bytes.append(done))
+        )
         with pytest.raises(DownloadError) as caught:
-            pull(server.url("/m.gguf"), heard)
+            pull(server.url("/m.gguf"), reporting)
         text = str(caught.value)
         assert reason in text
         assert "needs --engine llama.cpp" in text
         assert text.endswith("/m.gguf --engine llama.cpp")
         assert "\n" not in text
-        assert max(came) < len(sound) / 4
+        assert max(received_bytes) < len(valid_model) / 4
         assert list(tmp_path.rglob("m.gguf*")) == []
         pulled = pull(server.url("/m.gguf"), replace(settings, engine="llama.cpp"))
-        assert pulled.path.stat().st_size == len(sound)
+        assert pulled.path.stat().st_size == len(valid_model)
 
 
-def test_what_edgeinfer_runs_comes_whole(sound: bytes, tmp_path: Path) -> None:
-    assert incoming_support(sound[:200], "m.gguf") is None
-    support = incoming_support(sound[:100_000], "m.gguf")
+def test_a_supported_model_is_downloaded_completely(valid_model: bytes, tmp_path: Path) -> None:
+    assert incoming_support(valid_model[:200], "m.gguf") is None
+    support = incoming_support(valid_model[:100_000], "m.gguf")
     assert support is not None
     assert support.is_native
-    with HostileServer(sound) as server:
-        assert pull(server.url("/m.gguf"), Pull(tmp_path, Hearing(), hasty())).path.read_bytes() == sound
+    with HostileServer(valid_model) as server:
+        assert (
+            pull(
+                server.url("/m.gguf"), Pull(tmp_path, TransferCallbacks(), quick_retries())
+            ).path.read_bytes()
+            == valid_model
+        )

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgeinfer.download import transfer
-from edgeinfer.download.pulling import Pull, Pulled, pull
-from edgeinfer.download.transfer import Hearing, RetryPolicy
+from edgeinfer.download.pulling import Pull, PulledModel, pull
+from edgeinfer.download.transfer import RetryPolicy, TransferCallbacks
 from edgeinfer.errors import DownloadError, UnknownModelError
-from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.registry import find_model
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
@@ -53,10 +53,10 @@ def settings(tmp_path: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> P
     write_own(tmp_path, OWN)
     return Pull(
         models_folder=tmp_path / "models",
-        hearing=Hearing(),
+        callbacks=TransferCallbacks(),
         retry_policy=RetryPolicy(attempts=3, stall_seconds=10.0, sleep=lambda seconds: None),
         endpoint=hub.url("").rstrip("/"),
-        others=OtherFolders.usual(environment={}, home=tmp_path / "nowhere"),
+        others=ExternalFolders.usual(environment={}, home=tmp_path / "nowhere"),
         machine=lambda: machine_with(8 * GIBIBYTE),
     )
 
@@ -74,7 +74,7 @@ def machine_with(free_bytes: int, bytes_per_second: float = 20e9) -> Machine:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Files of one small model, of the sizes that their names promise."""
+    """Files of one small model, with sizes in the order of their quantizations."""
     folder = tmp_path_factory.mktemp("models")
     made = {}
     for quant, formats in (("Q8_0", ("Q8_0",)), ("Q6_K", ("Q6_K",)), ("Q4_K_M", ("Q4_K",))):
@@ -100,16 +100,16 @@ def refusal(expected: str, settings: Pull) -> str:
     return str(caught.value)
 
 
-def heard(settings: Pull) -> tuple[Pull, list[str]]:
+def recording(settings: Pull) -> tuple[Pull, list[str]]:
     output: list[str] = []
-    return replace(settings, hearing=Hearing(say=output.append)), output
+    return replace(settings, callbacks=TransferCallbacks(say=output.append)), output
 
 
-def files_of(pulled: Pulled, settings: Pull) -> list[str]:
+def files_of(pulled: PulledModel, settings: Pull) -> list[str]:
     return [file.path.relative_to(settings.models_folder).as_posix() for file in pulled.files]
 
 
-def test_a_quantization_that_is_named_is_fetched_and_checked(
+def test_a_named_quantization_is_downloaded_and_verified(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -118,21 +118,21 @@ def test_a_quantization_that_is_named_is_fetched_and_checked(
     assert pulled.path.read_bytes() == models["Q4_K_M"]
     assert pulled.files[0].sha256 == hashlib.sha256(models["Q4_K_M"]).hexdigest()
     assert pulled.files[0].digest_source == "the hub"
-    found = find_model("mini", models_folder=settings.models_folder, others=settings.others)
-    assert (found.path, found.parameters) == (pulled.path, "tiny")
+    result = find_model("mini", models_folder=settings.models_folder, others=settings.others)
+    assert (result.path, result.parameters) == (pulled.path, "tiny")
 
 
-def test_what_is_here_needs_no_network(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
+def test_a_downloaded_model_needs_no_network(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
     offer(hub, models)
     first = pull("mini:Q4_K_M", settings)
     offline = replace(settings, endpoint="http://127.0.0.1:9")
     for expected in ("mini", "mini:Q4_K_M", "hf:me/mini-GGUF/mini-Q4_K_M.gguf"):
         again = pull(expected, offline)
-        assert (again.path, again.files[0].was_there) == (first.path, True)
+        assert (again.path, again.files[0].existed) == (first.path, True)
     assert hub.fetched() == ["mini-Q4_K_M.gguf"]
 
 
-def test_a_quantization_that_only_the_hub_knows_is_found_later(
+def test_a_quantization_that_only_the_hub_lists_is_found_locally_later(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -140,11 +140,11 @@ def test_a_quantization_that_only_the_hub_knows_is_found_later(
     assert find_model("mini:Q6_K", models_folder=settings.models_folder).path == pulled.path
 
 
-def test_the_best_that_fits_and_is_fast_is_chosen(
+def test_the_best_quantization_that_fits_and_is_fast_is_selected(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, output = heard(settings)
+    settings, output = recording(settings)
     assert pull("mini", settings).name == "mini:Q8_0"
     assert output[0].startswith(
         "Q8_0: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 0.0 of 8.0 free GiB"
@@ -152,16 +152,18 @@ def test_the_best_that_fits_and_is_fast_is_chosen(
     assert output[0].endswith("tokens/s, assuming 20 GB/s of memory")
 
 
-def test_a_slow_machine_gets_the_fastest_that_is_still_good(
+def test_a_slow_machine_gets_the_fastest_acceptable_quantization(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
-    settings, output = heard(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
+    settings, output = recording(replace(settings, machine=lambda: machine_with(8 * GIBIBYTE, 1e6)))
     assert pull("mini", settings).name == "mini:Q4_K_M"
     assert output[0].startswith("Q4_K_M: the fastest of Q8_0, Q6_K, Q4_K_M that is still good: ")
 
 
-def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
+def test_little_memory_gets_a_quantization_that_fits(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
     offer(hub, models)
     room = len(models["Q6_K"])
     settings = replace(settings, machine=lambda: machine_with(room))
@@ -171,40 +173,40 @@ def test_little_memory_gets_what_fits_it(hub: FakeHub, settings: Pull, models: d
     assert pull("mini:Q4_K_M", settings).name == "mini:Q4_K_M"
 
 
-def test_a_pull_that_was_stopped_goes_on_with_the_quantization_it_began(
+def test_an_interrupted_pull_resumes_its_quantization(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
     partial = settings.models_folder / "me/mini-GGUF/mini-Q6_K.gguf.partial"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(models["Q6_K"][: 1 << 17])
-    settings, output = heard(settings)
+    settings, output = recording(settings)
     assert pull("mini", settings).name == "mini:Q6_K"
-    assert output == ["Q6_K: 0 MiB of it are here already"]
+    assert output == ["Q6_K: 0 MiB of it are downloaded already"]
     assert hub.ranges()[-1] == str(1 << 17)
 
 
-def test_a_quantization_that_is_not_there_names_those_that_are(
+def test_a_missing_quantization_lists_the_available_ones(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
     assert refusal("mini:Q2_K", settings) == "mini: there is no Q2_K; there are Q4_K_M, Q6_K, Q8_0"
 
 
-def test_a_file_that_the_catalogue_knows_otherwise_is_not_fetched(
+def test_a_file_that_differs_from_the_registry_is_not_downloaded(
     hub: FakeHub, settings: Pull, models: dict[str, bytes], tmp_path: Path
 ) -> None:
     offer(hub, models)
     write_own(tmp_path, OWN.replace("parameters", f'sha256.Q4_K_M = "{"0" * 64}"\nparameters'))
     output = refusal("mini:Q4_K_M", settings)
-    assert output.startswith(f"mini:Q4_K_M: the catalogue knows it with sha256 {'0' * 64}, the hub has ")
+    assert output.startswith(f"mini:Q4_K_M: the model registry has sha256 {'0' * 64}, the hub has ")
     assert output.endswith("edgeinfer pull hf:me/mini-GGUF/mini-Q4_K_M.gguf")
     write_own(tmp_path, OWN.replace("parameters", "size_bytes.Q4_K_M = 7\nparameters"))
-    assert "the catalogue knows it with bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
+    assert "the model registry has bytes 7, the hub has" in refusal("mini:Q4_K_M", settings)
     assert hub.fetched() == []
 
 
-def test_a_file_that_the_catalogue_knows_is_vouched_for_by_it(
+def test_the_registry_digest_verifies_a_file(
     hub: FakeHub, settings: Pull, models: dict[str, bytes], tmp_path: Path
 ) -> None:
     offer(hub, models)
@@ -214,7 +216,7 @@ def test_a_file_that_the_catalogue_knows_is_vouched_for_by_it(
 
 
 @pytest.mark.parametrize("revision", ["", "@main"])
-def test_a_file_of_a_repository_is_fetched_with_the_token(
+def test_a_repository_file_is_downloaded_with_the_token(
     revision: str, hub: FakeHub, settings: Pull, models: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -226,7 +228,7 @@ def test_a_file_of_a_repository_is_fetched_with_the_token(
     assert pulled.name == "mini-Q8_0"
 
 
-def test_a_repository_alone_or_with_a_quantization(
+def test_a_repository_is_accepted_with_and_without_a_quantization(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -234,9 +236,7 @@ def test_a_repository_alone_or_with_a_quantization(
     assert pull("hf:me/mini-GGUF:Q6_K", settings).path.name == "mini-Q6_K.gguf"
 
 
-def test_the_address_of_a_page_or_a_file_on_the_hub_is_understood(
-    hub: FakeHub, settings: Pull, models: dict[str, bytes]
-) -> None:
+def test_hub_page_and_file_urls_are_parsed(hub: FakeHub, settings: Pull, models: dict[str, bytes]) -> None:
     offer(hub, models)
     assert pull(hub.url("/me/mini-GGUF"), settings).path.name == "mini-Q8_0.gguf"
     for kind in ("blob", "resolve"):
@@ -244,7 +244,7 @@ def test_the_address_of_a_page_or_a_file_on_the_hub_is_understood(
         assert files_of(pulled, settings) == ["me/mini-GGUF/mini-Q6_K.gguf"]
 
 
-def test_a_file_that_is_not_in_the_repository_names_those_that_are(
+def test_a_file_missing_from_the_repository_lists_the_available_ones(
     hub: FakeHub, settings: Pull, models: dict[str, bytes]
 ) -> None:
     offer(hub, models)
@@ -254,21 +254,21 @@ def test_a_file_that_is_not_in_the_repository_names_those_that_are(
     )
 
 
-def test_a_model_in_parts_comes_whole(hub: FakeHub, settings: Pull, tmp_path: Path) -> None:
+def test_a_split_model_is_downloaded_completely(hub: FakeHub, settings: Pull, tmp_path: Path) -> None:
     parts = write_parts(tmp_path / "parts")
     for name, content in parts.items():
         hub.put("me/mini-GGUF", f"Q8_0/{name}", content)
     pulled = pull("mini", settings)
     assert files_of(pulled, settings) == [f"me/mini-GGUF/Q8_0/{name}" for name in parts]
-    found = find_model("mini:Q8_0", models_folder=settings.models_folder)
-    assert found.size_bytes == sum(map(len, parts.values()))
+    result = find_model("mini:Q8_0", models_folder=settings.models_folder)
+    assert result.size_bytes == sum(map(len, parts.values()))
     pulled.files[1].path.unlink()
     again = pull("mini:Q8_0", settings)
-    assert [file.was_there for file in again.files] == [True, False]
+    assert [file.existed for file in again.files] == [True, False]
 
 
 def write_parts(folder: Path) -> dict[str, bytes]:
-    """A model in two files, as llama.cpp splits them."""
+    """A model split into two files, as llama.cpp does it."""
     folder.mkdir()
     whole = RandomModel("llama", formats=("Q8_0",), width=64).write(folder / "whole.gguf")
     names = ["mini-Q8_0-00001-of-00002.gguf", "mini-Q8_0-00002-of-00002.gguf"]
@@ -289,42 +289,38 @@ HUB_REFUSALS = {
     "no such repository": ((404, "RepoNotFound"), "the hub has no such repository, or it is private"),
     "gated": ((403, "GatedRepo"), "accept its licence at "),
     "no such revision": ((404, "RevisionNotFound"), "the hub has no such revision of it"),
-    "broken": ((500, ""), "the hub answers 500; try again later"),
-    "busy": ((429, ""), "the hub answers 429; try again later"),
+    "broken": ((500, ""), "the hub returned status 500; try again later"),
+    "busy": ((429, ""), "the hub returned status 429; try again later"),
 }
 
 
 @pytest.mark.parametrize(("refuse", "message"), HUB_REFUSALS.values(), ids=list(HUB_REFUSALS))
-def test_what_the_hub_refuses_is_one_line(
+def test_a_hub_refusal_gives_a_one_line_error(
     refuse: tuple[int, str], message: str, hub: FakeHub, settings: Pull
 ) -> None:
     hub.refuse = refuse
     assert refusal("hf:no/such-GGUF@main/x.gguf", settings).startswith(f"no/such-GGUF: {message}")
 
 
-def test_a_hub_out_of_reach_is_one_line(settings: Pull) -> None:
+def test_an_unreachable_hub_gives_a_one_line_error(settings: Pull) -> None:
     output = refusal("mini", replace(settings, endpoint="http://127.0.0.1:9"))
     assert output.startswith("me/mini-GGUF: the hub can't be reached: ")
     assert "[Errno" not in output
     assert output.endswith("; on this disk: tiny")
 
 
-def test_a_hub_switched_off_by_the_environment_is_one_line(
-    settings: Pull, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_mode_gives_a_one_line_error(settings: Pull, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     output = refusal("mini", settings)
-    assert output.startswith(
-        "me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE keeps off it; on this disk: "
-    )
+    assert output.startswith("me/mini-GGUF: the hub can't be reached: HF_HUB_OFFLINE is set; on this disk: ")
 
 
-def test_a_repository_without_models_says_so(hub: FakeHub, settings: Pull) -> None:
+def test_a_repository_without_models_is_reported(hub: FakeHub, settings: Pull) -> None:
     hub.put("me/mini-GGUF", "model.safetensors", b"...")
     assert refusal("hf:me/mini-GGUF", settings).startswith("me/mini-GGUF: there is no .gguf file in it")
 
 
-def test_an_address_elsewhere_is_fetched_without_a_token(
+def test_a_url_outside_the_hub_is_downloaded_without_a_token(
     hub: FakeHub, server: does.HostileServer, settings: Pull, models: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -337,7 +333,7 @@ def test_an_address_elsewhere_is_fetched_without_a_token(
     assert "Authorization" not in server.seen[0][1]
 
 
-def test_a_login_in_an_address_goes_to_that_host_alone(settings: Pull, models: dict[str, bytes]) -> None:
+def test_url_credentials_are_sent_to_that_host_only(settings: Pull, models: dict[str, bytes]) -> None:
     with does.HostileServer(models["Q6_K"]) as server, does.HostileServer(models["Q6_K"]) as other:
         server.script = [does.redirect(other.url("/own.gguf"))]
         pulled = pull(server.url("/own.gguf").replace("//", "//me:p%40ss@"), settings)
@@ -350,16 +346,16 @@ def test_a_login_in_an_address_goes_to_that_host_alone(settings: Pull, models: d
     assert "secret" not in output
 
 
-def test_a_damaged_model_that_nobody_vouches_for_is_thrown_away(
+def test_a_damaged_model_without_a_known_digest_is_deleted(
     server: does.HostileServer, settings: Pull, models: dict[str, bytes]
 ) -> None:
     server.content = models["Q6_K"][:-1000]
-    server.otherwise = does.without_length
-    assert refusal(server.url("/x.gguf"), settings).endswith("damaged on the way, or there: thrown away")
+    server.default = does.without_length
+    assert refusal(server.url("/x.gguf"), settings).endswith("damaged in transfer, or on the server: deleted")
     assert not (settings.models_folder / "127.0.0.1" / "x.gguf").exists()
 
 
-def test_an_entry_with_an_address_of_its_own(
+def test_a_registry_entry_may_have_its_own_url(
     server: does.HostileServer, settings: Pull, models: dict[str, bytes], tmp_path: Path
 ) -> None:
     server.content = models["Q6_K"]
@@ -368,22 +364,22 @@ def test_an_entry_with_an_address_of_its_own(
     pulled = pull("elsewhere", settings)
     assert (pulled.name, pulled.files[0].digest_source) == ("elsewhere", "models.toml")
     assert find_model("elsewhere", models_folder=settings.models_folder).path == pulled.path
-    assert pull("elsewhere", settings).files[0].was_there
+    assert pull("elsewhere", settings).files[0].existed
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(
+def test_a_full_disk_is_reported_before_downloading(
     hub: FakeHub, settings: Pull, models: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(hub, models)
     monkeypatch.setattr(transfer, "SPARE_BYTES", 1 << 60)
-    assert "more than what comes; make room for" in refusal("mini:Q8_0", settings)
+    assert "more than the download; free" in refusal("mini:Q8_0", settings)
     assert hub.fetched() == []
 
 
 NONSENSE = {
-    "tiny": "tiny: comes with edgeinfer",
-    "mine": "mine: comes with edgeinfer or lies at mine.gguf; nothing to fetch",
-    "no-such-model": "no-such-model: not in the catalogue; name one of `edgeinfer list --all`",
+    "tiny": "tiny: is built in or a local file",
+    "mine": "mine: is built in or a local file (mine.gguf); nothing to download",
+    "no-such-model": "no-such-model: not in the model registry; name one of `edgeinfer list --all`",
     "hf:me": "hf:me: wanted hf:owner/name/file.gguf",
     "hf:me/x:Q4/file.gguf": "hf:me/x:Q4/file.gguf: wanted hf:owner/name/file.gguf",
     "https://example.org/": "https://example.org/: wanted an address that ends in .gguf",
@@ -391,5 +387,5 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize(("expected", "message"), NONSENSE.items(), ids=list(NONSENSE))
-def test_what_cannot_be_pulled_is_one_line(expected: str, message: str, settings: Pull) -> None:
+def test_an_invalid_pull_gives_a_one_line_error(expected: str, message: str, settings: Pull) -> None:
     assert refusal(expected, settings).startswith(message)

@@ -1,4 +1,4 @@
-"""A file from a server that cuts, stalls, lies, damages, refuses and redirects."""
+"""A file from a server that truncates, stalls, sends wrong headers or bytes, refuses and redirects."""
 
 import base64
 import errno
@@ -14,21 +14,21 @@ import pytest
 from edgeinfer.download import transfer
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.partial_file import PartialFile, partial_path
-from edgeinfer.download.transfer import Hearing, fetch, read_start
+from edgeinfer.download.transfer import TransferCallbacks, fetch, read_start
 from edgeinfer.errors import DownloadError
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.conftest import CONTENT
-from tests.edgeinfer.download.fetching import SHA256, Waits, fetched, hasty, refusal, remote_of
-from tests.edgeinfer.download.hostile_server import Behaviour, HostileServer
+from tests.edgeinfer.download.fetching import SHA256, Waits, downloaded, quick_retries, refusal, remote_of
+from tests.edgeinfer.download.hostile_server import HostileServer, Responder
 
 
 class Case(NamedTuple):
-    """What happens to the first requests, and where each of them begins."""
+    """The responders of the first requests, and the first byte of each."""
 
-    script: list[Behaviour]
+    script: list[Responder]
     ranges: list[str]
     stall_seconds: float = 10.0
-    """Where nothing stalls, a busy machine shall not look as if it did."""
+    """A timeout long enough for a busy machine, where nothing stalls."""
 
 
 RECOVERED = {
@@ -49,15 +49,15 @@ RECOVERED = {
 
 @pytest.mark.parametrize("case", RECOVERED.values(), ids=list(RECOVERED))
 @pytest.mark.parametrize("sha256", [SHA256, None], ids=["sha256 known", "unknown"])
-def test_what_may_pass_is_overcome(
+def test_transient_failures_are_retried(
     case: Case, sha256: str | None, server: HostileServer, tmp_path: Path
 ) -> None:
     server.script = list(case.script)
     remote = remote_of(server, sha256=sha256, digest_source="models.toml" if sha256 else "")
-    retry_policy = hasty(stall_seconds=case.stall_seconds)
-    found = fetch(remote, tmp_path / "model.gguf", retry_policy=retry_policy)
+    retry_policy = quick_retries(stall_seconds=case.stall_seconds)
+    result = fetch(remote, tmp_path / "model.gguf", retry_policy=retry_policy)
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
-    assert (found.sha256, found.digest_source) == (SHA256, "models.toml" if sha256 else "")
+    assert (result.sha256, result.digest_source) == (SHA256, "models.toml" if sha256 else "")
     assert server.ranges() == case.ranges
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
 
@@ -65,46 +65,46 @@ def test_what_may_pass_is_overcome(
 REFUSED = {
     "401": (does.status(401), "401 Unauthorized; set HF_TOKEN"),
     "403": (does.status(403), "403 Forbidden; set HF_TOKEN"),
-    "404": (does.status(404), "404 Not Found; nothing of that name is there"),
+    "404": (does.status(404), "404 Not Found; no such file"),
     "418": (does.status(418), "418 I'm a Teapot"),
-    "500 for ever": (does.status(500), "given up after 3 attempts without a byte"),
-    "hung up for ever": (does.hang_up, "given up after 3 attempts without a byte"),
+    "500 for ever": (does.status(500), "given up after 3 attempts without data"),
+    "hung up for ever": (does.hang_up, "given up after 3 attempts without data"),
     "another length": (does.claims_total(7), "the server offers 7 bytes, wanted 300004"),
     "a web page": (does.page, "the server offers 1900 bytes, wanted 300004"),
     "packed": (
         lambda request: request.begin(200, 0, Content_Encoding="gzip"),
-        "sent packed (gzip), wanted the file as it is",
+        "sent compressed (gzip), wanted the file uncompressed",
     ),
-    "damaged": (does.corrupt(150_000), f"models.toml says {SHA256}: damaged on the way"),
+    "damaged": (does.corrupt(150_000), f"wanted {SHA256} (models.toml): damaged in transfer"),
 }
 
 
-@pytest.mark.parametrize(("behaviour", "message"), REFUSED.values(), ids=list(REFUSED))
-def test_what_will_not_pass_is_one_line(
-    behaviour: Behaviour, message: str, server: HostileServer, tmp_path: Path
+@pytest.mark.parametrize(("responder", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_permanent_failures_give_a_one_line_error(
+    responder: Responder, message: str, server: HostileServer, tmp_path: Path
 ) -> None:
-    server.otherwise = behaviour
+    server.default = responder
     known = {"size_bytes": len(CONTENT), "sha256": SHA256, "digest_source": "models.toml"}
     assert message in refusal(server, tmp_path, login="set HF_TOKEN", **known)
 
 
-def test_a_web_page_in_place_of_a_model_is_noticed_at_once(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.page
-    assert "no GGUF file lies there, but something else" in refusal(server, tmp_path)
+def test_a_web_page_instead_of_a_model_is_detected_at_once(server: HostileServer, tmp_path: Path) -> None:
+    server.default = does.page
+    assert "the received data is no GGUF file" in refusal(server, tmp_path)
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("behaviour", [does.without_ranges, does.without_length, does.chunked()])
-def test_an_empty_file_is_refused(behaviour: Behaviour, server: HostileServer, tmp_path: Path) -> None:
-    server.content, server.otherwise = b"", behaviour
+@pytest.mark.parametrize("responder", [does.without_ranges, does.without_length, does.chunked()])
+def test_an_empty_file_is_refused(responder: Responder, server: HostileServer, tmp_path: Path) -> None:
+    server.content, server.default = b"", responder
     assert refusal(server, tmp_path)
-    server.otherwise = does.honest
+    server.default = does.serve_file
     assert "an empty file, wanted a model" in refusal(server, tmp_path)
 
 
-def test_more_bytes_than_promised_are_refused(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.without_length
-    assert "more than the 1000 bytes promised came" in refusal(server, tmp_path, size_bytes=1000)
+def test_more_bytes_than_declared_are_refused(server: HostileServer, tmp_path: Path) -> None:
+    server.default = does.without_length
+    assert "more than the 1000 announced bytes were received" in refusal(server, tmp_path, size_bytes=1000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,22 +115,22 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize(("header", "value"), DIGESTS.items(), ids=list(DIGESTS))
-def test_a_digest_that_the_server_gives_is_checked(
+def test_the_server_digest_is_verified(
     header: str, value: str, server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {header: value}
     server.script = [does.corrupt(200_000)]
-    assert f"{header} says {SHA256}: damaged" in refusal(server, tmp_path)
-    assert fetched(server, tmp_path).digest_source == header
+    assert f"wanted {SHA256} ({header}): damaged" in refusal(server, tmp_path)
+    assert downloaded(server, tmp_path).digest_source == header
 
 
 @pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:%%%:", "sha-256=x", ""])
-def test_a_digest_that_is_none_is_no_digest(value: str, server: HostileServer, tmp_path: Path) -> None:
+def test_an_invalid_digest_is_ignored(value: str, server: HostileServer, tmp_path: Path) -> None:
     server.headers = {"Repr-Digest": value}
-    assert fetched(server, tmp_path).digest_source == ""
+    assert downloaded(server, tmp_path).digest_source == ""
 
 
-def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kept(
+def test_a_server_that_contradicts_the_registry_is_refused_before_any_byte_is_stored(
     server: HostileServer, tmp_path: Path
 ) -> None:
     server.headers = {"X-Linked-Etag": f'"{SHA256}"'}
@@ -141,40 +141,40 @@ def test_a_server_that_contradicts_the_catalogue_is_refused_before_a_byte_is_kep
 
 def test_a_redirect_is_followed_without_the_token(server: HostileServer, tmp_path: Path) -> None:
     with HostileServer() as hub:
-        hub.otherwise = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
+        hub.default = does.redirect(server.url("/cdn"), X_Linked_Etag=f'"{SHA256}"')
         remote = RemoteFile(hub.url(), "model.gguf", headers={"Authorization": "Bearer secret"})
         server.script = [does.cut(1000)]
-        found = fetch(remote, tmp_path / "model.gguf", retry_policy=hasty())
-    assert found.digest_source == "X-Linked-Etag"
+        result = fetch(remote, tmp_path / "model.gguf", retry_policy=quick_retries())
+    assert result.digest_source == "X-Linked-Etag"
     assert [headers.get("Authorization") for _, headers in hub.seen] == ["Bearer secret"] * 2
     assert [(path, headers.get("Authorization")) for path, headers in server.seen] == [("/cdn", None)] * 2
 
 
 def test_a_redirect_on_the_same_host_keeps_the_token(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.redirect("/moved")]
-    fetched(server, tmp_path, headers={"Authorization": "Bearer secret"})
+    downloaded(server, tmp_path, headers={"Authorization": "Bearer secret"})
     assert server.seen[1][0] == "/moved"
     assert server.seen[1][1]["Authorization"] == "Bearer secret"
 
 
-def test_a_redirect_in_circles_ends(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.redirect("/model.gguf")
-    assert "the server leads in circles or nowhere" in refusal(server, tmp_path)
+def test_a_redirect_loop_is_aborted(server: HostileServer, tmp_path: Path) -> None:
+    server.default = does.redirect("/model.gguf")
+    assert "the server redirects in a loop, or without a target" in refusal(server, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
 def test_a_redirect_to_a_file_is_not_followed(target: str, server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.redirect(target)
+    server.default = does.redirect(target)
     assert refusal(server, tmp_path)
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "nonsense", "http://127.0.0.1:1/a b"])
-def test_an_address_that_is_none_is_one_line(url: str, tmp_path: Path) -> None:
+def test_an_invalid_address_gives_a_one_line_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(DownloadError):
-        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=hasty())
+        fetch(RemoteFile(url, "model.gguf"), tmp_path / "model.gguf", retry_policy=quick_retries())
 
 
-def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer, tmp_path: Path) -> None:
+def test_retry_delays_double_and_follow_retry_after(server: HostileServer, tmp_path: Path) -> None:
     waits = Waits()
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     server.script = [
@@ -184,27 +184,25 @@ def test_the_wait_doubles_and_a_server_may_ask_for_its_own(server: HostileServer
         does.status(503, Retry_After="9999"),
         does.status(503, Retry_After="soon"),
     ]
-    retry_policy = replace(hasty(waits), attempts=9)
+    retry_policy = replace(quick_retries(waits), attempts=9)
     fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=retry_policy)
     assert waits.seconds[:2] == [7, 2]
     assert 25 < waits.seconds[2] <= 30
     assert waits.seconds[3:] == [60, 16]
 
 
-def test_a_wait_for_a_server_that_gives_nothing_is_told(server: HostileServer, tmp_path: Path) -> None:
+def test_a_stalled_server_is_reported(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.status(429, Retry_After="7"), does.cut(100_000), does.status(503)]
     text: list[str] = []
-    fetch(remote_of(server), tmp_path / "model.gguf", Hearing(say=text.append), hasty())
+    fetch(remote_of(server), tmp_path / "model.gguf", TransferCallbacks(say=text.append), quick_retries())
     assert text == [
         f"{server.url()}: 429 Too Many Requests; again in 7 s",
         f"{server.url()}: 503 Service Unavailable; again in 1 s",
     ]
 
 
-def test_a_server_that_always_promises_more_than_it_has_is_given_up(
-    server: HostileServer, tmp_path: Path
-) -> None:
-    def promise(request: does.Request) -> None:
+def test_a_server_that_always_declares_too_much_is_given_up(server: HostileServer, tmp_path: Path) -> None:
+    def declare_more(request: does.Request) -> None:
         body = request.content[request.first :]
         if not body:
             request.begin(416, 0)
@@ -213,17 +211,17 @@ def test_a_server_that_always_promises_more_than_it_has_is_given_up(
         request.begin(206, len(body) + 1000, Content_Range=f"bytes {request.first}-{total - 1}/{total}")
         request.wfile.write(body)
 
-    server.otherwise = promise
-    assert "the server promises 301004 bytes, and has no more than 300004" in refusal(server, tmp_path)
+    server.default = declare_more
+    assert "the server announced 301004 bytes, and sends no more than 300004" in refusal(server, tmp_path)
 
 
-def test_a_failure_before_the_first_byte_leaves_nothing(server: HostileServer, tmp_path: Path) -> None:
-    server.otherwise = does.status(404)
+def test_a_failure_before_the_first_byte_leaves_no_file(server: HostileServer, tmp_path: Path) -> None:
+    server.default = does.status(404)
     refusal(server, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_proxy_of_the_environment_is_asked(
+def test_the_proxy_of_the_environment_is_used(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", server.url(""))
@@ -231,18 +229,21 @@ def test_a_proxy_of_the_environment_is_asked(
     assert server.seen[0][0] == "http://models.example/model.gguf"
 
 
-def test_a_full_disk_is_told_before_a_byte_is_asked_for(
+def test_a_full_disk_is_reported_before_the_request(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=transfer.SPARE_BYTES + 1000)
     monkeypatch.setattr("edgeinfer.download.transfer.shutil.disk_usage", lambda index: usage)
     text = refusal(server, tmp_path)
-    assert "0.3 MiB still to come, 64.0 MiB free on that disk, wanted 64.0 MiB more than what comes" in text
-    assert text.endswith("make room for 0.3 MiB")
+    assert (
+        "0.3 MiB still to download, 64.0 MiB free on that disk, wanted 64.0 MiB more than the download"
+        in text
+    )
+    assert text.endswith("free 0.3 MiB")
     assert not partial_path(tmp_path / "model.gguf").exists()
 
 
-def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
+def test_a_disk_that_fills_up_is_not_retried(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def add(partial: PartialFile, data: bytes) -> None:
@@ -250,11 +251,11 @@ def test_a_disk_that_fills_while_it_comes_is_no_broken_connection(
 
     monkeypatch.setattr(PartialFile, "add", add)
     text = refusal(server, tmp_path)
-    assert text == f"{tmp_path}: Disk quota exceeded; what came is kept: make room, and pull again"
+    assert text == f"{tmp_path}: Disk quota exceeded; partial data is kept: free some space, and pull again"
     assert len(server.seen) == 1
 
 
-def test_a_file_larger_than_one_answer_may_be_comes_in_several(
+def test_a_large_file_is_downloaded_in_several_ranges(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_bounds(request: does.Request) -> None:
@@ -265,22 +266,22 @@ def test_a_file_larger_than_one_answer_may_be_comes_in_several(
 
     for module in ("http_source", "transfer"):
         monkeypatch.setattr(f"edgeinfer.download.{module}.MAX_PER_REQUEST", 100_000)
-    server.otherwise, waits = in_bounds, Waits()
-    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=hasty(waits))
+    server.default, waits = in_bounds, Waits()
+    fetch(remote_of(server), tmp_path / "model.gguf", retry_policy=quick_retries(waits))
     assert server.ranges() == ["0", "100000", "200000", "300000"]
     assert waits.seconds == []
 
 
-def test_a_file_that_is_there_is_not_fetched(server: HostileServer, tmp_path: Path) -> None:
+def test_an_existing_file_is_not_downloaded(server: HostileServer, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"mine")
-    assert fetched(server, tmp_path).was_there
+    assert downloaded(server, tmp_path).existed
     assert server.seen == []
 
 
-def test_the_start_of_a_file_is_read_alone(server: HostileServer) -> None:
+def test_the_start_of_a_file_can_be_requested_alone(server: HostileServer) -> None:
     server.script = [does.status(503), does.hang_up]
-    assert read_start(remote_of(server), 1000, hasty()) == CONTENT[:1000]
-    assert read_start(remote_of(server), 10**9, hasty()) == CONTENT
-    server.otherwise = does.status(503)
+    assert read_start(remote_of(server), 1000, quick_retries()) == CONTENT[:1000]
+    assert read_start(remote_of(server), 10**9, quick_retries()) == CONTENT
+    server.default = does.status(503)
     with pytest.raises(DownloadError, match="given up after 3 attempts"):
-        read_start(remote_of(server), 1000, hasty())
+        read_start(remote_of(server), 1000, quick_retries())

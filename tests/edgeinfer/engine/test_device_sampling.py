@@ -1,4 +1,4 @@
-"""Tokens chosen on a device are those that the host would choose, from the same chances."""
+"""Tokens sampled on a device are those that the host samples, from the same probabilities."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ def logits_behind(token_id: int, position: int) -> np.ndarray:
 
 
 class FakeBackend(ReferenceBackend):
-    """Chooses as the host would; refuses at the positions in `refused`."""
+    """Samples like the host; refuses at the positions in `refused`."""
 
     capabilities = Capabilities(sampling_history=8)
 
@@ -67,12 +67,12 @@ def tokens_of(settings: SamplingParams, refused: Sequence[int], on_device: bool)
 
 @pytest.mark.parametrize("refused", [(), (3, 4, 17)])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_the_device_goes_on_with_the_hosts_chances(temperature: float, refused: Sequence[int]) -> None:
+def test_device_sampling_continues_the_host_sequence(temperature: float, refused: Sequence[int]) -> None:
     settings = SamplingParams(temperature=temperature, seed=7)
     assert tokens_of(settings, refused, True) == tokens_of(settings, refused, False)
 
 
-def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
+def test_peeked_uniforms_are_consumed_later() -> None:
     settings = SamplingParams(seed=3)
     expected = [Sampler(settings, VOCABULARY).peek_uniform(index) for index in range(4)]
     sampler = Sampler(settings, VOCABULARY)
@@ -88,7 +88,7 @@ def test_numbers_that_were_only_looked_at_are_drawn_with_later() -> None:
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> None:
+def test_no_step_is_queued_ahead_if_a_draft_may_intervene(ahead: bool) -> None:
     settings = SamplingParams(temperature=0.0)
     backend = FakeBackend(settings)
     item = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
@@ -111,12 +111,12 @@ def test_nothing_is_begun_ahead_where_a_draft_may_come_between(ahead: bool) -> N
         SamplingParams(repeat_penalty=1.1, repeat_last_n=4, temperature=0.0),
     ],
 )
-def test_what_the_device_does_not_know_stays_with_the_host(settings: SamplingParams) -> None:
+def test_unsupported_samplers_run_on_the_host(settings: SamplingParams) -> None:
     backend, sampler = FakeBackend(settings), Sampler(settings, VOCABULARY)
     assert DeviceSampler.offered(backend, KVCache(8), sampler) is None
 
 
-def test_penalties_are_given_the_last_tokens_only() -> None:
+def test_penalties_receive_the_last_tokens_only() -> None:
     settings = SamplingParams(repeat_penalty=1.1, repeat_last_n=4, seed=1)
     backend = FakeBackend(settings)
     item = DeviceSampler.offered(backend, KVCache(64), Sampler(settings, VOCABULARY))
@@ -126,7 +126,7 @@ def test_penalties_are_given_the_last_tokens_only() -> None:
     assert backend.recents == [1, 3, 4]
 
 
-def test_a_backend_that_cannot_choose_offers_nothing() -> None:
+def test_a_backend_without_sampling_has_no_device_sampler() -> None:
     settings = SamplingParams()
     backend = FakeBackend(settings)
     backend.capabilities = Capabilities()

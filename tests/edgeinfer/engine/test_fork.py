@@ -1,4 +1,4 @@
-"""A model in a forked child: its own memory, threads and locks; on a GPU one clear error."""
+"""A model in a forked child: separate memory, threads and locks; on a GPU one clear error."""
 
 import os
 import threading
@@ -27,14 +27,14 @@ CHILD_SECONDS = 60
 
 
 def begin_child(work: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Run something in a forked child; returns a function that waits for what it returned."""
+    """Run a function in a forked child; returns a function that waits for its result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             import signal
 
-            signal.alarm(CHILD_SECONDS)  # a hang ends as a failure
+            signal.alarm(CHILD_SECONDS)  # a hang becomes a failure
             os.write(writing, work())
         finally:
             os._exit(0)
@@ -42,20 +42,20 @@ def begin_child(work: Callable[[], bytes]) -> Callable[[], bytes]:
 
     def result() -> bytes:
         with os.fdopen(reading, "rb") as pipe:
-            found = pipe.read()
+            actual = pipe.read()
         os.waitpid(child, 0)
-        return found
+        return actual
 
     return result
 
 
-def answer(model: Model, prompt: list[int]) -> bytes:
-    found = model.generate(prompt, max_tokens=60, temperature=0).ids
-    return np.array(found, np.int64).tobytes()
+def completion_text(model: Model, prompt: list[int]) -> bytes:
+    result = model.generate(prompt, max_tokens=60, temperature=0).ids
+    return np.array(result, np.int64).tobytes()
 
 
 @pytest.mark.parametrize("nbytes", [100, 5 << 20])
-def test_a_child_writes_into_memory_of_its_own(nbytes: int) -> None:
+def test_a_forked_child_writes_into_separate_memory(nbytes: int) -> None:
     memory = allocate(nbytes)
 
     def work() -> bytes:
@@ -69,33 +69,33 @@ def test_a_child_writes_into_memory_of_its_own(nbytes: int) -> None:
 @pytest.mark.slow
 def test_parent_and_child_generate_at_the_same_time(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
-        alone = [answer(model, prompt) for prompt in PROMPTS]
+        alone = [completion_text(model, prompt) for prompt in PROMPTS]
         for _ in range(5):
-            of_child = begin_child(lambda: answer(model, PROMPTS[1]))
-            assert answer(model, PROMPTS[0]) == alone[0]
+            of_child = begin_child(lambda: completion_text(model, PROMPTS[1]))
+            assert completion_text(model, PROMPTS[0]) == alone[0]
             assert of_child() == alone[1]
 
 
 def test_a_child_of_a_parent_that_is_generating_works(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
-        alone = [answer(model, prompt) for prompt in PROMPTS]
+        alone = [completion_text(model, prompt) for prompt in PROMPTS]
         stop = threading.Event()
 
         def generate() -> None:
             while not stop.is_set():
-                answer(model, PROMPTS[0])
+                completion_text(model, PROMPTS[0])
 
         thread = threading.Thread(target=generate)
         thread.start()
         try:
-            found = [begin_child(lambda: answer(model, PROMPTS[1]))() for _ in range(5)]
+            result = [begin_child(lambda: completion_text(model, PROMPTS[1]))() for _ in range(5)]
         finally:
             stop.set()
             thread.join()
-        assert found == [alone[1]] * 5
+        assert result == [alone[1]] * 5
 
 
-def test_a_held_lock_is_free_in_a_child() -> None:
+def test_a_held_lock_is_free_in_a_forked_child() -> None:
     lock = fork_safe_lock()
     with lock:
         assert begin_child(lambda: str(lock.acquire(timeout=10)).encode())() == b"True"
@@ -108,7 +108,7 @@ def test_a_helper_thread_is_started_again_in_a_child() -> None:
     assert begin_child(lambda: str(helper.do(lambda: 4).result()).encode())() == b"4"
 
 
-def test_a_child_of_a_model_on_a_gpu_is_told_so(
+def test_a_forked_child_of_a_gpu_model_gets_an_error(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:
@@ -127,4 +127,4 @@ def test_a_child_of_a_model_on_a_gpu_is_told_so(
         assert begin_child(work)().startswith(
             b"a forked child cannot use the GPU of its parent: load the model"
         )
-        assert answer(model, PROMPTS[0])
+        assert completion_text(model, PROMPTS[0])

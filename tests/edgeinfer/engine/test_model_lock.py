@@ -1,4 +1,4 @@
-"""A callback that calls its model gets an error; other threads wait as ever."""
+"""A callback that calls its model gets an error; other threads wait."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer import Model
 from edgeinfer.errors import EdgeInferError
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 
 CALLS: list[Callable[[Model], Any]] = [
     lambda model: model.generate("again", max_tokens=1),
@@ -21,10 +21,10 @@ CALLS: list[Callable[[Model], Any]] = [
 
 
 @pytest.mark.parametrize("again", CALLS)
-def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_ever(
+def test_a_callback_that_calls_the_model_gets_an_error_instead_of_a_deadlock(
     again: Callable[[Model], Any],
 ) -> None:
-    model = model_on(FakeEngine(drawn, 64))
+    model = model_on(FakeEngine(seeded_logits, 64))
     seen: list[str] = []
 
     def progress(done: int, total: int) -> None:
@@ -38,21 +38,21 @@ def test_a_callback_that_calls_the_model_gets_an_error_and_does_not_wait_for_eve
     assert model.generate("Hi", max_tokens=2).ids
 
 
-def test_another_thread_waits_for_its_turn() -> None:
-    model = model_on(FakeEngine(drawn, 64))
-    begun, found = threading.Event(), []
+def test_another_thread_waits_for_the_lock() -> None:
+    model = model_on(FakeEngine(seeded_logits, 64))
+    started, result = threading.Event(), []
 
     def other() -> None:
-        begun.set()
-        found.append(model.generate("there", max_tokens=2).ids)
+        started.set()
+        result.append(model.generate("there", max_tokens=2).ids)
 
     thread = threading.Thread(target=other)
 
     def progress(done: int, total: int) -> None:
-        if not begun.is_set():
+        if not started.is_set():
             thread.start()
-            begun.wait(10)
+            started.wait(10)
 
     assert model.generate("Hi", max_tokens=2, progress=progress).ids
     thread.join(10)
-    assert len(found) == 1
+    assert len(result) == 1

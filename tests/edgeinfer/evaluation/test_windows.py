@@ -1,4 +1,4 @@
-"""Which tokens are read and scored."""
+"""Which tokens are evaluated and scored."""
 
 import pytest
 
@@ -8,9 +8,9 @@ from edgeinfer.evaluation.logit_sources import window_slices
 from edgeinfer.evaluation.windows import Windows
 
 
-def test_windows_lie_end_to_end_and_the_rest_is_dropped() -> None:
-    found = list(Windows(range(100, 130), 8))
-    assert [window.ids for window in found] == [tuple(range(first, first + 8)) for first in (100, 108, 116)]
+def test_windows_are_contiguous_and_the_remainder_is_dropped() -> None:
+    result = list(Windows(range(100, 130), 8))
+    assert [window.ids for window in result] == [tuple(range(first, first + 8)) for first in (100, 108, 116)]
 
 
 def test_the_second_half_is_scored() -> None:
@@ -19,9 +19,9 @@ def test_the_second_half_is_scored() -> None:
     assert window.targets == (5, 6, 7)
 
 
-def test_bos_takes_the_place_of_the_first_token_of_each_window() -> None:
-    found = list(Windows(range(16), 8, bos_id=99))
-    assert [window.ids[:2] for window in found] == [(99, 1), (99, 9)]
+def test_bos_replaces_the_first_token_of_each_window() -> None:
+    result = list(Windows(range(16), 8, bos_id=99))
+    assert [window.ids[:2] for window in result] == [(99, 1), (99, 9)]
 
 
 def test_chunks_bound_the_number_of_windows() -> None:
@@ -37,13 +37,13 @@ def test_chunks_bound_the_number_of_windows() -> None:
         (100, 8, 0, "chunks: saw 0, wanted a whole number of at least 1"),
     ],
 )
-def test_what_gives_no_window_is_refused(ids: int, context: int, limit: int | None, message: str) -> None:
+def test_a_text_without_a_window_is_refused(ids: int, context: int, limit: int | None, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         Windows(range(ids), context, max_windows=limit)
 
 
 @pytest.mark.parametrize("elements", [10, 35, 1000])
-def test_slices_cover_what_is_wanted_once(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_cover_the_requested_logits_once(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logit_sources, "SLICE_ELEMENTS", elements)
     (window,) = Windows(range(32), 32)
     slices = list(window_slices(window, vocabulary_size=10))

@@ -1,4 +1,4 @@
-"""Answers awaited: the same tokens, other work in between, cancelled tasks."""
+"""Async completions: the same tokens, other work in between, cancelled tasks."""
 
 import asyncio
 import threading
@@ -8,15 +8,15 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.results import Token
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on, speaking
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted_model, seeded_logits
 
 pytestmark = pytest.mark.anyio
 
 PROMPT = [1, 5, 6]
 
 
-async def test_the_tokens_are_those_of_a_plain_stream() -> None:
-    model, prompt = speaking("The fox is here.")
+async def test_async_tokens_equal_those_of_a_synchronous_stream() -> None:
+    model, prompt = scripted_model("The fox is here.")
     plain = model.generate(prompt, temperature=0.0)
 
     async def ask() -> list[str]:
@@ -27,26 +27,26 @@ async def test_the_tokens_are_those_of_a_plain_stream() -> None:
 
 
 async def test_other_tasks_run_while_a_token_is_computed() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, may_continue = threading.Event(), threading.Event()
 
     def waiting(ids: list[int]) -> np.ndarray:
         if len(ids) > len(PROMPT):
-            begun.set()
-            assert go_on.wait(10)
-        return drawn(ids)
+            started.set()
+            assert may_continue.wait(10)
+        return seeded_logits(ids)
 
     async def both() -> int:
         completion = asyncio.create_task(model_on(FakeEngine(waiting)).generate_async(PROMPT, max_tokens=5))
-        while not begun.is_set():
+        while not started.is_set():
             await asyncio.sleep(0)
-        go_on.set()
+        may_continue.set()
         return len((await completion).ids)
 
     assert (await both()) == 5
 
 
-async def test_two_answers_of_a_model_take_turns() -> None:
-    model = model_on(FakeEngine(drawn))
+async def test_two_async_completions_of_a_model_alternate() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     alone = [model.generate([1, i], max_tokens=6, temperature=0.0).ids for i in (5, 9)]
 
     async def both() -> list[list[int]]:
@@ -56,8 +56,8 @@ async def test_two_answers_of_a_model_take_turns() -> None:
     assert (await both()) == alone
 
 
-async def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
 
     async def give_up() -> str:
         stream = model.stream_async(PROMPT)
@@ -77,6 +77,6 @@ async def test_a_cancelled_task_ends_its_answer_and_the_model_goes_on() -> None:
     assert len(model.generate(PROMPT, max_tokens=3).ids) == 3
 
 
-async def test_what_a_stream_raises_comes_through() -> None:
+async def test_stream_exceptions_propagate() -> None:
     with pytest.raises(ContextOverflowError):
-        (await model_on(FakeEngine(drawn, 8)).generate_async([5] * 9))
+        (await model_on(FakeEngine(seeded_logits, 8)).generate_async([5] * 9))

@@ -1,4 +1,4 @@
-"""A text that outgrows the context goes on without tokens of its middle, if asked to, and says so."""
+"""Context shift: a text longer than the context continues without tokens of its middle, and reports it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,25 +21,25 @@ from edgeinfer_kernels.reference import backend as reference
 from edgeinfer_kernels.reference.blocks import attention as reference_attention
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
-from tests.random_models import ZOO
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
+from tests.model_zoo import ZOO
 
 PROMPT = list(range(3, 23))
 CONTEXT = 64
 
 
-class SlidingFake(FakeEngine):
-    """An engine that forgets tokens in the middle; its logits are of what it holds, as ever."""
+class ShiftingEngine(FakeEngine):
+    """An engine that evicts tokens of the middle; its logits are those of the tokens in its cache."""
 
     capabilities = Capabilities(can_evict=True, has_attention_scores=True)
 
     def __init__(self) -> None:
-        super().__init__(drawn, CONTEXT)
+        super().__init__(seeded_logits, CONTEXT)
         self._cache = KVCache(CONTEXT)
         self._cache.ids = self.ids
         self.indices: list[list[int]] = []
-        self.looked_at: set[int] = set()
-        """Ids that get votes."""
+        self.scored_ids: set[int] = set()
+        """Ids with attention scores."""
 
     @property
     def text(self) -> list[int]:
@@ -57,7 +57,7 @@ class SlidingFake(FakeEngine):
         self.indices.append(list(indices))
 
     def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
-        return np.array([float(token in self.looked_at) for token in self.ids])
+        return np.array([float(token in self.scored_ids) for token in self.ids])
 
     def rewind(self, length: int) -> None:
         self._cache.rewind(length)
@@ -65,24 +65,24 @@ class SlidingFake(FakeEngine):
 
 
 @pytest.fixture
-def engine() -> SlidingFake:
-    return SlidingFake()
+def engine() -> ShiftingEngine:
+    return ShiftingEngine()
 
 
 @pytest.fixture
-def model(engine: SlidingFake) -> Model:
+def model(engine: ShiftingEngine) -> Model:
     return model_on(engine)
 
 
 @pytest.fixture
 def one_layer(tmp_path: Path) -> Iterator[Model]:
-    """Keys and values of a single layer are those of each token alone, whatever lies before it."""
+    """Keys and values of a single layer depend on their token alone, not on earlier ones."""
     path = replace(ZOO["llama"], layers=1).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, device="cpu", draft=None, context=96, kv="f32") as loaded:
         yield loaded
 
 
-def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
+def test_a_shifted_context_keeps_the_first_and_last_tokens(model: Model, engine: ShiftingEngine) -> None:
     completion = model.generate(PROMPT, max_tokens=100, temperature=0.0, context_overflow="shift")
     assert (len(completion.ids), completion.finish_reason) == (100, "length")
     assert engine.indices == [list(range(4, 20))] * 4
@@ -91,44 +91,46 @@ def test_an_answer_goes_on_behind_the_first_tokens_and_the_last(model: Model, en
     assert engine.ids == [*whole[:4], *whole[68:-1]]
 
 
-def test_every_token_follows_what_is_left_of_the_text(model: Model) -> None:
+def test_every_token_follows_the_shifted_context(model: Model) -> None:
     completion = model.generate(PROMPT, max_tokens=120, temperature=0.0, context_overflow="shift")
     whole, rule = [*PROMPT, *completion.ids], ContextShift(4, CONTEXT)
     for end in range(len(PROMPT), len(whole)):
         rest = rule.remaining_ids(whole[:end], rule.left_out(end))
         assert len(rest) <= CONTEXT
-        assert whole[end] == int(np.argmax(drawn(rest)))
+        assert whole[end] == int(np.argmax(seeded_logits(rest)))
 
 
-def test_without_being_asked_the_answer_ends_where_the_context_does(
-    model: Model, engine: SlidingFake
+def test_without_context_shift_a_completion_ends_with_the_context(
+    model: Model, engine: ShiftingEngine
 ) -> None:
     completion = model.generate(PROMPT, temperature=0.0)
     assert (completion.finish_reason, len(completion.ids)) == ("context", CONTEXT - len(PROMPT))
     assert (completion.context_shifts, completion.evicted_tokens, engine.indices) == (0, 0, [])
 
 
-def test_the_next_turn_finds_what_the_last_one_left(model: Model, engine: SlidingFake) -> None:
+def test_the_next_message_reuses_the_shifted_cache(model: Model, engine: ShiftingEngine) -> None:
     first = model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     engine.read.clear()
     following = [*PROMPT, *first.ids, 9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 4, 3]
     second = model.generate(following, max_tokens=1, temperature=0.0, context_overflow="shift")
-    # The last token of the first answer wasn't read, and the longer text slides once more.
+    # The last token of the first completion was not evaluated, and the longer text shifts once more.
     assert engine.read == [15]
     assert engine.indices == [list(range(4, 20))] * 2
     assert second.evicted_tokens == 32
     rule = ContextShift(4, CONTEXT)
-    assert second.ids == [int(np.argmax(drawn(rule.remaining_ids(following, 32))))]
+    assert second.ids == [int(np.argmax(seeded_logits(rule.remaining_ids(following, 32))))]
 
 
-def test_a_text_that_did_not_slide_reads_all_behind_the_gap_anew(model: Model, engine: SlidingFake) -> None:
+def test_an_unshifted_prompt_is_prefilled_again_after_the_gap(model: Model, engine: ShiftingEngine) -> None:
     model.generate(PROMPT, max_tokens=60, temperature=0.0, context_overflow="shift")
     same_ids = [*engine.ids]
     completion = model.generate(same_ids[:40], max_tokens=1, temperature=0.0)
     assert completion.speed.cached_tokens == 4
 
 
-def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_path: Path) -> None:
+def test_a_shifted_context_is_not_saved_as_snapshot(
+    model: Model, engine: ShiftingEngine, tmp_path: Path
+) -> None:
     from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
     from edgeinfer.snapshots.store import SnapshotStore
 
@@ -140,48 +142,48 @@ def test_a_text_that_slid_is_no_snapshot(model: Model, engine: SlidingFake, tmp_
     assert not snapshots.keep()
 
 
-def test_a_chat_keeps_its_system_message_and_all_its_turns(engine: SlidingFake) -> None:
+def test_a_shifted_chat_keeps_its_system_message_and_all_messages(engine: ShiftingEngine) -> None:
     template = (
         "{% for m in messages %}{{ m.role[0] }}{{ m.content }}</s>{% endfor %}"
         "{% if add_generation_prompt %}A{% endif %}"
     )
     chat = model_on(engine, template).chat("be.", temperature=0.0, max_tokens=20, context_overflow="shift")
-    answers = [chat.say(f"turn {number}") for number in range(6)]
+    completions = [chat.say(f"turn {number}") for number in range(6)]
     assert len(chat.messages) == 12
-    assert [completion.dropped_messages for completion in answers] == [0] * 6
-    assert answers[-1].evicted_tokens >= answers[2].evicted_tokens > 0
+    assert [completion.dropped_messages for completion in completions] == [0] * 6
+    assert completions[-1].evicted_tokens >= completions[2].evicted_tokens > 0
     assert chat.context_used <= CONTEXT
-    (kept,) = {indices[0] for indices in engine.indices}
-    first, other = answers[0].prompt_ids, answers[-1].prompt_ids
-    assert first[:kept] == other[:kept] == engine.ids[:kept]
-    assert first[kept] != other[kept + answers[-1].evicted_tokens]
+    (cached_ids,) = {indices[0] for indices in engine.indices}
+    first, other = completions[0].prompt_ids, completions[-1].prompt_ids
+    assert first[:cached_ids] == other[:cached_ids] == engine.ids[:cached_ids]
+    assert first[cached_ids] != other[cached_ids + completions[-1].evicted_tokens]
 
 
-def test_keys_that_slid_answer_as_if_the_rest_had_been_read(one_layer: Model) -> None:
+def test_shifted_keys_give_the_logits_of_the_shortened_text(one_layer: Model) -> None:
     engine = one_layer.engine
     assert isinstance(engine, NativeEngine)
     ids = np.random.default_rng(3).integers(3, 90, 96).tolist()
     engine.append(ids)
     engine.evict(range(5, 37))
     assert (engine.first_evicted, len(engine.ids)) == (5, 64)
-    slid = engine.append([7])
+    shifted = engine.append([7])
     engine.rewind(0)
     assert engine.first_evicted is None
     engine.append([*ids[:5], *ids[37:]])
-    np.testing.assert_allclose(slid, engine.append([7]), rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(shifted, engine.append([7]), rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("policy", ["shift", "h2o"])
 @pytest.mark.parametrize("draft", ["lookup", "self"])
-def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft: str, policy: str) -> None:
+def test_drafts_do_not_change_a_shifted_completion(zoo_file: ZooFile, draft: str, policy: str) -> None:
     settings: Any = {"max_tokens": 220, "temperature": 0.0, "context_overflow": policy}
-    found = []
+    result = []
     for drafter in (None, draft):
         with edgeinfer.load(zoo_file("llama"), device="cpu", draft=drafter, context=96, kv="f32") as loaded:
-            found.append(loaded.generate(PROMPT, **settings))
-    assert found[0].ids == found[1].ids
-    assert found[0].context_shifts == found[1].context_shifts > 3
+            result.append(loaded.generate(PROMPT, **settings))
+    assert result[0].ids == result[1].ids
+    assert result[0].context_shifts == result[1].context_shifts > 3
 
 
 @pytest.mark.parametrize(
@@ -194,18 +196,18 @@ def test_drafts_change_nothing_about_a_text_that_slides(zoo_file: ZooFile, draft
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(model: Model, settings: dict[str, Any], text: str) -> None:
+def test_unsupported_requests_are_refused(model: Model, settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError, match=text):
         model.generate(PROMPT, **settings)
 
 
-def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, engine: SlidingFake) -> None:
-    engine.looked_at = {7, 11, 13}
+def test_h2o_keeps_heavy_hitters_with_the_first_and_last_tokens(model: Model, engine: ShiftingEngine) -> None:
+    engine.scored_ids = {7, 11, 13}
     completion = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     (indices,) = engine.indices
     assert len(indices) == 16
     whole = [*PROMPT, *completion.ids]
-    assert not engine.looked_at & {whole[at] for at in indices[:10]}
+    assert not engine.scored_ids & {whole[at] for at in indices[:10]}
     assert indices[0] >= 4
     assert indices[-1] < CONTEXT - CONTEXT // 4
     assert engine.ids == [token for at, token in enumerate(whole[:-1]) if at not in indices]
@@ -213,8 +215,8 @@ def test_heavy_hitters_stay_with_the_first_tokens_and_the_last(model: Model, eng
     assert (completion.context_shifts, completion.evicted_tokens) == (1, 16)
 
 
-def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: SlidingFake) -> None:
-    engine.looked_at = {7, 11, 13}
+def test_the_next_message_reuses_the_heavy_hitters(model: Model, engine: ShiftingEngine) -> None:
+    engine.scored_ids = {7, 11, 13}
     first = model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     held, following = [*engine.ids], [*PROMPT, *first.ids, 9, 8, 7]
     engine.read.clear()
@@ -228,9 +230,7 @@ def test_the_next_turn_goes_on_with_the_heavy_hitters(model: Model, engine: Slid
     assert third.evicted_tokens == 0
 
 
-def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
-    model: Model, engine: SlidingFake
-) -> None:
+def test_a_prompt_too_long_for_the_context_loses_its_middle(model: Model, engine: ShiftingEngine) -> None:
     model.generate(PROMPT, max_tokens=50, temperature=0.0, context_overflow="h2o")
     text = [*PROMPT, *(np.arange(200) % 80 + 3).tolist()]
     model.generate(text, max_tokens=1, temperature=0.0, context_overflow="h2o")
@@ -238,11 +238,11 @@ def test_a_text_too_long_for_all_that_is_held_goes_without_its_middle(
     assert engine.ids == rule.remaining_ids(text, rule.left_out(len(text)))
 
 
-def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
+def test_an_evicted_cache_matches_the_full_text() -> None:
     cache = KVCache(100)
     cache.append(range(20))
     cache.evict([3, 4, 8])
-    cache.evict([3, 9, 10])  # 5, 12 and 13 of the text
+    cache.evict([3, 9, 10])  # positions 5, 12 and 13 of the text
     cache.append([20, 21])
     assert cache.ids == [0, 1, 2, 6, 7, 9, 10, 11, 14, 15, 16, 17, 18, 19, 20, 21]
     assert cache.text == list(range(22))
@@ -257,7 +257,7 @@ def test_a_cache_knows_the_text_that_it_holds_parts_of() -> None:
 
 
 @pytest.mark.parametrize(("name", "kv", "near"), [("llama", "f32", 1e-3), ("gpt-oss", "q4_0", 0.2)])
-def test_votes_are_the_attention_of_the_last_tokens(
+def test_attention_scores_are_those_of_the_last_tokens(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch, name: str, kv: Any, near: float
 ) -> None:
     seen: list[npt.NDArray[np.floating]] = []
@@ -276,7 +276,7 @@ def test_votes_are_the_attention_of_the_last_tokens(
         engine.append(ids)
         before = engine.append([5])
         engine.rewind(50)
-        votes = engine.attention_scores(8)
+        scores = engine.attention_scores(8)
         state = DecoderState.allocate(engine.specification, 96, "f32")
         exact = reference.ReferenceBackend(engine.specification, engine.backend.weights, state)
         for first, some in ((0, ids[:42]), (42, ids[42:])):
@@ -284,25 +284,25 @@ def test_votes_are_the_attention_of_the_last_tokens(
             exact.forward(exact.embed(some), first)
         np.testing.assert_allclose(engine.append([5]), before, rtol=1e-2, atol=1e-2)
     expected = sum(weights.sum(axis=0) for weights in seen)
-    assert votes.shape == (50,)
-    assert np.linalg.norm(votes - expected) < near * np.linalg.norm(expected)
-    assert (votes[-1] < votes[:-8]).sum() > 10  # nobody but the last sees the last
+    assert scores.shape == (50,)
+    assert np.linalg.norm(scores - expected) < near * np.linalg.norm(expected)
+    assert (scores[-1] < scores[:-8]).sum() > 10  # only the last position attends to the last
 
 
-def test_heavy_hitters_need_an_engine_that_votes(engine: SlidingFake) -> None:
+def test_h2o_needs_an_engine_with_attention_scores(engine: ShiftingEngine) -> None:
     engine.capabilities = Capabilities(can_evict=True)
     with pytest.raises(SettingError, match="h2o needs attention scores of the CPU for all layers"):
         model_on(engine).generate(PROMPT, context_overflow="h2o")
 
 
-def test_an_engine_that_cannot_slide_says_so_before_anything_is_read() -> None:
-    other = FakeEngine(drawn)
+def test_an_engine_without_context_shift_refuses_before_prefill() -> None:
+    other = FakeEngine(seeded_logits)
     with pytest.raises(SettingError, match=r"saw 'shift', but tokens can't be evicted"):
         model_on(other).generate(PROMPT, context_overflow="shift")
     assert other.read == []
 
 
-def test_a_context_too_small_for_what_stays_is_refused(engine: SlidingFake) -> None:
+def test_a_context_too_small_for_the_kept_tokens_is_refused(engine: ShiftingEngine) -> None:
     engine.context = 40
     with pytest.raises(
         SettingError, match=r"4 first tokens stay .* holds 40; wanted a context of at least 64"

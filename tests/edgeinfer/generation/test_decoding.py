@@ -1,4 +1,4 @@
-"""From a prompt to a stream of tokens, on engines that say what the test wants."""
+"""From a prompt to a stream of tokens, on engines with scripted logits."""
 
 import math
 from typing import Any
@@ -12,10 +12,10 @@ from tests.edgeinfer.fake_engine import (
     END,
     FakeEngine,
     byte_ids,
-    drawn,
     model_on,
-    saying,
-    speaking,
+    scripted,
+    scripted_model,
+    seeded_logits,
 )
 from tests.random_models import VOCABULARY
 
@@ -23,8 +23,8 @@ GREEDY: dict[str, Any] = {"temperature": 0.0}
 PROMPT = [1, 5, 6]
 
 
-def test_an_answer_ends_with_the_models_end_token() -> None:
-    model, prompt = speaking("Hello there")
+def test_a_completion_ends_at_the_eos_token() -> None:
+    model, prompt = scripted_model("Hello there")
     completion = model.generate(prompt, **GREEDY)
     assert completion.text == "Hello there"
     assert completion.ids == byte_ids("Hello there")
@@ -32,40 +32,40 @@ def test_an_answer_ends_with_the_models_end_token() -> None:
     assert completion.prompt_ids == prompt
 
 
-def test_max_tokens_ends_it_earlier() -> None:
-    model, prompt = speaking("Hello there")
+def test_max_tokens_ends_a_completion() -> None:
+    model, prompt = scripted_model("Hello there")
     completion = model.generate(prompt, max_tokens=4, **GREEDY)
     assert (completion.text, completion.finish_reason) == ("Hell", "length")
 
 
 @pytest.mark.parametrize(("limit", "text"), [(0, ""), (1, "H")])
 def test_max_tokens_may_be_none_or_one(limit: int, text: str) -> None:
-    model, prompt = speaking("Hello")
+    model, prompt = scripted_model("Hello")
     completion = model.generate(prompt, max_tokens=limit, **GREEDY)
     assert (completion.text, len(completion.ids), completion.finish_reason) == (text, limit, "length")
 
 
-def test_an_answer_of_just_max_tokens_was_stopped_by_them() -> None:
-    model, prompt = speaking("Hi")
+def test_a_completion_of_max_tokens_has_finish_reason_length() -> None:
+    model, prompt = scripted_model("Hi")
     assert model.generate(prompt, max_tokens=2, **GREEDY).finish_reason == "length"
     assert model.generate(prompt, max_tokens=3, **GREEDY).finish_reason == "stop"
 
 
 def test_the_context_may_be_filled_exactly() -> None:
-    model, prompt = speaking("x" * 100, context=16)
+    model, prompt = scripted_model("x" * 100, context=16)
     completion = model.generate(prompt, **GREEDY)
     assert (len(completion.ids), completion.finish_reason) == (13, "context")
     assert len(completion.prompt_ids) + len(completion.ids) == model.context
 
 
-def test_a_prompt_that_fills_the_context_leaves_no_room_for_an_answer() -> None:
-    model, prompt = speaking("x", prompt=list(range(3, 19)), context=16)
+def test_a_prompt_that_fills_the_context_leaves_no_room_for_a_completion() -> None:
+    model, prompt = scripted_model("x", prompt=list(range(3, 19)), context=16)
     completion = model.generate(prompt, **GREEDY)
     assert (completion.text, completion.finish_reason) == ("", "context")
 
 
-def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers_and_the_largest() -> None:
-    model, prompt = speaking("x", prompt=list(range(3, 20)), context=16)
+def test_a_prompt_longer_than_the_context_names_both_lengths_and_the_maximum() -> None:
+    model, prompt = scripted_model("x", prompt=list(range(3, 20)), context=16)
     with pytest.raises(ContextOverflowError) as caught:
         model.generate(prompt)
     assert str(caught.value) == (
@@ -75,28 +75,28 @@ def test_a_prompt_longer_than_the_context_is_an_error_with_both_numbers_and_the_
     assert model.generate(prompt[:16]).finish_reason == "context"
 
 
-def test_a_character_split_over_tokens_is_shown_whole() -> None:
-    model, prompt = speaking("añ😀b")
+def test_a_character_split_over_tokens_is_emitted_whole() -> None:
+    model, prompt = scripted_model("añ😀b")
     tokens = list(model.stream(prompt, **GREEDY))
     assert [token.text for token in tokens] == ["a", "", "ñ", "", "", "", "😀", "b"]
     assert [token.id for token in tokens] == byte_ids("añ😀b")
 
 
-def test_half_a_character_at_the_end_is_a_mark_on_the_last_token() -> None:
-    model, prompt = speaking("a😀")
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() -> None:
+    model, prompt = scripted_model("a😀")
     completion = model.generate(prompt, max_tokens=3, **GREEDY)
     assert completion.text == "a\ufffd"
     assert [token.text for token in completion.tokens] == ["a", "", "\ufffd"]
 
 
-def test_bytes_that_are_no_character_do_not_stop_the_stream() -> None:
-    model, prompt = speaking(b"a\xff\xfeb")
+def test_invalid_utf8_does_not_stop_the_stream() -> None:
+    model, prompt = scripted_model(b"a\xff\xfeb")
     assert model.generate(prompt, **GREEDY).text == "a\ufffd\ufffdb"
 
 
 @pytest.mark.parametrize("stop", ["<|", ["<|", "never"], ("never", "<|"), iter(["<|"])])
-def test_a_stop_string_over_several_tokens_ends_the_answer_before_it(stop: Any) -> None:
-    model, prompt = speaking("a < b <| c")
+def test_a_stop_string_over_several_tokens_ends_the_completion_before_it(stop: Any) -> None:
+    model, prompt = scripted_model("a < b <| c")
     tokens = []
     for token in (stream := model.stream(prompt, stop=stop, **GREEDY)):
         tokens.append(token)
@@ -106,8 +106,8 @@ def test_a_stop_string_over_several_tokens_ends_the_answer_before_it(stop: Any) 
     assert stream.result.ids == byte_ids("a < b <|")
 
 
-def test_a_part_of_a_stop_string_is_never_shown_before_it_is_certain() -> None:
-    model, prompt = speaking("x END y ENT")
+def test_a_possible_stop_string_is_held_back() -> None:
+    model, prompt = scripted_model("x END y ENT")
     shown = ""
     for token in model.stream(prompt, stop="END!", **GREEDY):
         shown += token.text
@@ -115,26 +115,26 @@ def test_a_part_of_a_stop_string_is_never_shown_before_it_is_certain() -> None:
     assert shown == "x END y ENT"
 
 
-def test_a_stop_string_at_the_very_start_leaves_an_empty_answer() -> None:
-    model, prompt = speaking("\n\nHello")
+def test_a_stop_string_at_the_start_gives_an_empty_completion() -> None:
+    model, prompt = scripted_model("\n\nHello")
     completion = model.generate(prompt, stop="\n\n", **GREEDY)
     assert (completion.text, completion.finish_reason) == ("", "stop")
 
 
-def test_what_was_held_back_for_a_stop_string_comes_at_the_end() -> None:
-    model, prompt = speaking("a EN")
+def test_held_back_text_is_emitted_at_the_end() -> None:
+    model, prompt = scripted_model("a EN")
     completion = model.generate(prompt, stop="END", **GREEDY)
     assert completion.text == "a EN"
     assert completion.ids == [token.id for token in completion.tokens] == byte_ids("a EN")
 
 
-def test_a_stop_string_may_lie_behind_half_a_character() -> None:
-    model, prompt = speaking("ñE" + "ND")
+def test_a_stop_string_is_found_after_an_incomplete_character() -> None:
+    model, prompt = scripted_model("ñE" + "ND")
     assert model.generate(prompt, stop="END", **GREEDY).text == "ñ"
 
 
-def test_no_stop_is_the_same_as_none() -> None:
-    model, prompt = speaking("abc")
+def test_an_empty_stop_list_equals_none() -> None:
+    model, prompt = scripted_model("abc")
     assert {model.generate(prompt, stop=stop, **GREEDY).text for stop in (None, (), [], "", [""])} == {"abc"}
 
 
@@ -152,8 +152,8 @@ def test_no_stop_is_the_same_as_none() -> None:
         ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias: saw token id 288, wanted 0 to 287"),
     ],
 )
-def test_a_setting_out_of_range_is_named(settings: dict[str, Any], text: str) -> None:
-    model, prompt = speaking("abc")
+def test_a_parameter_out_of_range_is_named(settings: dict[str, Any], text: str) -> None:
+    model, prompt = scripted_model("abc")
     with pytest.raises(SettingError) as caught:
         model.generate(prompt, **settings)
     assert str(caught.value) == text
@@ -172,45 +172,45 @@ def test_a_setting_out_of_range_is_named(settings: dict[str, Any], text: str) ->
         ([], "the prompt is empty, and this model has no token to begin with; give it a text"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(prompt: Any, text: str) -> None:
-    model, _ = speaking("abc")
+def test_an_invalid_prompt_is_refused(prompt: Any, text: str) -> None:
+    model, _ = scripted_model("abc")
     with pytest.raises(SettingError) as caught:
         model.generate(prompt)
     assert str(caught.value) == text
 
 
 def test_ids_may_come_as_any_sequence_of_whole_numbers() -> None:
-    model, prompt = speaking("abc")
+    model, prompt = scripted_model("abc")
     for given in (tuple(prompt), np.array(prompt), np.array(prompt, np.uint16), iter(prompt)):
         completion: Any = model.generate(given, **GREEDY)  # type: ignore[arg-type]
         assert completion.text == "abc"
 
 
-def test_greedy_answers_are_the_same_whatever_the_seed() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_greedy_completions_do_not_depend_on_the_seed() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     completions = [model.generate(PROMPT, max_tokens=20, seed=seed, **GREEDY).ids for seed in (1, 2, None)]
     assert completions[0] == completions[1] == completions[2]
 
 
-def test_a_seed_repeats_its_draws_and_another_draws_otherwise() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_a_seed_repeats_its_samples_and_another_seed_differs() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     first, again, other = (model.generate(PROMPT, max_tokens=20, seed=seed).ids for seed in (7, 7, 8))
     assert first == again != other
 
 
-def test_without_a_seed_every_answer_is_drawn_afresh() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_without_a_seed_completions_differ() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     assert len({tuple(model.generate(PROMPT, max_tokens=20).ids) for _ in range(4)}) == 4
 
 
 def test_logprobs_are_those_of_the_models_own_distribution() -> None:
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     completion = model.generate(PROMPT, max_tokens=5, seed=3, logprobs=VOCABULARY + 5, temperature=2.0)
     history = list(PROMPT)
     for token in completion.tokens:
-        logits = drawn(history).astype(np.float64)
-        want = logits - np.log(np.exp(logits).sum())
-        assert token.logprob == pytest.approx(want[token.id], abs=1e-5)
+        logits = seeded_logits(history).astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum())
+        assert token.logprob == pytest.approx(expected[token.id], abs=1e-5)
         assert len(token.top_logprobs) == VOCABULARY
         assert sum(math.exp(logprob) for _, logprob in token.top_logprobs) == pytest.approx(1, abs=1e-5)
         assert dict(token.top_logprobs)[token.id] == pytest.approx(token.logprob)
@@ -219,25 +219,25 @@ def test_logprobs_are_those_of_the_models_own_distribution() -> None:
         history.append(token.id)
 
 
-def test_logprobs_zero_gives_each_token_its_own_alone() -> None:
-    model, prompt = speaking("ab")
+def test_logprobs_zero_gives_the_sampled_token_only() -> None:
+    model, prompt = scripted_model("ab")
     tokens = model.generate(prompt, logprobs=0, **GREEDY).tokens
     assert all(token.logprob is not None and token.top_logprobs == () for token in tokens)
     assert all(token.logprob is None for token in model.generate(prompt, **GREEDY).tokens)
 
 
 def test_logits_that_hold_nan_are_an_error_and_the_model_stays_usable() -> None:
-    engine = FakeEngine(saying("abc", 3))
+    engine = FakeEngine(scripted("abc", 3))
     model = model_on(engine)
-    engine.answer = lambda ids: np.full(VOCABULARY, np.nan, np.float32)
+    engine.logits_function = lambda ids: np.full(VOCABULARY, np.nan, np.float32)
     with pytest.raises(LogitsError, match="saw NaN for 288 of 288 tokens"):
         model.generate(PROMPT)
-    engine.answer = saying("abc", 3)
+    engine.logits_function = scripted("abc", 3)
     assert model.generate(PROMPT, **GREEDY).text == "abc"
 
 
-def test_an_answer_is_timed_and_counted() -> None:
-    model, prompt = speaking("Hello")
+def test_a_completion_is_timed_and_counted() -> None:
+    model, prompt = scripted_model("Hello")
     speed = model.generate(prompt, **GREEDY).speed
     assert (speed.prompt_tokens, speed.generated_tokens) == (3, 5)
     assert speed.seconds_to_first_token > 0
@@ -247,13 +247,13 @@ def test_an_answer_is_timed_and_counted() -> None:
 
 
 def test_one_token_has_no_decoding_speed() -> None:
-    model, prompt = speaking("Hello")
+    model, prompt = scripted_model("Hello")
     speed = model.generate(prompt, max_tokens=1, **GREEDY).speed
     assert (speed.decode_tokens_per_second, speed.gigabytes_per_second) == (0.0, 0.0)
 
 
-def test_the_result_of_an_unfinished_stream_is_the_answer_so_far() -> None:
-    model, prompt = speaking("Hello")
+def test_the_result_of_an_unfinished_stream_is_the_completion_so_far() -> None:
+    model, prompt = scripted_model("Hello")
     stream = model.stream(prompt, **GREEDY)
     assert stream.result.text == ""
     next(stream)
@@ -262,8 +262,8 @@ def test_the_result_of_an_unfinished_stream_is_the_answer_so_far() -> None:
     assert stream.result.speed.generated_tokens == 2
 
 
-def test_any_of_several_end_tokens_ends_an_answer() -> None:
-    engine = FakeEngine(saying("ab", 3))
+def test_any_of_several_eos_tokens_ends_a_completion() -> None:
+    engine = FakeEngine(scripted("ab", 3))
     model = model_on(engine, metadata={"tokenizer.ggml.eot_token_id": byte_ids("b")[0]})
     completion = model.generate(PROMPT, **GREEDY)
     assert (completion.text, completion.finish_reason) == ("a", "stop")

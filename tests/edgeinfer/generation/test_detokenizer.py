@@ -1,4 +1,4 @@
-"""An answer ends before a stop string, and no part of one is ever shown."""
+"""A completion ends before a stop string, and no part of one is ever emitted."""
 
 import random
 
@@ -8,7 +8,7 @@ from edgeinfer.tokenizer.detokenizer import StopStrings
 
 
 def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
-    """What each piece lets through, then what the end does; and the stop that was found."""
+    """The text that each piece emits, then that of the end; and the stop that was found."""
     filter_ = StopStrings(stops)
     out = []
     for piece in pieces:
@@ -18,24 +18,24 @@ def shown(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
     return [*out, filter_.finish()], None
 
 
-def test_text_that_cannot_begin_a_stop_is_shown_at_once() -> None:
+def test_text_that_cannot_begin_a_stop_is_emitted_at_once() -> None:
     assert shown(["END"], ["a", "b N", "D"]) == (["a", "b N", "D", ""], None)
 
 
-def test_a_stop_over_several_pieces_is_found_and_nothing_of_it_shown() -> None:
+def test_a_stop_over_several_pieces_is_found_and_not_emitted() -> None:
     assert shown(["END"], ["one E", "N", "D two"]) == (["one ", "", ""], "END")
 
 
-def test_a_beginning_that_leads_nowhere_is_shown_late() -> None:
+def test_an_incomplete_stop_is_emitted_late() -> None:
     assert shown(["END"], ["E", "N", "T"]) == (["", "", "ENT", ""], None)
     assert shown(["END"], ["x", "EN"]) == (["x", "", "EN"], None)
 
 
-def test_a_stop_at_the_very_start_shows_nothing() -> None:
+def test_a_stop_at_the_start_emits_nothing() -> None:
     assert shown(["\n\n"], ["\n\nHello"]) == ([""], "\n\n")
 
 
-def test_overlapping_beginnings_are_not_lost() -> None:
+def test_overlapping_stop_prefixes_are_not_lost() -> None:
     assert shown(["aab"], ["a", "a", "a", "b"]) == (["", "", "a", ""], "aab")
     assert shown(["abab!"], ["ab", "ab", "ab!"]) == (["", "", "ab"], "abab!")
 
@@ -45,13 +45,13 @@ def test_the_earliest_of_several_stops_wins() -> None:
     assert shown(["ab", "abc"], ["xabc"]) == (["x"], "ab")
 
 
-def test_empty_stops_stop_nothing() -> None:
+def test_empty_stop_strings_have_no_effect() -> None:
     assert shown(["", ""], ["abc"]) == (["abc", ""], None)
     assert not StopStrings([""]).holds
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_cut_into_pieces_shows_the_same(seed: int) -> None:
+def test_every_split_into_pieces_emits_the_same_text(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(100):
         text = "".join(rng.choice("ab") for _ in range(12))
@@ -62,11 +62,11 @@ def test_any_cut_into_pieces_shows_the_same(seed: int) -> None:
             size = rng.randrange(1, 4)
             pieces.append(rest[:size])
             rest = rest[size:]
-        out, found = shown(stops, pieces)
-        if found is None:
+        out, result = shown(stops, pieces)
+        if result is None:
             assert not indices
             assert "".join(out) == text
         else:
-            # A longer stop may complete later than one that lies behind its beginning.
-            assert "".join(out) == text[: text.index(found)]
+            # A longer stop may complete later than one that starts after it.
+            assert "".join(out) == text[: text.index(result)]
             assert not any(stop in "".join(out) for stop in stops)

@@ -1,4 +1,4 @@
-"""Several answers to one prompt: each is what it would be alone."""
+"""Several completions of one prompt: each equals a separate completion."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -18,7 +18,7 @@ from edgeinfer.generation.shared_prefix import (
     PagedSequences,
     cached_sequences,
 )
-from tests.edgeinfer.fake_engine import END, FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import END, FakeEngine, model_on, seeded_logits
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
 VARIED: dict[str, Any] = {"temperature": 1.1, "seed": 5}
@@ -32,92 +32,96 @@ def tiny() -> Iterator[Model]:
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
-def test_each_answer_is_that_of_its_seed_alone(tiny: Model, count: int) -> None:
-    got = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
-    assert len(got) == count
-    for index, completion in enumerate(got):
-        want = tiny.generate(PROMPT, max_tokens=40, temperature=1.1, seed=5 + index)
+def test_each_sequence_equals_a_single_completion_of_its_seed(tiny: Model, count: int) -> None:
+    actual = tiny.generate(PROMPT, n=count, max_tokens=40, **VARIED)
+    assert len(actual) == count
+    for index, completion in enumerate(actual):
+        expected = tiny.generate(PROMPT, max_tokens=40, temperature=1.1, seed=5 + index)
         assert (completion.ids, completion.text, completion.finish_reason) == (
-            want.ids,
-            want.text,
-            want.finish_reason,
+            expected.ids,
+            expected.text,
+            expected.finish_reason,
         )
 
 
-def test_penalties_stops_and_logprobs_work_in_each_answer(tiny: Model) -> None:
+def test_penalties_stops_and_logprobs_work_in_each_sequence(tiny: Model) -> None:
     settings: dict[str, Any] = {
         "temperature": 0.9, "repeat_penalty": 1.2, "dry_multiplier": 0.5, "mirostat": 2, "stop": ["."],
         "logprobs": 1, "max_tokens": 50,
     }  # fmt: skip
-    got = tiny.generate(PROMPT, n=5, seed=1, **settings)
-    for index, completion in enumerate(got):
-        want = tiny.generate(PROMPT, seed=1 + index, **settings)
+    actual = tiny.generate(PROMPT, n=5, seed=1, **settings)
+    for index, completion in enumerate(actual):
+        expected = tiny.generate(PROMPT, seed=1 + index, **settings)
         assert (completion.ids, completion.tokens, completion.finish_reason) == (
-            want.ids, want.tokens, want.finish_reason,
+            expected.ids, expected.tokens, expected.finish_reason,
         )  # fmt: skip
 
 
 @pytest.mark.slow
-def test_answers_that_find_no_room_wait_for_others(tiny: Model) -> None:
-    """Six answers of 200 tokens don't fit a context of 512 at once."""
-    got = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
-    for index, completion in enumerate(got):
-        want = tiny.generate(PROMPT, max_tokens=200, temperature=1.1, seed=5 + index)
-        assert completion.ids == want.ids
+def test_sequences_without_memory_wait_for_others(tiny: Model) -> None:
+    """Six completions of 200 tokens don't fit a context of 512 at once."""
+    actual = tiny.generate(PROMPT, n=6, max_tokens=200, **VARIED)
+    for index, completion in enumerate(actual):
+        expected = tiny.generate(PROMPT, max_tokens=200, temperature=1.1, seed=5 + index)
+        assert completion.ids == expected.ids
 
 
-def test_one_answer_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
+def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
     ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
     tiny.engine.rewind(0)
-    got = tiny.generate(ids, n=3, temperature=1.5, seed=2)
-    for index, completion in enumerate(got):
-        tiny.engine.rewind(0)  # a prompt that is read by fewer tokens at a time is rounded otherwise
-        want = tiny.generate(ids, temperature=1.5, seed=2 + index)
-        assert (completion.ids, completion.finish_reason) == (want.ids, want.finish_reason)
+    actual = tiny.generate(ids, n=3, temperature=1.5, seed=2)
+    for index, completion in enumerate(actual):
+        tiny.engine.rewind(0)  # smaller prefill chunks of a prompt round differently
+        expected = tiny.generate(ids, temperature=1.5, seed=2 + index)
+        assert (completion.ids, completion.finish_reason) == (expected.ids, expected.finish_reason)
 
 
-def test_the_prompt_stays_in_the_cache_as_it_was(tiny: Model) -> None:
-    want = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
+def test_the_prompt_stays_unchanged_in_the_cache(tiny: Model) -> None:
+    expected = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
     tiny.generate(PROMPT, n=4, max_tokens=60, **VARIED)
     again = tiny.generate(PROMPT, max_tokens=30, temperature=0.0)
-    assert again.speed.cached_tokens == len(want.prompt_ids) - 1
-    assert again.ids == want.ids
+    assert again.speed.cached_tokens == len(expected.prompt_ids) - 1
+    assert again.ids == expected.ids
 
 
 def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
-    drawn_all = tiny.generate(PROMPT, n=6, max_tokens=25, logprobs=0, **VARIED)
-    means = [float(np.mean([token.logprob for token in completion.tokens])) for completion in drawn_all]
+    completions = tiny.generate(PROMPT, n=6, max_tokens=25, logprobs=0, **VARIED)
+    means = [float(np.mean([token.logprob for token in completion.tokens])) for completion in completions]
     order = sorted(range(6), key=lambda index: -means[index])
     best = tiny.generate(PROMPT, best_of=6, max_tokens=25, **VARIED)
-    assert best.ids == drawn_all[order[0]].ids
+    assert best.ids == completions[order[0]].ids
     assert best.mean_logprob == pytest.approx(means[order[0]])
     two = tiny.generate(PROMPT, n=2, best_of=6, max_tokens=25, **VARIED)
-    assert [completion.ids for completion in two] == [drawn_all[index].ids for index in order[:2]]
+    assert [completion.ids for completion in two] == [completions[index].ids for index in order[:2]]
 
 
-def test_beams_find_what_one_after_another_finds(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_beams_equal_sequential_beams(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
-    got = tiny.generate(PROMPT, **settings)
+    actual = tiny.generate(PROMPT, **settings)
     monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
-    want = tiny.generate(PROMPT, **settings)
-    assert [completion.ids for completion in got] == [completion.ids for completion in want]
-    means = [completion.mean_logprob or 0.0 for completion in got]
+    expected = tiny.generate(PROMPT, **settings)
+    assert [completion.ids for completion in actual] == [completion.ids for completion in expected]
+    means = [completion.mean_logprob or 0.0 for completion in actual]
     assert means == sorted(means, reverse=True)
 
 
-def test_one_beam_is_the_greedy_answer(tiny: Model) -> None:
-    want = tiny.generate(PROMPT, max_tokens=40, temperature=0.0)
-    got = tiny.generate(PROMPT, max_tokens=40, beams=1)
-    assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+def test_one_beam_is_the_greedy_completion(tiny: Model) -> None:
+    expected = tiny.generate(PROMPT, max_tokens=40, temperature=0.0)
+    actual = tiny.generate(PROMPT, max_tokens=40, beams=1)
+    assert (actual.ids, actual.text, actual.finish_reason) == (
+        expected.ids,
+        expected.text,
+        expected.finish_reason,
+    )
 
 
-SPOKEN = (10, 11, 12)
+TEXT_TOKENS = (10, 11, 12)
 
 
 def three_words(ids: list[int]) -> npt.NDArray[np.float32]:
     """Only three tokens and the end may follow."""
-    logits = np.full_like(drawn(ids), -80)
-    logits[[*SPOKEN, END]] = np.random.default_rng(ids).standard_normal(4) * 2
+    logits = np.full_like(seeded_logits(ids), -80)
+    logits[[*TEXT_TOKENS, END]] = np.random.default_rng(ids).standard_normal(4) * 2
     return logits
 
 
@@ -127,38 +131,38 @@ def logprob(ids: list[int], token: int) -> float:
 
 
 def all_answers(prompt: list[int], limit: int) -> dict[tuple[int, ...], float]:
-    """Every answer of at most so many tokens, with its log-probability a token, its end counted."""
-    found = {}
+    """Every completion of at most `limit` tokens, with its log-probability per token, its end counted."""
+    result = {}
     for length in range(limit + 1):
-        for output in product(SPOKEN, repeat=length):
+        for output in product(TEXT_TOKENS, repeat=length):
             tokens = [*output, END] if length < limit else [*output]
             probs = [logprob([*prompt, *tokens[:index]], token) for index, token in enumerate(tokens)]
-            found[output] = sum(probs) / len(probs)
-    return found
+            result[output] = sum(probs) / len(probs)
+    return result
 
 
-def test_enough_beams_find_the_best_answers_of_all() -> None:
+def test_enough_beams_find_the_most_probable_completions() -> None:
     prompt, limit = [1, 5, 6], 4
     truth = sorted(all_answers(prompt, limit).items(), key=lambda pair: -pair[1])
-    got = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=limit)
-    assert [tuple(completion.ids) for completion in got] == [output for output, _ in truth[:6]]
-    for completion, (output, mean) in zip(got, truth, strict=False):
+    actual = model_on(FakeEngine(three_words)).generate(prompt, n=6, beams=120, max_tokens=limit)
+    assert [tuple(completion.ids) for completion in actual] == [output for output, _ in truth[:6]]
+    for completion, (output, mean) in zip(actual, truth, strict=False):
         assert completion.mean_logprob == pytest.approx(mean, abs=1e-5)
         assert completion.finish_reason == ("length" if len(output) == limit else "stop")
 
 
-def test_an_engine_that_holds_one_text_answers_one_after_another() -> None:
-    engine = FakeEngine(drawn)
+def test_an_engine_without_batches_runs_sequences_one_by_one() -> None:
+    engine = FakeEngine(seeded_logits)
     model = model_on(engine)
     assert isinstance(cached_sequences(engine), AlternatingSequences)
-    got = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
+    actual = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
     reads = sum(engine.read)
-    want = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
-    assert [completion.ids for completion in got] == want
-    assert reads == 3 + 3 * 5  # the prompt once, and each answer's tokens but its last
+    expected = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
+    assert [completion.ids for completion in actual] == expected
+    assert reads == 3 + 3 * 5  # the prompt once, and the tokens of each completion but its last
 
 
-def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
+def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
     engine = tiny.engine
     assert isinstance(engine, NativeEngine)
     engine.rewind(0)
@@ -167,7 +171,7 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
     free = branches.free_pages
     first = branches.fork()
     branches.read([(first, 5)])
-    assert branches.free_pages == free  # it goes on in the page that the prompt has begun
+    assert branches.free_pages == free  # it continues in the last page of the prompt
     second = branches.fork(first)
     branches.read([(first, 6), (second, 7)])
     assert branches.free_pages == free - 1
@@ -183,19 +187,21 @@ def test_branches_share_pages_until_they_differ(tiny: Model) -> None:
     [
         ({"n": 0}, "n: saw 0, wanted a whole number from 1 to 256"),
         ({"best_of": True}, "best_of: saw True, wanted"),
-        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 answers of n"),
+        ({"n": 3, "best_of": 2}, "best_of: saw 2, wanted at least the 3 completions of n"),
         ({"beams": 2, "best_of": 2}, "sampling and beam search exclude each other"),
         ({"beams": 2, "stop": "x"}, "a beam ends where the model ends it"),
     ],
 )
-def test_counts_that_make_no_sense_are_refused(counts: dict[str, Any], message: str) -> None:
+def test_invalid_counts_are_refused(counts: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
-        model_on(FakeEngine(drawn)).generate([1, 5, 6], max_tokens=2, **counts)
+        model_on(FakeEngine(seeded_logits)).generate([1, 5, 6], max_tokens=2, **counts)
 
 
-def test_each_answer_keeps_to_the_grammar_by_itself(tiny: Model) -> None:
-    got = tiny.generate(PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0)
-    assert {completion.text for completion in got} <= {"yes", "no", "maybe"}
-    assert {completion.finish_reason for completion in got} == {"stop"}
-    with pytest.raises(SettingError, match="beams keep to none"):
+def test_each_sequence_follows_the_grammar_separately(tiny: Model) -> None:
+    actual = tiny.generate(
+        PROMPT, n=5, grammar='start: "yes" | "no" | "maybe"', max_tokens=9, temperature=3.0
+    )
+    assert {completion.text for completion in actual} <= {"yes", "no", "maybe"}
+    assert {completion.finish_reason for completion in actual} == {"stop"}
+    with pytest.raises(SettingError, match="beam search doesn't support them"):
         tiny.generate(PROMPT, beams=2, grammar='start: "yes"')

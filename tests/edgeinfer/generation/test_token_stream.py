@@ -1,18 +1,25 @@
-"""Streams that are cut short, watched, and read by turns; what a cache that holds a prefix saves."""
+"""Streams that are cancelled, observed and interleaved; what a cached prefix saves."""
 
 import threading
 from typing import Any
 
 import pytest
 
-from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on, saying, speaking
+from tests.edgeinfer.fake_engine import (
+    FakeEngine,
+    byte_ids,
+    model_on,
+    scripted,
+    scripted_model,
+    seeded_logits,
+)
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 PROMPT = [1, 5, 6]
 
 
-def test_cancelling_keeps_what_was_said() -> None:
-    model, prompt = speaking("Hello there")
+def test_cancelling_keeps_the_generated_text() -> None:
+    model, prompt = scripted_model("Hello there")
     stream = model.stream(prompt, **GREEDY)
     output = [next(stream).text for _ in range(5)]
     stream.cancel()
@@ -23,24 +30,24 @@ def test_cancelling_keeps_what_was_said() -> None:
     assert model.generate(prompt, **GREEDY).text == "Hello there"
 
 
-def test_a_stream_that_was_cancelled_before_it_began_says_nothing() -> None:
-    model, prompt = speaking("Hello")
+def test_a_stream_cancelled_before_its_start_is_empty() -> None:
+    model, prompt = scripted_model("Hello")
     stream = model.stream(prompt)
     stream.cancel()
     assert list(stream) == []
     assert (stream.result.text, stream.result.ids, stream.result.finish_reason) == ("", [], "cancelled")
 
 
-def test_cancelling_behind_the_end_changes_nothing() -> None:
-    model, prompt = speaking("Hi")
+def test_cancelling_after_the_end_changes_nothing() -> None:
+    model, prompt = scripted_model("Hi")
     stream = model.stream(prompt, **GREEDY)
     assert len(list(stream)) == 2
     stream.cancel()
     assert stream.result.finish_reason == "stop"
 
 
-def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
-    engine = FakeEngine(saying("Hello there", 3))
+def test_ctrl_c_keeps_the_partial_completion_and_the_model() -> None:
+    engine = FakeEngine(scripted("Hello there", 3))
     model = model_on(engine)
     engine.interrupt_at = 8
     stream = model.stream(PROMPT, **GREEDY)
@@ -55,8 +62,8 @@ def test_ctrl_c_in_the_middle_keeps_the_answer_so_far_and_the_model() -> None:
     assert model.generate(PROMPT, **GREEDY).text == "Hello there"
 
 
-def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
-    engine = FakeEngine(saying("Hi", 12))
+def test_ctrl_c_during_prefill_keeps_the_prefilled_tokens() -> None:
+    engine = FakeEngine(scripted("Hi", 12))
     model, prompt = model_on(engine), list(range(3, 15))
     engine.interrupt_at = 8
     with pytest.raises(KeyboardInterrupt):
@@ -67,7 +74,7 @@ def test_ctrl_c_while_the_prompt_is_read_keeps_what_was_read() -> None:
 
 
 def test_ctrl_c_in_the_progress_callback_leaves_the_model_usable() -> None:
-    model, prompt = speaking("Hi", prompt=list(range(3, 15)))
+    model, prompt = scripted_model("Hi", prompt=list(range(3, 15)))
 
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -78,7 +85,7 @@ def test_ctrl_c_in_the_progress_callback_leaves_the_model_usable() -> None:
 
 
 def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
-    engine = FakeEngine(saying("Hi", 12))
+    engine = FakeEngine(scripted("Hi", 12))
     seen: list[int] = []
 
     def stop_at_eight(done: int, total: int) -> None:
@@ -94,60 +101,60 @@ def test_cancelling_from_the_progress_callback_leaves_the_prompt() -> None:
 
 
 def test_another_thread_may_cancel_in_the_middle_of_a_token() -> None:
-    engine = FakeEngine(saying("Hello there", 3))
-    reached, go_on = threading.Event(), threading.Event()
-    usual = engine.answer
+    engine = FakeEngine(scripted("Hello there", 3))
+    reached, may_continue = threading.Event(), threading.Event()
+    original = engine.logits_function
 
     def slow(ids: list[int]) -> Any:
         if len(ids) == 6:
             reached.set()
-            assert go_on.wait(10)
-        return usual(ids)
+            assert may_continue.wait(10)
+        return original(ids)
 
-    engine.answer = slow
+    engine.logits_function = slow
     stream = model_on(engine).stream(PROMPT, **GREEDY)
     reader = threading.Thread(target=lambda: list(stream))
     reader.start()
     assert reached.wait(10)
     stream.cancel()
-    go_on.set()
+    may_continue.set()
     reader.join(10)
     assert not reader.is_alive()
     assert stream.result.text == "Hell"
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_progress_counts_the_tokens_that_are_read() -> None:
-    model, prompt = speaking("Hi", prompt=list(range(3, 13)))
+def test_progress_counts_prefilled_tokens() -> None:
+    model, prompt = scripted_model("Hi", prompt=list(range(3, 13)))
     calls: list[tuple[int, int]] = []
     model.generate(prompt, progress=lambda done, total: calls.append((done, total)))
     assert calls == [(4, 10), (8, 10), (10, 10)]
 
 
-def test_a_prompt_that_begins_as_the_last_one_is_read_from_where_they_part() -> None:
-    engine = FakeEngine(saying("Hi", 3))
+def test_a_shared_prefix_is_not_prefilled_again() -> None:
+    engine = FakeEngine(scripted("Hi", 3))
     model = model_on(engine)
     model.generate(PROMPT, **GREEDY)
     engine.read.clear()
     longer = [*PROMPT, *byte_ids("Hi"), 30, 31]
-    engine.answer = saying("Ho", len(longer))
+    engine.logits_function = scripted("Ho", len(longer))
     completion = model.generate(longer, **GREEDY)
     assert completion.text == "Ho"
-    # The last token said, and the end, were sampled but never read.
+    # The last token and the end were sampled but never evaluated.
     assert completion.speed.cached_tokens == 5
     assert engine.read[0] == 2
 
 
-def test_the_same_prompt_again_reads_its_last_token_only() -> None:
-    engine = FakeEngine(saying("Hi", 3))
+def test_a_repeated_prompt_prefills_its_last_token_only() -> None:
+    engine = FakeEngine(scripted("Hi", 3))
     model = model_on(engine)
     first, again = (model.generate(PROMPT, **GREEDY) for _ in range(2))
     assert first.text == again.text
     assert (first.speed.cached_tokens, again.speed.cached_tokens) == (0, 2)
 
 
-def test_two_streams_by_turns_say_what_each_says_alone() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_two_interleaved_streams_equal_separate_streams() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     prompts = ([1, 5, 6], [1, 5, 9, 9])
     alone = [model.generate(prompt, max_tokens=15, seed=4).ids for prompt in prompts]
     streams = [model.stream(prompt, max_tokens=15, seed=4) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""A chat store that is damaged: moved aside with one line, or read as far as it goes; never in the way."""
+"""A damaged chat store: moved aside with one line, or read as far as possible; never an error at start."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.history.damaged_store import DamagedStoreError
 from edgeinfer.history.store import ChatStore, ChatStoreError
-from edgeinfer.history.tree import ChatTree, line_to
+from edgeinfer.history.tree import ChatTree, branch_to
 
 
 def filled(path: Path, messages: int = 40) -> Path:
@@ -34,11 +34,11 @@ def changed(path: Path, *statements: str) -> Path:
 
 
 def used(path: Path) -> int:
-    """All that is done with a store; how many chats it has."""
+    """Every operation on a store; returns its number of chats."""
     with ChatStore(path) as store:
         chats = store.chats()
         for chat in chats:
-            line_to(ChatTree(store.messages(chat)).with_number(chat.tip))
+            branch_to(ChatTree(store.messages(chat)).with_number(chat.tip))
             for message in store.branch(chat):
                 store.alternatives(message)
                 store.move_to(message)
@@ -66,12 +66,12 @@ def test_a_damaged_store_is_moved_aside(
     before = path.read_bytes()
     with caplog.at_level(logging.WARNING, "edgeinfer"):
         assert used(path) == 0
-    (aside,) = tmp_path.glob("chats.sqlite.damaged-????????-??????")
-    assert aside.read_bytes() == before
+    (moved,) = tmp_path.glob("chats.sqlite.damaged-????????-??????")
+    assert moved.read_bytes() == before
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(f"{path} was damaged (")
-    assert caplog.messages[0].endswith(f"): moved to {aside.name}, a new one begins")
-    assert used(path) == 1  # and from then on all is well
+    assert caplog.messages[0].endswith(f"): moved to {moved.name}, a new one begins")
+    assert used(path) == 1  # afterwards the store works
     assert len(caplog.messages) == 1
 
 
@@ -96,13 +96,13 @@ def test_wrong_values_do_not_stop_a_store(tmp_path: Path, statement: str) -> Non
     assert used(path) == 1
 
 
-def test_a_pipe_is_no_store(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_store(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chats.sqlite")
     with pytest.raises(ChatStoreError, match="can't keep chats there: no regular file"):
         ChatStore(tmp_path / "chats.sqlite")
 
 
-def test_damage_that_comes_while_it_is_open_is_a_clear_error(tmp_path: Path) -> None:
+def test_damage_to_an_open_store_is_a_clear_error(tmp_path: Path) -> None:
     path = filled(tmp_path / "chats.sqlite")
     with ChatStore(path) as store:
         content = path.read_bytes()

@@ -35,7 +35,7 @@ def texts(store: ChatStore, chat: StoredChat) -> list[str]:
     return [message.text for message in store.branch(store.chat(chat.label))]
 
 
-def test_turns_come_back_in_order_after_the_store_was_closed(store: ChatStore) -> None:
+def test_messages_keep_their_order_after_reopening_the_store(store: ChatStore) -> None:
     chat = store.new_chat("tiny", "Be kind.", "foxes")
     user_message = store.add_message(chat.id, None, "user", "Who are you?")
     writer = store.begin_message(chat.id, user_message.id)
@@ -44,23 +44,23 @@ def test_turns_come_back_in_order_after_the_store_was_closed(store: ChatStore) -
     assert writer.finish() is None
     store.add_message(chat.id, writer.message, "user", "Why?")
     with ChatStore(store.path) as again:
-        found = again.chat("foxes")
-        assert (found.title, found.model, found.system, found.messages) == (
+        result = again.chat("foxes")
+        assert (result.title, result.model, result.system, result.messages) == (
             "Who are you?",
             "tiny",
             "Be kind.",
             3,
         )
-        assert texts(again, found) == ["Who are you?", "A fox.", "Why?"]
-        assert [message.state for message in again.branch(found)] == ["whole"] * 3
+        assert texts(again, result) == ["Who are you?", "A fox.", "Why?"]
+        assert [message.state for message in again.branch(result)] == ["whole"] * 3
         assert [one.label for one in again.chats()] == ["foxes"]
 
 
-def test_each_token_is_no_one_elses_business(store: ChatStore) -> None:
+def test_the_store_is_readable_by_its_owner_only(store: ChatStore) -> None:
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
-def test_a_response_given_again_is_an_alternative(store: ChatStore) -> None:
+def test_a_regenerated_response_is_an_alternative(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     user_message = store.add_message(chat.id, None, "user", "Hi")
     first = store.add_message(chat.id, user_message.id, "assistant", "Hello")
@@ -68,12 +68,12 @@ def test_a_response_given_again_is_an_alternative(store: ChatStore) -> None:
     second = store.add_message(chat.id, user_message.id, "assistant", "Hey")
     assert store.alternatives(second) == [first, second]
     assert texts(store, chat) == ["Hi", "Hey"]
-    back = store.move_to(first)
-    assert back.tip == more.id
+    moved = store.move_to(first)
+    assert moved.tip == more.id
     assert texts(store, chat) == ["Hi", "Hello", "And?"]
 
 
-def test_an_edited_turn_is_a_branch_from_the_one_before(store: ChatStore) -> None:
+def test_an_edited_message_is_a_branch_of_its_parent(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     first = store.add_message(chat.id, None, "user", "Hi")
     other = store.add_message(chat.id, None, "user", "Hello")
@@ -81,7 +81,7 @@ def test_an_edited_turn_is_a_branch_from_the_one_before(store: ChatStore) -> Non
     assert texts(store, chat) == ["Hello"]
 
 
-def test_a_chat_of_nothing_is_not_listed_and_names_are_their_owners(store: ChatStore) -> None:
+def test_an_empty_chat_is_not_listed_and_names_are_unique(store: ChatStore) -> None:
     chat = store.new_chat("tiny", name="foxes")
     assert store.chats() == []
     assert store.has("foxes")
@@ -138,7 +138,7 @@ for number in range(100000):
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("after", [0, 1, 7, 150, 1000])
-def test_kill_9_in_mid_response_loses_nothing(after: int, tmp_path: Path) -> None:
+def test_kill_9_during_a_response_loses_nothing(after: int, tmp_path: Path) -> None:
     path = tmp_path / "chats.sqlite"
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(path), "killed"],
@@ -161,14 +161,14 @@ def test_kill_9_in_mid_response_loses_nothing(after: int, tmp_path: Path) -> Non
         assert [message.state for message in messages] == ["whole", "coming"]
         numbers = messages[1].text.split()
         assert numbers == [str(number) for number in range(len(numbers))]
-        assert len(numbers) >= last + 1  # every number that was shown is there
+        assert len(numbers) >= last + 1  # every number that was shown is stored
         writer = store.begin_message(messages[1].chat, messages[1].id)
         writer.add("on it goes")
         assert writer.finish() is None
 
 
 class InterruptedConnection(sqlite3.Connection):
-    """Ctrl-C comes once what was written is safe, before anybody knows."""
+    """Ctrl-C comes after the commit, before the call returns."""
 
     after = 2
 
@@ -180,7 +180,7 @@ class InterruptedConnection(sqlite3.Connection):
         return False
 
 
-def test_ctrl_c_after_a_piece_leaves_nothing_out_and_nothing_twice(store: ChatStore) -> None:
+def test_ctrl_c_after_a_write_neither_loses_nor_repeats_text(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     user_message = store.add_message(chat.id, None, "user", "Who?")
     message = store.begin_message(chat.id, user_message.id).message
@@ -190,20 +190,20 @@ def test_ctrl_c_after_a_piece_leaves_nothing_out_and_nothing_twice(store: ChatSt
     with pytest.raises(KeyboardInterrupt):
         writer.add("little ")
     writer.add("fox")
-    assert (writer.trouble, store.message(message).text) == (None, "A little fox")
+    assert (writer.last_error, store.message(message).text) == (None, "A little fox")
     assert writer.finish("stopped") is None
     connection.close()
     assert (store.message(message).text, store.message(message).state) == ("A little fox", "stopped")
 
 
 def fill(store: ChatStore) -> None:
-    """From now on the disk is full, as SQLite sees it."""
+    """From now on the disk is full for SQLite."""
     connection = store.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
-def test_a_full_disk_is_reported_and_costs_nothing_once_there_is_room(store: ChatStore) -> None:
+def test_a_full_disk_is_reported_and_pending_text_is_written_later(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     user_message = store.add_message(chat.id, None, "user", "Hi")
     writer = MessageWriter(
@@ -213,7 +213,7 @@ def test_a_full_disk_is_reported_and_costs_nothing_once_there_is_room(store: Cha
     fill(store)
     for _ in range(40):
         writer.add("x" * 1000)
-    assert writer.trouble == "database or disk is full"
+    assert writer.last_error == "database or disk is full"
     assert writer.finish("stopped") == "database or disk is full"
     assert texts(store, chat)[1].startswith("before. ")
     store.connection.execute("PRAGMA max_page_count = 1000000")
@@ -222,7 +222,7 @@ def test_a_full_disk_is_reported_and_costs_nothing_once_there_is_room(store: Cha
     assert (response.text, response.state) == ("before. " + "x" * 40_000, "stopped")
 
 
-def test_a_store_in_trouble_is_not_tried_at_every_token(store: ChatStore) -> None:
+def test_a_failing_store_is_not_retried_at_every_token(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     user_message = store.add_message(chat.id, None, "user", "Hi")
     writer = store.begin_message(chat.id, user_message.id)
@@ -245,7 +245,7 @@ def test_two_programs_may_write_at_once(tmp_path: Path) -> None:
                 message = store.begin_message(chat.id, None, "user")
                 for number in range(50):
                     message.add(f"{number} ")
-                    assert message.trouble is None
+                    assert message.last_error is None
                 message.finish()
         except Exception as error:
             failures.append(error)
@@ -263,26 +263,26 @@ def test_two_programs_may_write_at_once(tmp_path: Path) -> None:
         assert len(store.chats()) == 4
 
 
-def test_search_knows_no_case_and_looks_into_cut_responses(store: ChatStore) -> None:
+def test_search_ignores_case_and_includes_interrupted_responses(store: ChatStore) -> None:
     chat = store.new_chat("tiny", name="foxes")
     user_message = store.add_message(chat.id, None, "user", "Wo wohnt der FUCHS?")
     store.begin_message(chat.id, user_message.id).add(
         "In der STRASSE am Ende des langen, langen Waldes, wo der Bach fliesst"
     )
-    found = store.search("straße")
-    assert [(one.chat.label, one.message.role) for one in found] == [("foxes", "assistant")]
-    assert found[0].excerpt.startswith("In der STRASSE")
+    result = store.search("straße")
+    assert [(one.chat.label, one.message.role) for one in result] == [("foxes", "assistant")]
+    assert result[0].excerpt.startswith("In der STRASSE")
     assert [one.message.role for one in store.search("w")] == ["assistant", "user"]
     assert store.search("bach")[0].excerpt.startswith("...")
     assert store.search("%") == []
 
 
-def test_text_that_is_not_unicode_gets_a_mark(store: ChatStore) -> None:
+def test_invalid_unicode_becomes_a_replacement_character(store: ChatStore) -> None:
     chat = store.new_chat("tiny")
     assert store.add_message(chat.id, None, "user", "half \ud83d a smile").text == "half ? a smile"
 
 
-def test_a_folder_that_is_a_file_or_a_store_of_a_later_release_is_refused(tmp_path: Path) -> None:
+def test_a_store_at_a_file_path_or_of_a_later_release_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"")
     later = tmp_path / "later.sqlite"
@@ -313,9 +313,7 @@ def test_a_chat_is_exported_as_markdown_and_as_json_lines(store: ChatStore) -> N
 
 
 @pytest.mark.parametrize("opening", ["<think>", ""], ids=["marked", "opened by the template"])
-def test_reasoning_is_quoted_in_markdown_and_kept_as_it_is_in_json_lines(
-    store: ChatStore, opening: str
-) -> None:
+def test_reasoning_is_quoted_in_markdown_and_unchanged_in_json_lines(store: ChatStore, opening: str) -> None:
     chat, output = store.new_chat("tiny"), f"{opening}\nShe greets.\n\nSo do I.\n</think>\n\nHello!"
     user_message = store.add_message(chat.id, None, "user", "Hi </think> you")
     store.add_message(chat.id, user_message.id, "assistant", output)
@@ -333,8 +331,8 @@ def test_a_deleted_chat_leaves_no_snapshot_and_no_text(
     secret, other = store.new_chat("tiny"), store.new_chat("tiny")
     store.add_message(secret.id, None, "user", "the word is xylophone")
     for number, chat in enumerate((secret, other)):
-        kept = Snapshot([number, 2, 3], [np.zeros(4, np.float16)])
-        assert snapshots.keep(kept, store.snapshot_owner(chat.id))
+        snapshot = Snapshot([number, 2, 3], [np.zeros(4, np.float16)])
+        assert snapshots.keep(snapshot, store.snapshot_owner(chat.id))
     store.delete(store.chat(str(secret.id)))
     assert len(list((tmp_path / "snapshots").iterdir())) == 1
     files = [path for path in store.path.parent.iterdir() if b"xylophone" in path.read_bytes()]

@@ -1,4 +1,4 @@
-"""The way out: llama.cpp computes, edgeinfer samples, and nothing of its chatter reaches the terminal."""
+"""The llama.cpp engine: llama.cpp computes, edgeinfer samples, and no log output reaches the terminal."""
 
 import subprocess
 import sys
@@ -16,7 +16,8 @@ from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO, vocabulary_metadata
+from tests.model_zoo import ZOO
+from tests.random_models import vocabulary_metadata
 
 pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.llama_cpp
@@ -36,13 +37,13 @@ def ours(zoo_file: ZooFile) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
-def test_a_cache_with_scales_is_opened_too(kv: CacheType) -> None:
+def test_a_quantized_cache_is_accepted(kv: CacheType) -> None:
     with edgeinfer.load("tiny", engine="llama.cpp", threads=1, context=64, kv=kv) as model:
         assert model.generate("Once", max_tokens=3, temperature=0.0).text == " upon a time"
 
 
 def write_mamba(path: Path) -> Path:
-    """A random recurrent model, which edgeinfer doesn't run and which can't step back."""
+    """A random recurrent model, which edgeinfer doesn't run and which can't rewind."""
     width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2
     sizes = {"ssm.conv_kernel": kernel, "ssm.inner_size": inner, "ssm.state_size": state}
     own = {
@@ -80,7 +81,7 @@ def write_mamba(path: Path) -> Path:
     return path
 
 
-def test_it_streams_what_the_own_engine_streams(theirs: Model, ours: Model) -> None:
+def test_it_streams_the_tokens_of_the_native_engine(theirs: Model, ours: Model) -> None:
     settings: dict[str, Any] = {"max_tokens": 16, "logprobs": 0}
     completions = [model.generate(PROMPT, temperature=0.0, **settings) for model in (theirs, ours)]
     assert completions[0].ids == completions[1].ids
@@ -90,18 +91,18 @@ def test_it_streams_what_the_own_engine_streams(theirs: Model, ours: Model) -> N
     assert "".join(streamed) == completions[0].text
 
 
-def test_a_seed_draws_the_same_tokens_on_both(theirs: Model, ours: Model) -> None:
-    drawn = [model.generate(PROMPT, max_tokens=16, seed=5).ids for model in (theirs, theirs, ours)]
-    assert drawn[0] == drawn[1] == drawn[2]
-    assert theirs.generate(PROMPT, max_tokens=16, seed=6).ids != drawn[0]
+def test_a_seed_samples_the_same_tokens_on_both_engines(theirs: Model, ours: Model) -> None:
+    seeded_logits = [model.generate(PROMPT, max_tokens=16, seed=5).ids for model in (theirs, theirs, ours)]
+    assert seeded_logits[0] == seeded_logits[1] == seeded_logits[2]
+    assert theirs.generate(PROMPT, max_tokens=16, seed=6).ids != seeded_logits[0]
 
 
-def test_logits_are_those_of_the_own_engine(theirs: Model, ours: Model) -> None:
+def test_logits_are_those_of_the_native_engine(theirs: Model, ours: Model) -> None:
     ids = np.random.default_rng(1).integers(3, 250, 40).tolist()
-    got, want = theirs.logits(ids), ours.logits(ids)
-    assert got.shape == want.shape
-    assert np.linalg.norm(got - want) < 1e-5 * np.linalg.norm(want)
-    assert np.array_equal(theirs.logits(ids), got)
+    actual, expected = theirs.logits(ids), ours.logits(ids)
+    assert actual.shape == expected.shape
+    assert np.linalg.norm(actual - expected) < 1e-5 * np.linalg.norm(expected)
+    assert np.array_equal(theirs.logits(ids), actual)
 
 
 def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
@@ -113,17 +114,17 @@ def test_chats_keep_their_cache(theirs: Model, ours: Model) -> None:
     assert completions[0][1].speed.cached_tokens == completions[1][1].speed.cached_tokens > 10
 
 
-def test_rewinding_forgets_what_came_after(theirs: Model) -> None:
+def test_rewinding_drops_later_tokens(theirs: Model) -> None:
     engine = theirs.engine
     engine.rewind(0)
-    want = engine.append([1, 50, 60])
+    expected = engine.append([1, 50, 60])
     engine.append([70, 80])
     engine.rewind(2)
     assert engine.ids == [1, 50]
-    assert np.allclose(engine.append([60]), want, atol=1e-4)
+    assert np.allclose(engine.append([60]), expected, atol=1e-4)
 
 
-def test_its_tokenizer_is_ours(theirs: Model, ours: Model) -> None:
+def test_its_tokenizer_equals_the_native_one(theirs: Model, ours: Model) -> None:
     for text in ("", " the rain", "he<s>", "ñ 😀", "the</s> the rain"):
         for special in (False, True):
             ids = theirs.tokenizer.encode(text, bos=True, special=special)
@@ -136,7 +137,7 @@ def test_its_tokenizer_is_ours(theirs: Model, ours: Model) -> None:
     assert theirs.tokenizer.end_ids == ours.tokenizer.end_ids
 
 
-def test_its_tokenizer_keeps_hidden_texts_text_as_ours_does(theirs: Model, ours: Model) -> None:
+def test_its_tokenizer_keeps_control_text_as_text(theirs: Model, ours: Model) -> None:
     hidden = SpecialTextGuard(ours.tokenizer.control_texts).placeholders()
     assert set(theirs.tokenizer.control_texts) == set(ours.tokenizer.control_texts)
     text = f"<s>he {hidden.hide('the</s> rain<s>')}</s> the"
@@ -153,7 +154,7 @@ def test_a_lone_surrogate_is_no_crash(theirs: Model) -> None:
     assert theirs.generate("a\ud800b", max_tokens=1).ids
 
 
-def test_the_context_is_the_one_asked_for_or_the_trained_one(theirs: Model, zoo_file: ZooFile) -> None:
+def test_the_context_is_the_requested_or_the_trained_one(theirs: Model, zoo_file: ZooFile) -> None:
     assert theirs.context == 256
     with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", context=30, threads=1) as small:
         assert small.context == 30
@@ -161,7 +162,7 @@ def test_the_context_is_the_one_asked_for_or_the_trained_one(theirs: Model, zoo_
             small.generate([5] * 40)
 
 
-def test_an_unknown_architecture_names_the_way_out_and_the_way_leads_there(tmp_path: Path) -> None:
+def test_an_unknown_architecture_names_the_llama_cpp_engine_which_loads_it(tmp_path: Path) -> None:
     path = write_mamba(tmp_path / "mamba.gguf")
     with pytest.raises(UnsupportedModelError, match=r"architecture mamba isn't .* add --engine llama\.cpp"):
         edgeinfer.load(path)
@@ -170,7 +171,7 @@ def test_an_unknown_architecture_names_the_way_out_and_the_way_leads_there(tmp_p
         assert len(model.generate(PROMPT, max_tokens=8, seed=1).ids) > 0
 
 
-def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Path) -> None:
+def test_a_recurrent_model_prefills_again_if_it_cannot_rewind(tmp_path: Path) -> None:
     with edgeinfer.load(write_mamba(tmp_path / "mamba.gguf"), engine="llama.cpp", threads=1) as model:
         once = model.generate(PROMPT, max_tokens=10, temperature=0.0)
         assert model.generate(PROMPT, max_tokens=10, temperature=0.0).ids == once.ids
@@ -189,7 +190,7 @@ def test_a_recurrent_model_reads_again_what_it_cannot_step_back_to(tmp_path: Pat
         ((b"GGUF", b"GGOF"), "invalid magic characters"),
     ],
 )
-def test_a_file_that_it_refuses_is_one_line_with_its_reason(
+def test_a_refused_file_gives_a_one_line_error_with_the_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: tuple[bytes, bytes], message: str
 ) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
@@ -203,7 +204,7 @@ def test_a_file_that_it_refuses_is_one_line_with_its_reason(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile, name: str) -> None:
+def test_its_log_output_is_suppressed(zoo_file: ZooFile, name: str) -> None:
     program = (
         "import edgeinfer, sys\n"
         "model = edgeinfer.load(sys.argv[1], engine='llama.cpp', context=1000, threads=1)\n"
@@ -216,7 +217,7 @@ def test_nothing_of_its_chatter_is_heard_from_beginning_to_end(zoo_file: ZooFile
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_closed_model_says_so(zoo_file: ZooFile) -> None:
+def test_a_closed_model_raises_an_error(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1) as model:
         stream = model.stream(PROMPT)
         next(stream)

@@ -1,4 +1,4 @@
-"""A model file that is cut while it is mapped: a clear error, or a last line before the system ends it."""
+"""A model file that is truncated while it is mapped: a clear error, or a last line before SIGBUS."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from edgeinfer_quant_formats import FormatError
 from tests.random_models import RandomModel
 
 LARGE = RandomModel("llama", width=256, layers=2, heads=4, head_dim=64, feed_forward=512)
-READS_BEYOND = """
+READS_PAST_END = """
 import mmap, os, sys
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
 explain_bus_errors()
@@ -27,7 +27,7 @@ with open(sys.argv[1], "r+b") as file:
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) -> None:
+def test_a_truncated_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
     size = path.stat().st_size
     with edgeinfer.load(path, device="cpu", threads=1, draft=None, repack=repack) as model:
@@ -41,11 +41,11 @@ def test_a_cut_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) 
         )
 
 
-def test_a_file_that_is_cut_while_it_is_loaded_is_an_error(tmp_path: Path) -> None:
+def test_a_file_truncated_during_loading_is_an_error(tmp_path: Path) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
 
     def cut(done: int, total: int) -> None:
-        # Not to nothing: what is under way on another thread may still be read.
+        # Not to zero bytes: another thread may still read the pages that it has requested.
         os.truncate(path, path.stat().st_size - 1)
 
     with pytest.raises(FormatError, match="another program has cut it"):
@@ -61,12 +61,12 @@ def test_a_file_that_grows_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a read behind the end raises differs elsewhere")
-def test_a_read_behind_the_end_is_explained(tmp_path: Path) -> None:
+def test_a_read_past_the_end_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(16384))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
-        [sys.executable, "-c", READS_BEYOND, str(path)], env=environment, capture_output=True, timeout=60
+        [sys.executable, "-c", READS_PAST_END, str(path)], env=environment, capture_output=True, timeout=60
     )
     assert ended.returncode == -7
     assert ended.stderr == MESSAGE

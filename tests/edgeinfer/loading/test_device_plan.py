@@ -1,4 +1,4 @@
-"""One decision for every device: whole on the GPU, split, or on the CPU; and what more memory would bring."""
+"""One decision for every device: all on the GPU, split, or all on the CPU; and the gain of more memory."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
@@ -18,7 +18,7 @@ def request(sizes: ModelSizes | None = None, **options: object) -> PlanRequest:
     return replace(plan_request, **options)  # type: ignore[arg-type]
 
 
-def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
+def test_a_model_that_fits_the_gpu_is_there_entirely_otherwise_split() -> None:
     assert plan_devices(request(), laptop()).memory.device == "gpu"
     assert plan_devices(request(vram=3 * GIB), laptop()).memory.device is None
     assert plan_devices(request(), cpu_only()).memory.device == "cpu"
@@ -31,7 +31,7 @@ def test_what_fits_the_gpu_is_there_as_a_whole_and_else_split() -> None:
         plan_devices(request(device="cuda", vram=0), laptop())
 
 
-def test_speeds_are_measured_only_for_a_split() -> None:
+def test_speeds_are_measured_only_for_a_split_model() -> None:
     def measured(machine: object) -> None:
         raise AssertionError("measured")
 
@@ -40,7 +40,7 @@ def test_speeds_are_measured_only_for_a_split() -> None:
         plan_devices(request(vram=3 * GIB), laptop(), measured)  # type: ignore[arg-type]
 
 
-def test_a_draft_is_on_the_gpu_with_its_model_or_on_the_cpu_beside_it() -> None:
+def test_a_draft_model_is_on_the_gpu_if_it_fits_otherwise_on_the_cpu() -> None:
     drafting = request(draft=SMALL, draft_required=True)
     whole = plan_devices(drafting, laptop())
     assert (whole.memory.device, whole.memory.draft) == ("gpu", "gpu")
@@ -51,7 +51,7 @@ def test_a_draft_is_on_the_gpu_with_its_model_or_on_the_cpu_beside_it() -> None:
     assert plan_devices(request(draft=SMALL), cpu_only()).memory.draft == "cpu"
 
 
-def test_a_draft_without_room_is_left_out_or_refused() -> None:
+def test_a_draft_model_without_memory_is_omitted_or_refused() -> None:
     plain = plan_devices(request(), cpu_only()).memory.bytes_on("cpu")
     optional = plan_devices(request(draft=SMALL, ram=plain + 1000), cpu_only())
     assert optional.memory.draft is None
@@ -63,11 +63,9 @@ def test_a_draft_without_room_is_left_out_or_refused() -> None:
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("vram", [1, 2, 3])
 @pytest.mark.parametrize("ram", [None, 2 * GIB])
-def test_advice_is_the_speed_of_a_plan_with_a_gibibyte_more(vram: int, ram: int | None) -> None:
+def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | None) -> None:
     for sizes in (dense_model(), mixed_model()):
-        plan_request = request(
-            sizes, vram=vram * GIB, ram=ram, context=256
-        )  # of which some is left on the disk
+        plan_request = request(sizes, vram=vram * GIB, ram=ram, context=256)  # some of it is memory-mapped
         planned = plan_devices(plan_request, laptop())
         more = plan_devices(replace(plan_request, vram=(vram + 1) * GIB), laptop())
         advised = with_one_gib_more(plan_request, laptop(), planned).rate_with_one_gib_more

@@ -1,4 +1,4 @@
-"""Which experts are hot is known from a profile beside the model, or not at all."""
+"""Hot experts are read from a profile next to the model."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import pytest
 
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.planning.plan_request import known_routing
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
-from tests.random_models import ZOO
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
+from tests.model_zoo import ZOO
 
 
 @pytest.fixture
-def mixture(tmp_path: Path) -> Path:
+def moe_file(tmp_path: Path) -> Path:
     return ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
 
 
@@ -22,32 +22,32 @@ def save_counts(path: Path, hot: int) -> None:
     ActivityProfile(
         model_hash(path),
         (100, 100),
-        "an expert that the router chose",
+        "an expert that the router selected",
         {f"experts.{i}": counts for i in range(3)},
-    ).save(beside_model(path))
+    ).save(adjacent_profile_path(path))
 
 
-def test_a_profile_beside_the_model_tells_which_experts_are_hot(mixture: Path) -> None:
-    sizes = model_sizes(mixture)
-    assert known_routing(mixture, sizes) == (None, ())
-    save_counts(mixture, hot=5)
-    routing, remarks = known_routing(mixture, sizes)
-    assert remarks == ()
+def test_a_profile_next_to_the_model_gives_hot_experts(moe_file: Path) -> None:
+    sizes = model_sizes(moe_file)
+    assert known_routing(moe_file, sizes) == (None, ())
+    save_counts(moe_file, hot=5)
+    routing, warnings = known_routing(moe_file, sizes)
+    assert warnings == ()
     assert routing is not None
     assert all(max(range(8), key=layer.__getitem__) == 5 for layer in routing)
     assert sum(routing[0]) == pytest.approx(3)
 
 
-def test_a_profile_of_another_model_is_remarked_on(mixture: Path, tmp_path: Path) -> None:
-    save_counts(mixture, hot=1)
+def test_a_profile_of_another_model_gives_a_warning(moe_file: Path, tmp_path: Path) -> None:
+    save_counts(moe_file, hot=1)
     other = ZOO["olmoe"].write(tmp_path / "other.gguf")
-    beside_model(mixture).rename(beside_model(other))
-    routing, (remark,) = known_routing(other, model_sizes(other))
+    adjacent_profile_path(moe_file).rename(adjacent_profile_path(other))
+    routing, (warning,) = known_routing(other, model_sizes(other))
     assert routing is None
-    assert remark.startswith("all experts count as equally likely: ")
-    assert "profile of another model" in remark
+    assert warning.startswith("all experts count as equally likely: ")
+    assert "profile of another model" in warning
 
 
-def test_a_dense_model_has_no_experts_to_know(tmp_path: Path) -> None:
+def test_a_dense_model_has_no_hot_experts(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "dense.gguf")
     assert known_routing(path, model_sizes(path)) == (None, ())

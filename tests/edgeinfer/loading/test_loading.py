@@ -1,4 +1,4 @@
-"""From a name to a model: settings checked, failures told in one line, remarks passed on."""
+"""From a name to a model: options checked, one-line errors, warnings forwarded."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,8 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError
 from edgeinfer_quant_formats import GGUFWriter
 from edgeinfer_quant_formats.errors import FormatError
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ from tests.random_models import ZOO, RandomModel
         ),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(settings: dict[str, Any], text: str) -> None:
+def test_an_invalid_setting_is_named(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError) as caught:
         edgeinfer.load("tiny", **settings)
     assert str(caught.value) == text
@@ -72,14 +73,14 @@ def test_an_unknown_name_is_refused() -> None:
         edgeinfer.load("tiny", device="cpu", draft="smollm2-135m")
 
 
-def test_a_draft_may_be_a_path_as_the_model_may(zoo_file: ZooFile) -> None:
+def test_a_draft_may_be_given_as_a_path(zoo_file: ZooFile) -> None:
     path = zoo_file("llama")
     with edgeinfer.load(path, device="cpu", threads=1, draft=path) as model:
         assert model.speculator is not None
         assert model.speculator.drafter.name == path.stem
 
 
-def test_damaged_files_are_format_errors_in_one_line(tmp_path: Path, zoo_file: ZooFile) -> None:
+def test_damaged_files_give_one_line_format_errors(tmp_path: Path, zoo_file: ZooFile) -> None:
     whole = zoo_file("llama").read_bytes()
     damaged = {
         "cut.gguf": whole[: len(whole) // 2],
@@ -103,17 +104,15 @@ def test_a_folder_is_loaded_if_it_holds_one_model(tmp_path: Path) -> None:
         assert model.name == "only"
 
 
-def test_a_file_that_is_no_language_model_says_so(tmp_path: Path) -> None:
+def test_a_file_without_a_language_model_is_refused(tmp_path: Path) -> None:
     with GGUFWriter(tmp_path / "model.gguf", {"general.architecture": "llama"}):
         pass
-    with pytest.raises(
-        UnsupportedModelError, match=r"token_embd\.weight is missing; this file holds no lang"
-    ):
+    with pytest.raises(UnsupportedModelError, match=r"token_embd\.weight is missing; this file is no lang"):
         edgeinfer.load(tmp_path / "model.gguf")
 
 
 def written(path: Path, **metadata: Any) -> Path:
-    """The llama of the zoo with other keys (dots written as two underscores), None: left out."""
+    """The llama of the zoo with other keys (dots written as two underscores); None omits a key."""
     changed = {key.replace("__", "."): value for key, value in metadata.items()}
 
     class Changed(RandomModel):
@@ -124,7 +123,7 @@ def written(path: Path, **metadata: Any) -> Path:
     return Changed("llama").write(path)
 
 
-def test_a_file_without_a_template_loads_and_takes_one(tmp_path: Path) -> None:
+def test_a_file_without_a_template_loads_and_accepts_one(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", tokenizer__chat_template=None)
     with edgeinfer.load(path, threads=1) as model:
         assert model.chat_format is None
@@ -134,7 +133,7 @@ def test_a_file_without_a_template_loads_and_takes_one(tmp_path: Path) -> None:
         assert prompt_ids == model.tokenizer.encode("he on", bos=True)
 
 
-def test_a_template_that_does_not_compile_is_told_when_it_is_used(tmp_path: Path) -> None:
+def test_an_invalid_template_is_reported_on_first_use(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", tokenizer__chat_template="{% if %}")
     with edgeinfer.load(path, threads=1) as model:
         assert model.generate("he on", max_tokens=1).ids
@@ -142,31 +141,31 @@ def test_a_template_that_does_not_compile_is_told_when_it_is_used(tmp_path: Path
             model.chat().say("Hi")
 
 
-def test_a_context_beyond_training_is_remarked_on(zoo_file: ZooFile) -> None:
+def test_a_context_beyond_training_gives_a_warning(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), context=300, threads=1) as model:
         assert model.context == 300
         assert model.warnings == (
             "the context of 300 is longer than the 256 that the model was trained for; "
-            "expect worse answers beyond",
+            "expect worse output beyond",
         )
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         assert (model.context, model.warnings) == (256, ())
 
 
-def test_remarks_of_the_tokenizer_are_passed_on(zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = Tokenizer.from_metadata
+def test_tokenizer_warnings_are_forwarded(zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Tokenizer.from_metadata
 
-    def remarking(*arguments: Any) -> Any:
-        tokenizer = usual(*arguments)
+    def warn(*arguments: Any) -> Any:
+        tokenizer = original(*arguments)
         tokenizer.warnings = ("a remark",)
         return tokenizer
 
-    monkeypatch.setattr(Tokenizer, "from_metadata", remarking)
+    monkeypatch.setattr(Tokenizer, "from_metadata", warn)
     with edgeinfer.load(zoo_file("llama"), threads=1) as model:
         assert model.warnings == ("a remark",)
 
 
-def test_the_context_is_4096_at_most_unless_asked_for(tmp_path: Path) -> None:
+def test_the_default_context_is_at_most_4096(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], context=100_000).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, threads=1) as model:
         assert model.context == 4096
@@ -184,7 +183,7 @@ def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
     ).close()
     assert [done for done, _ in calls] == sorted(done for done, _ in calls)
     assert calls[-1][0] == calls[-1][1] == {total for _, total in calls}.pop()
-    # Another test may have built the kernels before this one.
+    # Another test may have built the kernels already.
     assert all(done <= total for done, total in built)
 
 
@@ -193,10 +192,10 @@ def test_progress_counts_up_to_all_bytes(zoo_file: ZooFile) -> None:
     [
         (UnsupportedProcessorError("no such processor"), KernelError, "no such processor"),
         (KernelBuildError("building rows_Q4_0 failed"), KernelError, "building rows_Q4_0 failed"),
-        (MemoryError(), OutOfMemoryError, "llama: the system gave no more memory; "),
+        (MemoryError(), OutOfMemoryError, "llama: out of memory; "),
     ],
 )
-def test_failures_of_the_floors_below_are_told_in_one_line(
+def test_failures_of_lower_layers_give_a_one_line_error(
     zoo_file: ZooFile,
     monkeypatch: pytest.MonkeyPatch,
     raised: Exception,
@@ -212,20 +211,20 @@ def test_failures_of_the_floors_below_are_told_in_one_line(
     assert str(caught.value).startswith(text)
 
 
-def test_an_instruction_set_may_be_named_and_an_unknown_one_is_refused(zoo_file: ZooFile) -> None:
+def test_an_instruction_set_can_be_selected_and_an_unknown_one_is_refused(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), instruction_set=choose().name, threads=1) as model:
         assert model.generate("the rain", max_tokens=1).ids
     with pytest.raises(KernelError, match=r"instruction set avx1024: this processor \(.*\) runs"):
         edgeinfer.load(zoo_file("llama"), instruction_set="avx1024")
 
 
-def test_an_unknown_tokenizer_names_the_way_out(tmp_path: Path) -> None:
+def test_an_unknown_tokenizer_names_the_alternative_engine(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", tokenizer__ggml__model="rwkv")
     with pytest.raises(UnsupportedModelError, match=r"'rwkv'; wanted one of .* --engine llama\.cpp"):
         edgeinfer.load(path)
 
 
-def test_a_model_loads_twice_in_one_process_and_answers_alike(zoo_file: ZooFile) -> None:
+def test_a_model_loaded_twice_gives_the_same_completion(zoo_file: ZooFile) -> None:
     completions = []
     for _ in range(2):
         with edgeinfer.load(zoo_file("gemma2"), threads=2) as model:
@@ -233,7 +232,7 @@ def test_a_model_loads_twice_in_one_process_and_answers_alike(zoo_file: ZooFile)
     assert completions[0] == completions[1]
 
 
-def test_any_number_of_threads_answers_alike(zoo_file: ZooFile) -> None:
+def test_any_number_of_threads_gives_the_same_completion(zoo_file: ZooFile) -> None:
     completions = []
     for threads in (1, 2, 7):
         with edgeinfer.load(zoo_file("llama"), threads=threads) as model:
@@ -241,7 +240,7 @@ def test_any_number_of_threads_answers_alike(zoo_file: ZooFile) -> None:
     assert completions[0] == completions[1] == completions[2]
 
 
-def test_without_llama_cpp_the_error_says_how_to_install_it(
+def test_without_llama_cpp_the_error_names_its_install_command(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
@@ -249,7 +248,7 @@ def test_without_llama_cpp_the_error_says_how_to_install_it(
         edgeinfer.load(zoo_file("llama"), engine="llama.cpp", threads=1)
 
 
-def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: ZooFile) -> None:
+def test_memory_mapped_weights_give_the_same_completion_and_are_in_the_plan(zoo_file: ZooFile) -> None:
     completions = []
     for repack in (True, False):
         with edgeinfer.load(zoo_file("gemma2"), threads=2, repack=repack) as model:
@@ -269,46 +268,46 @@ def test_weights_left_in_the_file_answer_alike_and_the_plan_says_so(zoo_file: Zo
     assert completions[0] == completions[1]
 
 
-def test_weights_that_the_budget_cannot_hold_stay_in_the_file_and_answer_alike(zoo_file: ZooFile) -> None:
+def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(zoo_file: ZooFile) -> None:
     path, settings = zoo_file("llama"), {"threads": 1, "context": 32, "device": "cpu"}
     with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
         whole = model.plan
-        want = model.generate("the rain", max_tokens=10, temperature=0.0).ids
+        expected = model.generate("the rain", max_tokens=10, temperature=0.0).ids
         logits = model.logits([5, 9, 30])
     with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
         mapped = model.plan
     assert whole is not None
     assert mapped is not None
     cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
-    limit, found = whole.nbytes - cached, set()  # with more a shorter context would fit
+    limit, result = whole.nbytes - cached, set()  # with more memory a shorter context would fit
     for ram in range(mapped.nbytes, limit, (limit - mapped.nbytes) // 4):
         with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
             assert model.plan is not None
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
-            found.add(model.plan.repacking.bytes)
-            assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
-            assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == want
+            result.add(model.plan.repacking.bytes)
+            assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
+            assert model.generate("the rain", max_tokens=10, temperature=0.0).ids == expected
             assert np.array_equal(model.logits([5, 9, 30]), logits)
-    assert len(found) > 2  # more of them with less memory
+    assert len(result) > 2  # more of them are mapped with less memory
     with pytest.raises(OutOfMemoryError):
         edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[arg-type]
 
 
-def test_experts_and_the_head_stay_in_the_file_too(zoo_file: ZooFile) -> None:
+def test_experts_and_the_head_can_be_memory_mapped(zoo_file: ZooFile) -> None:
     path, settings = zoo_file("mixtral"), {"threads": 1, "context": 32, "device": "cpu"}
     with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
-        want = model.logits([5, 9, 30])
+        expected = model.logits([5, 9, 30])
     with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
         assert model.plan is not None
         minimum = model.plan.nbytes
     with edgeinfer.load(path, ram=minimum + (64 << 10), **settings) as model:  # type: ignore[arg-type]
         assert model.plan is not None
         assert {layer.rest for layer in model.plan.layers} == {"disk"}
-        assert np.array_equal(model.logits([5, 9, 30]), want)
+        assert np.array_equal(model.logits([5, 9, 30]), expected)
 
 
-def test_a_context_that_weights_leave_no_room_for_is_refused_with_one_that_fits(zoo_file: ZooFile) -> None:
+def test_a_context_over_the_budget_is_refused_with_one_that_fits(zoo_file: ZooFile) -> None:
     path = zoo_file("llama")
     with edgeinfer.load(path, threads=1, context=32, device="cpu") as model:
         assert model.plan is not None
@@ -317,7 +316,7 @@ def test_a_context_that_weights_leave_no_room_for_is_refused_with_one_that_fits(
         edgeinfer.load(path, threads=1, context=512, device="cpu", ram=ram)
 
 
-def test_repack_is_true_or_false_and_none_of_llama_cpps_business(zoo_file: ZooFile) -> None:
+def test_repack_is_a_boolean_and_refused_for_llama_cpp(zoo_file: ZooFile) -> None:
     wrong: Any = "no"
     with pytest.raises(SettingError, match="repack: saw 'no', wanted True or False"):
         edgeinfer.load(zoo_file("llama"), repack=wrong)
@@ -325,7 +324,7 @@ def test_repack_is_true_or_false_and_none_of_llama_cpps_business(zoo_file: ZooFi
         edgeinfer.load(zoo_file("llama"), repack=False, engine="llama.cpp")
 
 
-def test_what_does_not_fit_is_refused_before_kernels_are_compiled(
+def test_a_model_that_does_not_fit_is_refused_before_kernels_are_compiled(
     zoo_file: ZooFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(*arguments: Any, **settings: Any) -> None:

@@ -19,7 +19,7 @@ MATRIX = "blk.0.ffn_down.weight"
 def model_file(
     folder: Path, name: str, *, damaged: str = MATRIX, value: str = "nan", number: int = 0
 ) -> Path:
-    """A model whose matrices are of a format, with a scale of the tensor's 300th block, or last, damaged."""
+    """A model with matrices of one format, with a non-finite scale in the tensor's 300th block, or last."""
     model = RandomModel(
         "llama", width=256, layers=1, head_dim=64, feed_forward=256, formats=(name,), biases=("attn_q",)
     )
@@ -38,7 +38,7 @@ def model_file(
 
 
 def damage(path: Path, name: str, offset: int, block: int, value: str, number: int) -> None:
-    """Put NaN or infinity in place of a scale of a block."""
+    """Replace a scale of a block by NaN or infinity."""
     field, at = scales_of(name), offset + block * FORMATS[name].block_bytes
     bits = field.exponent
     if name != "MXFP4":  # its scales have an exponent only
@@ -60,7 +60,9 @@ def scales_of(name: str) -> ScaleField:
 @pytest.mark.default_cases(8)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("name", best_formats(WEIGHT_FORMATS))
-def test_a_damaged_scale_is_found_while_weights_are_repacked(tmp_path: Path, name: str, value: str) -> None:
+def test_a_non_finite_scale_is_found_while_weights_are_repacked(
+    tmp_path: Path, name: str, value: str
+) -> None:
     for number in range(scales_of(name).count):
         path = model_file(tmp_path, name, value=value, number=number)
         with GGUFFile.open(path) as file:
@@ -76,7 +78,7 @@ def test_a_damaged_scale_is_found_while_weights_are_repacked(tmp_path: Path, nam
 
 @pytest.mark.default_cases(3)
 @pytest.mark.parametrize("name", best_formats(WEIGHT_FORMATS))
-def test_a_damaged_scale_that_stays_in_the_file_ends_generation(tmp_path: Path, name: str) -> None:
+def test_a_non_finite_memory_mapped_scale_ends_generation(tmp_path: Path, name: str) -> None:
     for value in ("nan", "inf"):
         path = model_file(tmp_path, name, value=value)
         with (
@@ -88,7 +90,7 @@ def test_a_damaged_scale_that_stays_in_the_file_ends_generation(tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["Q8_0", "F16", "F32"])
 @pytest.mark.parametrize("repack", [True, False])
-def test_a_damaged_embedding_ends_generation(tmp_path: Path, name: str, repack: bool) -> None:
+def test_a_non_finite_embedding_ends_generation(tmp_path: Path, name: str, repack: bool) -> None:
     path = model_file(tmp_path, name, damaged="token_embd.weight")
     with GGUFFile.open(path) as file:
         block = int(non_finite_blocks(file.raw("token_embd.weight"), name)[0])
@@ -101,7 +103,7 @@ def test_a_damaged_embedding_ends_generation(tmp_path: Path, name: str, repack: 
 
 
 @pytest.mark.parametrize("tensor", ["blk.0.attn_norm.weight", "output_norm.weight", "blk.0.attn_q.bias"])
-def test_a_damaged_vector_is_refused(tmp_path: Path, tensor: str) -> None:
+def test_a_non_finite_vector_is_refused(tmp_path: Path, tensor: str) -> None:
     path = model_file(tmp_path, "F32", damaged=tensor)
     with pytest.raises(
         FormatError, match=f"^{tensor}: NaN or infinity in element 255, wanted finite numbers"
@@ -109,7 +111,7 @@ def test_a_damaged_vector_is_refused(tmp_path: Path, tensor: str) -> None:
         edgeinfer.load(path, device="cpu", threads=1, draft=None)
 
 
-def test_padding_of_the_last_group_is_no_damage(tmp_path: Path) -> None:
+def test_padding_of_the_last_group_is_not_checked(tmp_path: Path) -> None:
     path = RandomModel("llama", layers=1, feed_forward=72).write(tmp_path / "odd.gguf")
     with edgeinfer.load(path, device="cpu", threads=1, draft=None) as model:
         assert np.isfinite(model.engine.append([1])).all()

@@ -16,7 +16,7 @@ BUDGETS = [("24MiB", DRAFT), ("40MiB", DRAFT), ("40MiB", "auto"), ("24MiB", "aut
 
 
 def planned(settings: dict[str, Any]) -> Outcome:
-    """The items' bytes of a plan, or its error."""
+    """The bytes per item of a plan, or its error."""
     try:
         plan = plan_model("tiny", **settings).plan
     except EdgeInferError as error:
@@ -25,7 +25,7 @@ def planned(settings: dict[str, Any]) -> Outcome:
 
 
 def loaded(settings: dict[str, Any]) -> Outcome:
-    """The items' bytes of a model that was loaded, or the error."""
+    """The bytes per item of a loaded model, or the error."""
     try:
         with edgeinfer.load("tiny", **settings) as model:
             assert model.plan is not None
@@ -44,13 +44,13 @@ def settings_of(ram: str | None, context: int | None, draft: Any, kv: str, repac
 
 
 @pytest.mark.parametrize(("ram", "draft"), BUDGETS)
-def test_a_plan_is_what_loading_does(ram: str, draft: Any) -> None:
+def test_a_plan_equals_the_loaded_placement(ram: str, draft: Any) -> None:
     settings = settings_of(ram, 240, draft, "f16", repack=True)
     assert planned(settings) == loaded(settings)
 
 
 @pytest.mark.slow
-def test_a_plan_is_what_loading_does_for_all_options_and_budgets() -> None:
+def test_a_plan_equals_the_loaded_placement_for_all_options_and_budgets() -> None:
     budgets = [None, "1", "8MiB", "16MiB", "20MiB", "24MiB", "28MiB", "32MiB", "40MiB", "1GiB"]
     drafts = ["auto", None, "lookup", "self", DRAFT]
     different = []

@@ -1,4 +1,4 @@
-"""The bytes that a plan counts are the bytes that loading takes."""
+"""The bytes that a plan counts are the bytes that loading allocates."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,10 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 SPARE = 4096
-"""What `allocate` adds behind every array for kernels that read ahead."""
+"""What `allocate` adds after every array for kernels that read ahead."""
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "Q6_K", "F16"))
 MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1_0"))}
 
@@ -39,7 +39,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     ],
 )
 @pytest.mark.parametrize("kv", ["f16", "f32", "q8_0", "q4_0"])
-def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name: str, kv: CacheType) -> None:
+def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name: str, kv: CacheType) -> None:
     path = MODELS[name].write(tmp_path / "model.gguf")
     with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
         assert model.plan is not None
@@ -48,14 +48,14 @@ def test_weights_cache_and_workspace_weigh_what_was_planned(tmp_path: Path, name
         assert isinstance(engine.backend, CpuBackend)
         planned = {"keys and values": 0, "rest": 0}
         for item in model.plan.items:
-            if item.device == "disk":  # the embedding stays in the file
+            if item.device == "disk":  # the embedding is memory-mapped
                 continue
             planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
         states = engine.backend.state.blocks.values()
         caches = [state.cache for state in states if isinstance(state, AttentionState)]
         of_cache = {id(array) for cache in caches for array in cache.arrays()}
-        kept_bytes = [kept for kept in engine.backend.decoder.arena.arrays if kept.dtype == np.uint8]
-        arrays = [kept for kept in kept_bytes if id(kept) not in of_cache]
+        byte_arrays = [each for each in engine.backend.decoder.arena.arrays if each.dtype == np.uint8]
+        arrays = [each for each in byte_arrays if id(each) not in of_cache]
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
@@ -84,7 +84,7 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     for layer in range(3):
         assert items[f"layer {layer} attention"].weights_read == items[f"layer {layer} attention"].bytes > 0
         assert items[f"layer {layer} feed-forward"].device == "cpu"
-        # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 to spare.
+        # Keys and values, two heads of 16 in two bytes each; whole tiles of 16 positions, and 64 spare ones.
         assert items[f"layer {layer} keys and values"].bytes == 2 * 2 * (112 + 64) * 16 * 2
     assert {"head", "workspace"} <= items.keys()
     assert items["embedding"].device == "disk"
@@ -121,7 +121,7 @@ def needed(path: Path, context: int) -> int:
         return model.plan.nbytes
 
 
-def test_a_budget_is_kept_to_the_byte_and_the_context_that_fits_is_named(zoo_file: ZooFile) -> None:
+def test_a_budget_is_exact_to_the_byte_and_the_context_that_fits_is_named(zoo_file: ZooFile) -> None:
     path = zoo_file("llama")
     bytes_for_100 = needed(path, 100)
     edgeinfer.load(path, context=100, ram=bytes_for_100, threads=1).close()
@@ -137,13 +137,13 @@ def test_a_budget_is_kept_to_the_byte_and_the_context_that_fits_is_named(zoo_fil
     edgeinfer.load(path, context=112, ram=bytes_for_100, threads=1).close()
 
 
-def test_a_budget_too_small_for_any_context_asks_for_a_smaller_model(zoo_file: ZooFile) -> None:
+def test_a_budget_too_small_for_any_context_suggests_a_smaller_model(zoo_file: ZooFile) -> None:
     with pytest.raises(OutOfMemoryError) as caught:
         edgeinfer.load(zoo_file("llama"), ram="64 KiB")
     assert "0.1 MiB may be used" in str(caught.value)
-    assert str(caught.value).endswith("take a smaller model or fewer bits a weight")
+    assert str(caught.value).endswith("take a smaller model or fewer bits per weight")
 
 
-def test_a_context_beyond_the_machine_is_refused_before_anything_is_allocated(zoo_file: ZooFile) -> None:
+def test_a_context_beyond_memory_is_refused_before_allocation(zoo_file: ZooFile) -> None:
     with pytest.raises(OutOfMemoryError, match="with a context of 256 it fits"):
         edgeinfer.load(zoo_file("llama"), context=1 << 40)

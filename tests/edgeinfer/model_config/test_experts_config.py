@@ -1,4 +1,4 @@
-"""What metadata and tensors make of a mixture of experts, and the one line for each that can't be run."""
+"""The MoE specification from metadata and tensors, and a one-line error for each unsupported one."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.model_config.test_model_weights import Altered, refusal, weights_of
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 def metadata_of(name: str, without: str = "", **changed: Any) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def config_of(name: str, without: str = "", **changed: Any) -> ModelConfig:
     return ModelConfig.from_metadata(metadata_of(name, without, **changed), VOCABULARY)
 
 
-def facts_of(config: ModelConfig) -> MoeSpec:
+def moe_spec(config: ModelConfig) -> MoeSpec:
     return config.specification().layers[-1].block_of(MoeSpec)
 
 
@@ -52,7 +53,7 @@ def facts_of(config: ModelConfig) -> MoeSpec:
         ("qwen3moe", "leading_dense_block_count", 9, "9, wanted a whole number from 0 to 3"),
     ],
 )
-def test_a_bad_key_is_named_with_what_was_seen_and_wanted(
+def test_a_bad_key_is_named_with_its_value_and_the_expected_one(
     name: str, key: str, value: Any, expected: str
 ) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
@@ -69,10 +70,10 @@ def test_an_architecture_without_experts_refuses_them() -> None:
     assert config_of("llama", expert_count=0).experts is None
 
 
-def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
-    found = {name: facts_of(config_of(name)) for name, model in ZOO.items() if model.experts}
-    ways = {name: (spec.gating, spec.normalized, spec.pre_attention_router) for name, spec in found.items()}
-    assert ways == {
+def test_each_architecture_has_its_expert_gating() -> None:
+    result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
+    gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
+    assert gatings == {
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
@@ -84,10 +85,10 @@ def test_the_experts_of_each_architecture_are_weighed_its_own_way() -> None:
         "smallthinker-softmax": ("softmax", True, True),
     }
     assert config_of("granitemoe").residual_scale == 0.22
-    assert facts_of(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
+    assert moe_spec(config_of("olmoe", expert_weights_scale=2.5)).scale == 2.5
 
 
-def test_lengths_that_the_file_leaves_out_follow_from_the_feed_forwards() -> None:
+def test_omitted_expert_sizes_follow_from_the_feed_forward_size() -> None:
     experts = config_of("qwen3moe", "expert_feed_forward_length", feed_forward_length=200).experts
     assert experts is not None
     assert experts.feed_forward == 200 // 5
@@ -147,7 +148,7 @@ def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
         ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight", (63,), "(64,)"),
     ],
 )
-def test_a_misshapen_tensor_is_quoted(
+def test_a_tensor_of_the_wrong_shape_is_quoted(
     tmp_path: Path, name: str, tensor: str, shape: tuple[int, ...], expected: str
 ) -> None:
     model = Altered(**vars(ZOO[name]), altered={tensor: shape})
@@ -163,5 +164,5 @@ def test_a_missing_tensor_is_named(tmp_path: Path, tensor: str) -> None:
 def test_a_shared_expert_that_the_metadata_do_not_name_is_refused(tmp_path: Path) -> None:
     extra: dict[str, tuple[int, ...]] = {"blk.0.ffn_up_shexp.weight": (32, 64)}
     text = refusal(tmp_path, Altered(**vars(ZOO["granitemoe"]), altered=extra))
-    assert text.startswith("architecture granitemoe has no use for blk.0.ffn_up_shexp.weight")
+    assert text.startswith("architecture granitemoe doesn't use blk.0.ffn_up_shexp.weight")
     assert weights_of(replace(ZOO["granitemoe"], shared_length=32).write(tmp_path / "other.gguf"))

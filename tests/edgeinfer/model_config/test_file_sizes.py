@@ -1,4 +1,4 @@
-"""A file's index alone gives the sizes that reading its weights gives; mixtures have them too."""
+"""A file's index alone gives the sizes that reading its weights gives, MoE models included."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -23,16 +23,16 @@ def test_sizes_from_the_index_are_those_of_the_weights(zoo_file: ZooFile, name: 
     with GGUFFile.open(zoo_file(name)) as file:
         config = read_config(file)
         read = ModelSizes.of(config.specification(), read_weights(file, config))
-        found = file_sizes(file, config)
-    assert found == read
-    assert found.nbytes == read.nbytes
+        result = file_sizes(file, config)
+    assert result == read
+    assert result.nbytes == read.nbytes
 
 
 WIDTH, HIDDEN, EXPERTS = 256, 128, 6
 
 
-def write_mixture(path: Path, shapes: Mapping[str, tuple[int, ...]] = {}, **keys: Any) -> Path:
-    """A mixture of two layers; `shapes` adds tensors to a layer or changes them, () leaves one out."""
+def write_moe(path: Path, shapes: Mapping[str, tuple[int, ...]] = {}, **keys: Any) -> Path:
+    """A MoE model of two layers; `shapes` adds or changes tensors of a layer, () omits one."""
     layer: dict[str, tuple[int, ...]] = {
         "attn_q": (256, WIDTH),
         "attn_k": (64, WIDTH),
@@ -73,11 +73,11 @@ def sizes_of(path: Path) -> ModelSizes:
         return file_sizes(file, None)
 
 
-def test_a_mixture_has_its_experts_and_its_router(tmp_path: Path) -> None:
-    path = write_mixture(tmp_path / "mixture.gguf")
-    found = sizes_of(path)
-    assert len(found.layers) == 2
-    layer = found.layers[0]
+def test_an_moe_model_has_its_experts_and_its_router(tmp_path: Path) -> None:
+    path = write_moe(tmp_path / "mixture.gguf")
+    result = sizes_of(path)
+    assert len(result.layers) == 2
+    layer = result.layers[0]
     attention, experts = layer.blocks
     assert isinstance(attention, AttentionSizes)
     assert isinstance(experts, MoeSizes)
@@ -88,13 +88,13 @@ def test_a_mixture_has_its_experts_and_its_router(tmp_path: Path) -> None:
     assert attention.vectors == experts.vectors == (WIDTH,)
     with GGUFFile.open(path) as file:
         vectors = sum(info.nbytes for info in file.tensors.values() if len(info.shape) == 1)
-        assert found.nbytes == file.nbytes - vectors
+        assert result.nbytes == file.nbytes - vectors
 
 
 def test_a_shared_expert_and_fused_gates_are_found(tmp_path: Path) -> None:
     shared = {"ffn_gate_shexp": (512, WIDTH), "ffn_up_shexp": (512, WIDTH), "ffn_down_shexp": (WIDTH, 512)}
     fused = {"ffn_gate_up_exps": (EXPERTS, 2 * HIDDEN, WIDTH), "ffn_gate_exps": (), "ffn_up_exps": ()}
-    layer = sizes_of(write_mixture(tmp_path / "model.gguf", {**shared, **fused})).layers[1]
+    layer = sizes_of(write_moe(tmp_path / "model.gguf", {**shared, **fused})).layers[1]
     experts = layer.blocks[1]
     assert isinstance(experts, MoeSizes)
     assert experts.shared is not None
@@ -113,8 +113,8 @@ def test_a_shared_expert_and_fused_gates_are_found(tmp_path: Path) -> None:
         ({}, {"mixture__attention__head_count": 0}, r"head_count: 0, wanted heads in every layer"),
     ],
 )
-def test_what_a_plan_does_not_know_is_named(
+def test_an_unsupported_file_is_named_by_the_plan(
     tmp_path: Path, shapes: Mapping[str, tuple[int, ...]], keys: Mapping[str, Any], text: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=text):
-        sizes_of(write_mixture(tmp_path / "model.gguf", shapes, **keys))
+        sizes_of(write_moe(tmp_path / "model.gguf", shapes, **keys))

@@ -1,4 +1,4 @@
-"""What metadata makes of an architecture's facts, and the error for every key that can't be run."""
+"""The model config from an architecture's metadata, and the error for every unsupported key."""
 
 import math
 from typing import Any
@@ -10,7 +10,8 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 def config_of(architecture: str, **extra: Any) -> ModelConfig:
@@ -27,7 +28,7 @@ def refusal(architecture: str = "llama", **extra: Any) -> str:
 
 
 @pytest.mark.parametrize("architecture", ["mamba", "", "llama\nllama", "x" * 5000])
-def test_an_unknown_architecture_is_named_with_those_known_and_the_way_out(architecture: str) -> None:
+def test_an_unknown_architecture_lists_the_known_ones_and_the_alternative(architecture: str) -> None:
     metadata = {"general.architecture": architecture}
     with pytest.raises(UnsupportedModelError) as caught:
         ModelConfig.from_metadata(metadata, VOCABULARY)
@@ -39,7 +40,7 @@ def test_an_unknown_architecture_is_named_with_those_known_and_the_way_out(archi
     assert "--engine llama.cpp" in text
 
 
-def test_a_file_without_an_architecture_says_so() -> None:
+def test_a_file_without_an_architecture_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"architecture \(none\) isn't one"):
         ModelConfig.from_metadata({}, VOCABULARY)
 
@@ -74,7 +75,7 @@ def test_a_file_without_an_architecture_says_so() -> None:
         ("logit_scale", "x" * 10_000, "wanted a finite number above 0"),
     ],
 )
-def test_a_bad_key_is_named_with_what_was_seen_and_wanted(key: str, value: Any, expected: str) -> None:
+def test_a_bad_key_is_named_with_its_value_and_the_expected_one(key: str, value: Any, expected: str) -> None:
     text = refusal(**{key: value})
     assert text.startswith(f"llama.{key}: ")
     assert expected in text
@@ -86,7 +87,7 @@ def test_heads_that_cannot_share_their_keys_are_refused() -> None:
     assert text == "llama.attention.head_count: 4 heads can't share 3 key heads"
 
 
-def test_heads_and_widths_may_differ_from_layer_to_layer() -> None:
+def test_heads_and_sizes_may_differ_between_layers() -> None:
     config = config_of(
         "llama",
         attention__head_count=np.array([4, 2, 4], np.int32),
@@ -98,7 +99,7 @@ def test_heads_and_widths_may_differ_from_layer_to_layer() -> None:
     assert [shape.feed_forward for shape in config.shapes] == [96, 32, 64]
 
 
-def test_one_head_count_serves_queries_and_keys_where_the_file_names_one() -> None:
+def test_a_missing_kv_head_count_equals_the_head_count() -> None:
     metadata = RandomModel("llama").metadata()
     del metadata["llama.attention.head_count_kv"]
     config = ModelConfig.from_metadata(metadata, VOCABULARY)
@@ -117,7 +118,7 @@ def test_windows_follow_the_architectures_pattern() -> None:
     assert windows_of("llama", 2) == [0, 0]
 
 
-def test_the_file_may_say_which_layers_see_a_window() -> None:
+def test_the_file_may_list_the_windowed_layers() -> None:
     key = "attention.sliding_window_pattern"
     assert windows_of("gemma3", 4, **{key: 2}) == [6, 0, 6, 0]
     assert windows_of("gemma3", 4, **{key: 0}) == [6, 6, 6, 6]
@@ -166,7 +167,7 @@ def test_scales_and_caps_reach_the_specification() -> None:
     assert gemma.embedding_scale == 8.0
 
 
-def test_gemma2_caps_its_logits_even_if_the_file_does_not_say_so() -> None:
+def test_gemma2_caps_its_logits_by_default() -> None:
     gemma = config_of("gemma2").specification()
     assert (gemma.layers[0].block_of(AttentionSpec).soft_cap, gemma.logit_soft_cap) == (50.0, 30.0)
     uncapped = config_of("gemma2", final_logit_softcapping=0.0).specification()
@@ -174,7 +175,7 @@ def test_gemma2_caps_its_logits_even_if_the_file_does_not_say_so() -> None:
     assert config_of("gemma3").specification().logit_soft_cap == 0.0
 
 
-def test_gemma2_of_46_layers_scales_queries_by_width_over_heads() -> None:
+def test_gemma2_of_46_layers_scales_queries_by_hidden_size_over_heads() -> None:
     small = ModelConfig.from_metadata(RandomModel("gemma2", layers=2).metadata(), VOCABULARY)
     large = ModelConfig.from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)
     assert small.query_scale == 1 / math.sqrt(16)

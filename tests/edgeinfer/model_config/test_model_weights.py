@@ -1,4 +1,4 @@
-"""A file's tensors are all there, of the right shape, and none is left over."""
+"""A file has every tensor, of the right shape, and no others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,13 @@ from edgeinfer_kernels.blocks.attention import AttentionWeights
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.decoder import DecoderWeights
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 
 @dataclass(frozen=True)
 class Altered(RandomModel):
-    """A random model whose tensors have been tampered with: name -> other shape, None: left out."""
+    """A random model with changed tensors: name -> other shape, None: omitted."""
 
     altered: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
 
@@ -51,9 +52,9 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_file_without_an_embedding_holds_no_language_model(tmp_path: Path) -> None:
     text = refusal(tmp_path, Altered("llama", altered={"token_embd.weight": None}))
-    assert text == "model.gguf: token_embd.weight is missing; this file holds no language model"
+    assert text == "model.gguf: token_embd.weight is missing; this file is no language model"
     text = refusal(tmp_path, Altered("llama", altered={"token_embd.weight": (64,)}))
-    assert text == "model.gguf: token_embd.weight has shape (64,); this file holds no language model"
+    assert text == "model.gguf: token_embd.weight has shape (64,); this file is no language model"
 
 
 @pytest.mark.parametrize(
@@ -66,18 +67,18 @@ def test_a_file_without_an_embedding_holds_no_language_model(tmp_path: Path) -> 
         ("output.weight", (VOCABULARY - 1, 64), f"({VOCABULARY}, 64)"),
     ],
 )
-def test_a_misshapen_tensor_is_quoted(
+def test_a_tensor_of_the_wrong_shape_is_quoted(
     tmp_path: Path, name: str, shape: tuple[int, ...], expected: str
 ) -> None:
     text = refusal(tmp_path, Altered("llama", altered={name: shape}))
     assert text == f"{name}: shape {shape}, wanted {expected}"
 
 
-def test_tensors_that_nothing_uses_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_unused_tensors_are_refused_with_the_alternative_engine(tmp_path: Path) -> None:
     extra: dict[str, tuple[int, ...]] = {f"blk.{layer}.attn_sub_norm.weight": (64,) for layer in range(3)}
     extra |= {"blk.0.ffn_gate_exps.weight": (96, 64), "v.patch.weight": (4, 4)}
     text = refusal(tmp_path, Altered("llama", altered=extra))
-    assert text.startswith("architecture llama has no use for blk.0.attn_sub_norm.weight, ")
+    assert text.startswith("architecture llama doesn't use blk.0.attn_sub_norm.weight, ")
     assert "and 2 more" in text
     assert "--engine llama.cpp" in text
 
@@ -91,7 +92,7 @@ def test_a_fused_projection_equals_its_three_parts(tmp_path: Path) -> None:
     assert np.array_equal(np.concatenate(parts), fused)
 
 
-def test_a_fused_gate_comes_before_the_rows_of_up(tmp_path: Path) -> None:
+def test_a_fused_gate_precedes_the_rows_of_up(tmp_path: Path) -> None:
     feed_forward = (
         weights_of(ZOO["phi3"].write(tmp_path / "model.gguf")).layers[0].block_of(FeedForwardWeights)
     )
@@ -120,7 +121,7 @@ def test_a_format_without_a_kernel_is_an_unsupported_model(tmp_path: Path) -> No
         edgeinfer.load(path)
 
 
-def test_more_rows_than_tokens_are_refused(tmp_path: Path) -> None:
+def test_more_embedding_rows_than_tokens_are_refused(tmp_path: Path) -> None:
     rows = {"token_embd.weight": (VOCABULARY + 12, 64), "output.weight": (VOCABULARY + 12, 64)}
     path = Altered("llama", altered=rows).write(tmp_path / "model.gguf")
     with pytest.raises(UnsupportedModelError) as caught:

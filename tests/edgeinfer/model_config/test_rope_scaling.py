@@ -1,4 +1,4 @@
-"""RoPE frequencies by hand: plain, linear, Llama 3 factors, YaRN, LongRoPE by the context in use."""
+"""RoPE frequencies by hand: unscaled, linear, Llama 3 factors, YaRN, LongRoPE by the context in use."""
 
 import math
 from dataclasses import replace
@@ -13,10 +13,11 @@ from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification,
 from edgeinfer.model_config.weights import read_config, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 PLAIN = (1.0, 10000**-0.25, 0.01, 10000**-0.75)
-"""Four pairs of base 10000: 1, 1/10, 1/100, 1/1000."""
+"""Four frequencies of base 10000: 1, 1/10, 1/100, 1/1000."""
 
 
 def frequencies(scaling: RopeScaling, factors: list[float] | None = None) -> tuple[float, ...]:
@@ -24,7 +25,7 @@ def frequencies(scaling: RopeScaling, factors: list[float] | None = None) -> tup
     return rope_specification(8, 10000.0, True, scaling, given).inverse_frequencies
 
 
-def test_the_plain_frequencies_fall_from_one() -> None:
+def test_unscaled_frequencies_decrease_from_one() -> None:
     assert frequencies(RopeScaling()) == pytest.approx((1.0, 0.1, 0.01, 0.001))
     assert frequencies(RopeScaling()) == pytest.approx(PLAIN)
 
@@ -33,7 +34,7 @@ def test_linear_scaling_divides_them_all() -> None:
     assert frequencies(RopeScaling("linear", 4.0)) == pytest.approx((0.25, 0.025, 0.0025, 0.00025))
 
 
-def test_the_kind_none_ignores_a_factor_that_was_read() -> None:
+def test_scaling_type_none_ignores_the_factor() -> None:
     metadata = RandomModel(
         "llama", extra={"rope.scaling.type": "none", "rope.scaling.factor": 4.0}
     ).metadata()
@@ -41,24 +42,24 @@ def test_the_kind_none_ignores_a_factor_that_was_read() -> None:
     assert config.rope_scaling.factor == 1.0
 
 
-def test_the_old_name_of_the_linear_factor_is_read() -> None:
+def test_the_old_name_of_the_linear_factor_is_parsed() -> None:
     metadata = RandomModel("llama", extra={"rope.scale_linear": 4.0}).metadata()
     scaling = ModelConfig.from_metadata(metadata, 288).rope_scaling
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
-def test_factors_of_the_file_divide_pair_by_pair() -> None:
+def test_factors_of_the_file_divide_each_frequency() -> None:
     assert frequencies(RopeScaling(), [1, 2, 4, 8]) == pytest.approx((1.0, 0.05, 0.0025, 0.000125))
 
 
 def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
-    # A pair turns c/(2π·base^(2i/d)) times in a context of c; with c = 2π·1000 that is 1000, 100, 10, 1
-    # times: 32 turns lie at pair 1.49 (floor 1), 1 turn at pair 3.
+    # Frequency i has c/(2π·base^(2i/d)) periods in a context of c; with c = 2π·1000 that is 1000, 100, 10, 1:
+    # 32 periods are at index 1.49 (floor 1), 1 period at index 3.
     scaling = RopeScaling("yarn", 4.0, original_context=round(2 * math.pi * 1000))
     assert yarn_ramp(8, 10000.0, scaling) == pytest.approx([1, 1, 0.5, 0], abs=1e-3)
-    got = rope_specification(8, 10000.0, True, scaling, None)
-    assert got.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01 * (0.5 + 0.5 / 4), 0.00025), rel=1e-3)
-    assert got.magnitude == pytest.approx(1 + 0.1 * math.log(4))
+    actual = rope_specification(8, 10000.0, True, scaling, None)
+    assert actual.inverse_frequencies == pytest.approx((1.0, 0.1, 0.01 * (0.5 + 0.5 / 4), 0.00025), rel=1e-3)
+    assert actual.magnitude == pytest.approx(1 + 0.1 * math.log(4))
 
 
 def test_yarn_without_extrapolation_is_linear() -> None:
@@ -66,7 +67,7 @@ def test_yarn_without_extrapolation_is_linear() -> None:
     assert frequencies(scaling) == pytest.approx((0.25, 0.025, 0.0025, 0.00025))
 
 
-def test_yarns_magnitude_takes_a_log_multiplier_and_an_attention_factor() -> None:
+def test_the_yarn_magnitude_has_a_log_multiplier_and_an_attention_factor() -> None:
     assert yarn_magnitude(RopeScaling("yarn", 1.0)) == 1.0
     with_multiplier = RopeScaling("yarn", 40.0, log_multiplier=0.5)
     assert yarn_magnitude(with_multiplier) == pytest.approx(
@@ -78,7 +79,7 @@ def test_yarns_magnitude_takes_a_log_multiplier_and_an_attention_factor() -> Non
 
 
 @pytest.mark.parametrize(("context", "limit"), [(64, 2.0), (65, 40.0)])
-def test_longrope_takes_its_short_factors_up_to_the_original_context(
+def test_longrope_uses_its_short_factors_up_to_the_original_context(
     tmp_path: Path, context: int, limit: float
 ) -> None:
     with GGUFFile.open(ZOO["phi3-longrope"].write(tmp_path / "model.gguf")) as file:
@@ -100,7 +101,7 @@ def test_longrope_takes_its_short_factors_up_to_the_original_context(
         ([math.nan] * 8, "rope_freqs.weight: a factor of nan, wanted finite numbers above 0"),
     ],
 )
-def test_factors_that_make_no_sense_are_refused(tmp_path: Path, factors: list[float], text: str) -> None:
+def test_invalid_factors_are_refused(tmp_path: Path, factors: list[float], text: str) -> None:
     model = replace(ZOO["llama"], rope_tensors={"rope_freqs.weight": np.array(factors, np.float32)})
     with GGUFFile.open(model.write(tmp_path / "model.gguf")) as file:
         config = read_config(file)
@@ -109,7 +110,7 @@ def test_factors_that_make_no_sense_are_refused(tmp_path: Path, factors: list[fl
     assert str(caught.value) == text
 
 
-def test_windowed_layers_of_gemma3_have_a_base_of_their_own_and_no_scaling() -> None:
+def test_windowed_layers_of_gemma3_have_a_separate_base_and_no_scaling() -> None:
     config = ModelConfig.from_metadata(ZOO["gemma3"].metadata(), 288)
     layers = config.specification().layers
     windowed, full = layers[0].block_of(AttentionSpec).rope, layers[5].block_of(AttentionSpec).rope

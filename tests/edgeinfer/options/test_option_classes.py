@@ -1,4 +1,4 @@
-"""Options: one field, from which keywords and their types derive."""
+"""Options: keywords and their types are derived from one field."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def errors_of(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_mypy_accepts_the_public_keywords_and_finds_a_misspelt_one(
+def test_mypy_accepts_the_public_keywords_and_finds_a_misspelled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roots = [ROOT, *(ROOT / folder for folder in ("kernels", "offload", "quant_formats"))]
@@ -88,9 +88,9 @@ def test_mypy_accepts_the_public_keywords_and_finds_a_misspelt_one(
             '    edgeinfer.load("tiny", contxt=1)',
         ]
     )
-    found = errors_of(wrong, tmp_path)
+    result = errors_of(wrong, tmp_path)
     first = len(SCRIPT.splitlines()) + 1
-    assert {int(line.split(":")[1]) for line in found} == set(range(first, first + 4)), found
+    assert {int(line.split(":")[1]) for line in result} == set(range(first, first + 4)), result
 
 
 @pytest.mark.parametrize("name", [name for name in options_of(SamplingParams) if name != "seed"])

@@ -1,4 +1,4 @@
-"""Settings are refused with the name, the value seen and the range wanted."""
+"""An option out of range is refused with its name, its value and the range."""
 
 import math
 from typing import Any
@@ -55,7 +55,7 @@ def test_a_value_outside_its_range_is_named(given: dict[str, Any], message: str)
     assert str(caught.value) == message
 
 
-def test_a_misspelt_setting_is_answered_with_the_nearest() -> None:
+def test_a_misspelled_option_suggests_the_nearest() -> None:
     with pytest.raises(EdgeInferError, match=r"^temprature: no such option; did you mean temperature\?$"):
         SamplingParams.from_keywords({"temprature": 1.0})
     with pytest.raises(EdgeInferError, match=r"^zzz: no such option; known are seed, logit_bias"):

@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes with units."""
 
 from typing import Any
 
@@ -25,14 +25,14 @@ from edgeinfer.options.load_options import parse_bytes
         ("0.5t", 500_000_000_000),
     ],
 )
-def test_a_size_is_read(size: int | str | None, nbytes: int | None) -> None:
+def test_a_size_is_parsed(size: int | str | None, nbytes: int | None) -> None:
     assert parse_bytes("ram", size) == nbytes
 
 
 @pytest.mark.parametrize(
     "size", ["", "GiB", "8 giraffes", "-1", -1, "8iB", "1e9", "8 GiB more", True, 1.5, [8], "٣G", "8,5G"]
 )
-def test_what_is_no_size_is_quoted(size: Any) -> None:
+def test_an_invalid_size_is_quoted(size: Any) -> None:
     with pytest.raises(SettingError) as caught:
         parse_bytes("vram", size)
     assert str(caught.value) == f'vram: saw {size!r}, wanted bytes or a size like "8GiB"'

@@ -17,7 +17,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from edgeinfer_offload.runtime.activity_profile import find_profile
 from tests.kernels.row_matrices import random_matrix
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=64, feed_forward=96, formats=("Q8_0",), layers=2)
 TEXT = "the heron ate in the rain on a stone " * 40
@@ -30,9 +30,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_counts_are_those_of_the_reference(path: Path) -> None:
-    """Counted here in float64 from the recorded x; int8 activations may flip a neuron at its threshold."""
-    found = profile(path, [TEXT], tokens=300)
-    assert sum(found.profile.tokens) == 300
+    """Counted here in float64 from the recorded x; int8 activations may change a neuron at its threshold."""
+    result = profile(path, [TEXT], tokens=300)
+    assert sum(result.profile.tokens) == 300
     with edgeinfer.load(path, device="cpu", sparse="off") as model:
         ids = model.tokenizer.encode(TEXT)[:300]
         counts = np.zeros((2, 96))
@@ -46,24 +46,24 @@ def test_counts_are_those_of_the_reference(path: Path) -> None:
 
         record(model, [ids[:150], ids[150:]], seen)
     for layer in range(2):
-        assert np.array_equal(found.profile.counts[f"neurons.{layer}"].sum(axis=0), counts[layer])
-    assert found.overall.active == pytest.approx(counts.sum() / (2 * 96 * 300))
+        assert np.array_equal(result.profile.counts[f"neurons.{layer}"].sum(axis=0), counts[layer])
+    assert result.overall.active == pytest.approx(counts.sum() / (2 * 96 * 300))
 
 
-def test_the_profile_is_kept_and_found(path: Path, tmp_path: Path) -> None:
-    found = profile(path, [TEXT], tokens=128)
-    kept = find_profile(path, tmp_path / "nowhere")
-    assert kept is not None
-    assert kept.rule == "not exactly zero"
-    assert np.array_equal(kept.counts["neurons.1"], found.profile.counts["neurons.1"])
-    assert len(found.layers) == 2
-    assert found.predictors == ()
+def test_the_profile_is_stored_and_found(path: Path, tmp_path: Path) -> None:
+    result = profile(path, [TEXT], tokens=128)
+    stored = find_profile(path, tmp_path / "nowhere")
+    assert stored is not None
+    assert stored.rule == "not exactly zero"
+    assert np.array_equal(stored.counts["neurons.1"], result.profile.counts["neurons.1"])
+    assert len(result.layers) == 2
+    assert result.predictors == ()
 
 
-def test_without_a_text_the_model_tells_one(path: Path) -> None:
-    found = profile(path, tokens=100)
-    assert sum(found.profile.tokens) >= 100
-    assert found.profile.tokens[1] > 0
+def test_without_a_text_the_model_generates_one(path: Path) -> None:
+    result = profile(path, tokens=100)
+    assert sum(result.profile.tokens) >= 100
+    assert result.profile.tokens[1] > 0
 
 
 def test_smooth_activations_count_by_magnitude(tmp_path: Path) -> None:
@@ -71,16 +71,14 @@ def test_smooth_activations_count_by_magnitude(tmp_path: Path) -> None:
     assert active_neurons(hidden, "silu").tolist() == [[True, True, False, False], [True] * 4]
     assert active_neurons(hidden, "relu").tolist() == [[True, True, True, False], [True] * 4]
     llama = ZOO["llama"].write(tmp_path / "llama.gguf")
-    found = profile(llama, [TEXT], tokens=64)
-    assert found.profile.rule == "at least the root mean square of its row"
-    assert 0.05 < found.overall.active < 0.6
-    with pytest.raises(
-        SettingError, match="predictors name neurons that a ReLU lets through; its activation is silu"
-    ):
+    result = profile(llama, [TEXT], tokens=64)
+    assert result.profile.rule == "at least the root mean square of its row"
+    assert 0.05 < result.overall.active < 0.6
+    with pytest.raises(SettingError, match="predictors need a ReLU; its activation is silu"):
         profile(llama, [TEXT], tokens=64, predictor=True)
 
 
-def test_settings_out_of_their_range_are_refused(path: Path) -> None:
+def test_options_out_of_range_are_refused(path: Path) -> None:
     with pytest.raises(SettingError, match="the text has 2 tokens, wanted at least 64"):
         profile(path, ["he"])
     with pytest.raises(SettingError, match="tokens: saw 10, wanted a whole number of at least 64"):
@@ -89,8 +87,8 @@ def test_settings_out_of_their_range_are_refused(path: Path) -> None:
         profile(path, [TEXT], rank=33, predictor=True)
 
 
-def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
-    """A layer of rank 20 whose neurons fire for a fifth of the tokens, and what was recorded of it."""
+def low_rank_layer(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Samples]:
+    """A layer of rank 20 whose neurons are active for a fifth of the tokens, and its recorded samples."""
     random = np.random.default_rng(4)
     rows = random.standard_normal((neurons, 20)) @ random.standard_normal((20, width)) / 20
     up = random_matrix("Q8_0", neurons, width)
@@ -104,23 +102,23 @@ def planted(neurons: int = 128, width: int = 64) -> tuple[FeedForwardWeights, Sa
     return weights, Samples(x.astype(np.float16), np.packbits(active, axis=1))
 
 
-def test_a_layer_of_low_rank_is_predicted_nearly_exactly() -> None:
-    weights, samples = planted()
-    (found,) = train(weights, samples, [32])
-    assert found.recall > 0.98
-    assert found.named == pytest.approx(found.active, abs=0.02)
-    assert found.predictor.rank == 32
-    assert found.predictor.nbytes == 32 * 68 + 128 * 34 + 4 * 128
+def test_a_low_rank_layer_is_predicted_nearly_exactly() -> None:
+    weights, samples = low_rank_layer()
+    (result,) = train(weights, samples, [32])
+    assert result.recall > 0.98
+    assert result.named == pytest.approx(result.active, abs=0.02)
+    assert result.predictor.rank == 32
+    assert result.predictor.nbytes == 32 * 68 + 128 * 34 + 4 * 128
 
 
-def test_predictors_survive_the_profile_and_others_are_refused() -> None:
-    weights, samples = planted()
-    (found,) = train(weights, samples, [32])
-    arrays = predictor_arrays(3, found)
+def test_predictors_are_restored_from_the_profile_and_others_are_refused() -> None:
+    weights, samples = low_rank_layer()
+    (result,) = train(weights, samples, [32])
+    arrays = predictor_arrays(3, result)
     again = read_predictor(arrays, 3, weights.ffn_up)
     assert again is not None
-    assert np.array_equal(again.predictor.second.raw, found.predictor.second.raw)
-    assert (again.recall, again.named, again.active) == (found.recall, found.named, found.active)
+    assert np.array_equal(again.predictor.second.raw, result.predictor.second.raw)
+    assert (again.recall, again.named, again.active) == (result.recall, result.named, result.active)
     assert read_predictor(arrays, 2, weights.ffn_up) is None
     with pytest.raises(ValueError, match=r"predictor\.3\.second: uint8 \(128, 34\), wanted uint8 \(96, 34\)"):
         read_predictor(arrays, 3, random_matrix("Q8_0", 96, 64))
@@ -129,25 +127,25 @@ def test_predictors_survive_the_profile_and_others_are_refused() -> None:
         read_predictor(arrays, 3, weights.ffn_up)
 
 
-def test_predictors_are_trained_and_kept_with_the_profile(path: Path) -> None:
-    found = profile(path, [TEXT], tokens=400, predictor=True, rank=32)
-    assert len(found.predictors) == 2
-    assert all(trained.recall > 0.9 for trained in found.predictors)
+def test_predictors_are_trained_and_stored_with_the_profile(path: Path) -> None:
+    result = profile(path, [TEXT], tokens=400, predictor=True, rank=32)
+    assert len(result.predictors) == 2
+    assert all(trained.recall > 0.9 for trained in result.predictors)
     with edgeinfer.load(path, device="cpu", sparse="predicted") as model:
-        assert any("predicted, with a recall of" in note for note in model.warnings)
+        assert any("predicted, with a recall of" in warning for warning in model.warnings)
         assert model.plan is not None
         assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
 
 
-def test_experts_are_counted_by_what_the_router_chose(tmp_path: Path) -> None:
+def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
     path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
-    found = profile(path, [TEXT], tokens=100)
-    assert "an expert that the router chose" in found.profile.rule
-    for layer, counts in found.profile.layers("experts").items():
+    result = profile(path, [TEXT], tokens=100)
+    assert "an expert that the router selected" in result.profile.rule
+    for layer, counts in result.profile.layers("experts").items():
         with edgeinfer.load(path, device="cpu") as model:
             spec = cpu_engine(model)[0].specification.layers[layer].block_of(MoeSpec)
         assert counts.shape == (2, spec.experts)
         assert counts.sum() == 100 * spec.experts_per_token
-        assert counts.max() <= max(found.profile.tokens)
-    with pytest.raises(SettingError, match="predictors name neurons that a ReLU lets through"):
+        assert counts.max() <= max(result.profile.tokens)
+    with pytest.raises(SettingError, match="predictors need a ReLU"):
         profile(path, [TEXT], tokens=100, predictor=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
-from edgeinfer.registry.found_models import OtherFolders
+from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
 
 ROOT = Path(__file__).resolve().parents[3]
-NOWHERE = OtherFolders.usual(environment={}, home=ROOT / "no such folder")
-"""A machine on which no other program keeps models."""
+NO_OTHER_MODELS = ExternalFolders.usual(environment={}, home=ROOT / "no such folder")
+"""A machine without models of other programs."""
 
 
 def make_models(folder: Path, *names: str) -> Path:
@@ -32,7 +32,7 @@ def message_for(expected: str | Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("nothing", [None, "", "tiny"])
-def test_nothing_is_the_built_in_model_with_its_draft(nothing: str | None) -> None:
+def test_the_default_is_the_built_in_model_with_its_draft(nothing: str | None) -> None:
     model = find_model(nothing)
     assert (model.name, model.source, model.parameters, model.context) == ("tiny", "built in", "30M", 1024)
     assert model.path.name == "edgeinfer-tiny-30m-Q4_K_M.gguf"
@@ -41,7 +41,7 @@ def test_nothing_is_the_built_in_model_with_its_draft(nothing: str | None) -> No
     assert model.prompt_style == "raw"
 
 
-def test_the_shipped_files_are_those_that_the_catalogue_describes() -> None:
+def test_the_built_in_files_match_the_registry() -> None:
     entry = tomllib.loads((ROOT / "models.toml").read_text(encoding="utf-8"))["tiny"]
     model = find_model("tiny")
     assert model.draft_path is not None
@@ -50,11 +50,11 @@ def test_the_shipped_files_are_those_that_the_catalogue_describes() -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == entry[f"{prefix}sha256"]
 
 
-def test_the_built_in_file_is_known_by_its_path_too() -> None:
+def test_the_built_in_file_is_recognized_by_its_path() -> None:
     assert find_model(find_model("tiny").path).name == "tiny"
 
 
-def test_a_path_needs_no_catalogue(tmp_path: Path) -> None:
+def test_a_path_needs_no_registry(tmp_path: Path) -> None:
     model = find_model(make_models(tmp_path, "own.gguf") / "own.gguf")
     assert (model.name, model.source, model.draft_path, model.prompt_style) == ("own", "path", None, None)
     assert model.size_bytes == 4
@@ -85,7 +85,7 @@ def test_a_folder_with_several_models_lists_them(tmp_path: Path) -> None:
     assert output.endswith("m07.gguf and 2 more")
 
 
-def test_a_folder_without_models_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_models_is_reported(tmp_path: Path) -> None:
     assert message_for(tmp_path, tmp_path).endswith("a folder without a .gguf file; name a model file")
 
 
@@ -95,7 +95,7 @@ def test_the_models_folder_is_searched_by_name(tmp_path: Path) -> None:
     assert find_model("own.gguf", models_folder=tmp_path).path == tmp_path / "deep" / "own.gguf"
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_a_misspelled_name_suggests_the_nearest(tmp_path: Path) -> None:
     make_models(tmp_path, "granite-2b.gguf")
     assert message_for("tinny", tmp_path).startswith("tinny: no such model; did you mean tiny? Name one of")
     assert "did you mean granite-2b? " in message_for("granit-2b", tmp_path)
@@ -104,7 +104,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     assert message_for("zzz", tmp_path).endswith("`edgeinfer list --all` or the path of a .gguf file")
 
 
-def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_misspelled_path_suggests_its_neighbors(tmp_path: Path) -> None:
     make_models(tmp_path, "granite.gguf")
     assert message_for(tmp_path / "granit.gguf", tmp_path).endswith(
         f"no such file; did you mean {tmp_path / 'granite.gguf'}?"
@@ -116,22 +116,22 @@ def test_a_misspelt_path_is_answered_with_what_lies_beside_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("address", ["hf:owner/name", "https://example.org/own.gguf"])
-def test_an_address_is_answered_with_what_fetches_it(address: str, tmp_path: Path) -> None:
+def test_a_url_suggests_the_pull_command(address: str, tmp_path: Path) -> None:
     assert message_for(address, tmp_path).endswith(f"fetch this one with: edgeinfer pull {address}")
 
 
-def test_a_quantization_that_a_model_does_not_have_is_answered_with_those_that_it_has(
+def test_an_unavailable_quantization_lists_the_available_ones(
     tmp_path: Path,
 ) -> None:
     assert message_for("tiny:Q8_0", tmp_path) == "tiny:Q8_0: no such quantization; there is tiny"
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "line\nline", "~nobody-at-all/x"])
-def test_a_text_that_cannot_be_a_path_is_a_plain_error(text: str, tmp_path: Path) -> None:
+def test_an_invalid_path_is_a_one_line_error(text: str, tmp_path: Path) -> None:
     assert len(message_for(text, tmp_path)) < 300
 
 
-def test_links_to_nowhere_and_folders_are_no_models(tmp_path: Path) -> None:
+def test_broken_links_and_folders_are_no_models(tmp_path: Path) -> None:
     make_models(tmp_path, "sound.gguf")
     (tmp_path / "gone.gguf").symlink_to(tmp_path / "unplugged" / "gone.gguf")
     (tmp_path / "folder.gguf").mkdir()
@@ -144,46 +144,46 @@ def test_a_models_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
 
 
 def pulled(folder: Path, file: str, seconds: int = 0) -> Path:
-    """A file of a catalogue model as `edgeinfer pull` leaves it, `seconds` after the others."""
+    """A file of a registry model as `edgeinfer pull` stores it, `seconds` after the others."""
     path = make_models(folder, file) / file
     os.utime(path, (seconds, seconds))
     return path
 
 
-def test_a_catalogue_model_that_is_not_here_names_the_command_that_fetches_it(tmp_path: Path) -> None:
+def test_a_registry_model_that_is_not_downloaded_names_the_pull_command(tmp_path: Path) -> None:
     with pytest.raises(NotPulledError) as caught:
-        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert str(caught.value) == (
         "qwen3-8b:Q6_K: not on this disk yet; fetch it with: edgeinfer pull qwen3-8b:Q6_K"
     )
     assert caught.value.name == "qwen3-8b:Q6_K"
 
 
-def test_of_several_quantizations_the_one_that_came_last_is_meant(tmp_path: Path) -> None:
+def test_the_most_recently_downloaded_quantization_is_selected(tmp_path: Path) -> None:
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf", 100)
     last = pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", 200)
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).path == last
-    found = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NOWHERE)
-    assert (found.name, found.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
-    assert found.licence == "Apache-2.0"
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).path == last
+    result = find_model("qwen3-8b:q8_0", models_folder=tmp_path, others=NO_OTHER_MODELS)
+    assert (result.name, result.path.name) == ("qwen3-8b:Q8_0", "Qwen3-8B-Q8_0.gguf")
+    assert result.licence == "Apache-2.0"
     with pytest.raises(NotPulledError):
-        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NOWHERE)
-    listed = list_models(models_folder=tmp_path, others=NOWHERE)
+        find_model("qwen3-8b:Q6_K", models_folder=tmp_path, others=NO_OTHER_MODELS)
+    listed = list_models(models_folder=tmp_path, others=NO_OTHER_MODELS)
     assert [model.name for model in listed] == ["tiny", "qwen3-8b:Q8_0", "qwen3-8b:Q4_K_M"]
 
 
-def test_a_draft_of_the_catalogue_is_taken_once_it_is_here(tmp_path: Path) -> None:
+def test_a_registry_draft_is_used_once_it_is_downloaded(tmp_path: Path) -> None:
     pulled(tmp_path, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q8_0.gguf")
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path is None
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).draft_path is None
     draft = pulled(tmp_path, "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf")
-    assert find_model("qwen3-8b", models_folder=tmp_path, others=NOWHERE).draft_path == draft
+    assert find_model("qwen3-8b", models_folder=tmp_path, others=NO_OTHER_MODELS).draft_path == draft
 
 
-def test_a_catalogue_model_in_parts_is_found_by_its_first(tmp_path: Path) -> None:
+def test_a_split_registry_model_is_found_by_its_first_part(tmp_path: Path) -> None:
     folder = "ggml-org/gpt-oss-120b-GGUF/gpt-oss-120b-MXFP4"
     make_models(tmp_path, f"{folder}-00001-of-00002.gguf", f"{folder}-00002-of-00002.gguf")
-    found = find_model("gpt-oss-120b", models_folder=tmp_path, others=NOWHERE)
-    assert (found.path.name, found.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
+    result = find_model("gpt-oss-120b", models_folder=tmp_path, others=NO_OTHER_MODELS)
+    assert (result.path.name, result.size_bytes) == ("gpt-oss-120b-MXFP4-00001-of-00002.gguf", 8)
 
 
 def test_every_draft_is_an_entry_or_a_file_of_the_package() -> None:
@@ -193,7 +193,7 @@ def test_every_draft_is_an_entry_or_a_file_of_the_package() -> None:
     assert len(entries) >= 30
 
 
-def test_every_entry_says_what_it_is_and_where_it_lies() -> None:
+def test_every_entry_has_a_description_and_a_source() -> None:
     for entry in read_registry().values():
         assert entry.notes, entry.name
         assert entry.licence, entry.name
@@ -211,7 +211,7 @@ def write_own(folder: Path, text: str) -> Path:
     return path
 
 
-def test_entries_of_the_users_own_come_on_top(tmp_path: Path) -> None:
+def test_user_entries_override_the_registry(tmp_path: Path) -> None:
     own = write_own(
         tmp_path,
         """
@@ -250,7 +250,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG.items(), ids=list(WRONG.values()))
-def test_an_entry_that_cannot_be_read_is_named(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_entry_is_named(text: str, message: str, tmp_path: Path) -> None:
     own = write_own(tmp_path, text)
     with pytest.raises(RegistryError) as caught:
         read_registry(own)

@@ -1,4 +1,4 @@
-"""Files of settings and models that a user writes: every mistake is one line, none a hang."""
+"""Settings and model files that a user writes: every mistake gives one line, none a hang."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=list(HOSTILE))
-def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_hostile_file_gives_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "models.toml"
     path.write_bytes(content)
     try:
@@ -46,7 +46,7 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, content: bytes) -> None:
         for key in ("context", "sha256", "repository", "notes")
     ],
 )
-def test_entries_of_the_wrong_type_are_one_line(tmp_path: Path, content: str) -> None:
+def test_entries_of_the_wrong_type_give_a_one_line_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "models.toml"
     path.write_text(content)
     with pytest.raises(RegistryError, match=r"saw|no such|file|wanted"):

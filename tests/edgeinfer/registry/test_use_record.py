@@ -1,4 +1,4 @@
-"""When models were loaded last: a record of our own, which damage can't break."""
+"""When models were loaded last: a record that damage doesn't break."""
 
 import json
 import os
@@ -29,21 +29,21 @@ def model(tmp_path: Path, name: str = "model.gguf") -> ModelFile:
 
 
 def test_a_model_that_was_never_loaded_has_no_time_whatever_its_access_time(tmp_path: Path) -> None:
-    found = model(tmp_path)
-    os.utime(found.path, (10**9, 10**9))
-    assert found.last_used is None
+    result = model(tmp_path)
+    os.utime(result.path, (10**9, 10**9))
+    assert result.last_used is None
     before = time.time()
-    found.record_use()
-    assert found.last_used is not None
-    assert before <= found.last_used <= time.time()
-    assert found.path.stat().st_atime == found.path.stat().st_mtime == 10**9
+    result.record_use()
+    assert result.last_used is not None
+    assert before <= result.last_used <= time.time()
+    assert result.path.stat().st_atime == result.path.stat().st_mtime == 10**9
 
 
 def test_a_link_and_its_file_are_one_model(tmp_path: Path) -> None:
-    found = model(tmp_path)
-    (tmp_path / "link.gguf").symlink_to(found.path)
-    found.record_use()
-    assert use_record.last_used(tmp_path / "link.gguf") == found.last_used
+    result = model(tmp_path)
+    (tmp_path / "link.gguf").symlink_to(result.path)
+    result.record_use()
+    assert use_record.last_used(tmp_path / "link.gguf") == result.last_used
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_damaged_record_counts_as_empty_and_is_replaced(
     tmp_path: Path, record: Path, content: bytes
 ) -> None:
     record.write_bytes(content)
-    found = model(tmp_path)
-    assert found.last_used is None
-    found.record_use()
-    assert found.last_used is not None
+    result = model(tmp_path)
+    assert result.last_used is None
+    result.record_use()
+    assert result.last_used is not None
 
 
-def test_times_that_can_not_be_are_left_out(tmp_path: Path, record: Path) -> None:
+def test_invalid_times_are_ignored(tmp_path: Path, record: Path) -> None:
     names = ("future", "zero", "true", "text")
     times = dict(zip(names, (time.time() + 10**6, 0, True, "1"), strict=True))
     record.write_text(json.dumps({str(model(tmp_path, name).path): at for name, at in times.items()}))
@@ -69,28 +69,28 @@ def test_times_that_can_not_be_are_left_out(tmp_path: Path, record: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_record_that_is_no_file_is_not_opened(tmp_path: Path, record: Path) -> None:
+def test_a_record_that_is_not_a_regular_file_is_not_opened(tmp_path: Path, record: Path) -> None:
     os.mkfifo(record)
-    found = model(tmp_path)
-    assert found.last_used is None
-    found.record_use()
+    result = model(tmp_path)
+    assert result.last_used is None
+    result.record_use()
 
 
-def test_a_state_folder_that_can_not_be_made_ends_nothing(
+def test_a_state_folder_that_cannot_be_created_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
-    found = model(tmp_path)
-    found.record_use()
-    assert found.last_used is None
+    result = model(tmp_path)
+    result.record_use()
+    assert result.last_used is None
 
 
 def test_the_record_stays_small(tmp_path: Path, record: Path) -> None:
     record.write_text(json.dumps({f"/model-{number}": number + 1 for number in range(2000)}))
-    found = model(tmp_path)
-    found.record_use()
-    kept = json.loads(record.read_text())
-    assert len(kept) == use_record.MAX_MODELS
-    assert str(found.path) in kept
-    assert "/model-0" not in kept
+    result = model(tmp_path)
+    result.record_use()
+    stored = json.loads(record.read_text())
+    assert len(stored) == use_record.MAX_MODELS
+    assert str(result.path) in stored
+    assert "/model-0" not in stored
     assert list(record.parent.iterdir()) == [record]

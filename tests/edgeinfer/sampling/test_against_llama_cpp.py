@@ -1,4 +1,4 @@
-"""The surviving candidates and their probabilities, against llama.cpp's own samplers."""
+"""The remaining candidates and their probabilities, against llama.cpp's samplers."""
 
 import ctypes
 from typing import Any
@@ -16,9 +16,9 @@ VOCABULARY = 3000
 
 
 def theirs(logits: npt.NDArray[np.float32], history: list[int], settings: SamplingParams) -> dict[int, float]:
-    """llama.cpp's default chain up to the draw, id -> probability. DRY needs a model and is left out."""
+    """llama.cpp's default chain up to sampling, id -> probability. DRY needs a model and is omitted."""
     penalties = llama_cpp.llama_sampler_init_penalties
-    # Some releases want the size of the vocabulary first.
+    # Some releases take the size of the vocabulary first.
     size = [VOCABULARY] if len(penalties.argtypes) == 5 else []
     chain = [
         penalties(
@@ -46,8 +46,8 @@ def theirs(logits: npt.NDArray[np.float32], history: list[int], settings: Sampli
             llama_cpp.llama_sampler_accept(sampler, token_id)
         llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
         llama_cpp.llama_sampler_free(sampler)
-    found = {array.data[index].id: array.data[index].p for index in range(array.size)}
-    return {token_id: probability for token_id, probability in found.items() if probability > 0}
+    result = {array.data[index].id: array.data[index].p for index in range(array.size)}
+    return {token_id: probability for token_id, probability in result.items() if probability > 0}
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_candidates_and_probabilities_agree(fields: dict[str, Any]) -> None:
         ids, probabilities = Sampler(settings, VOCABULARY).distribution(logits, history)
         expected = theirs(logits, history, settings)
         assert sorted(expected) == ids.tolist()
-        wanted = np.array([expected[token_id] for token_id in ids])
-        np.testing.assert_allclose(probabilities, wanted, rtol=2e-4, atol=1e-7)
+        requested = np.array([expected[token_id] for token_id in ids])
+        np.testing.assert_allclose(probabilities, requested, rtol=2e-4, atol=1e-7)

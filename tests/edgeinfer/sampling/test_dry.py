@@ -36,18 +36,18 @@ def test_the_token_that_would_extend_a_repetition_is_penalized() -> None:
     assert penalties([0, 1, 2, 0, 1]) == {2: 1.0}
 
 
-def test_the_penalty_grows_with_the_length_behind_the_allowed_one() -> None:
+def test_the_penalty_grows_with_the_length_beyond_the_allowed_one() -> None:
     assert penalties([0, 1, 2, 3, 0, 1, 2]) == {3: 2.0}
     assert penalties([0, 1, 2, 3, 0, 1, 2], dry_allowed_length=1) == {3: 4.0}
     assert penalties([0, 1, 2, 3, 0, 1, 2], dry_allowed_length=4) == {}
 
 
 def test_the_longest_repetition_counts_for_each_follower() -> None:
-    # Behind "1 2" came 3 (three tokens repeat: 0 1 2) and 5 (two repeat).
+    # After "1 2" came 3 (three tokens repeat: 0 1 2) and 5 (two repeat).
     assert penalties([0, 1, 2, 3, 4, 1, 2, 5, 0, 1, 2]) == {3: 2.0, 5: 1.0}
 
 
-def test_no_repetition_and_no_history_give_nothing() -> None:
+def test_no_repetition_and_no_history_give_no_penalty() -> None:
     assert penalties([]) == {}
     assert penalties([0]) == {}
     assert penalties([0, 1, 2, 3]) == {}
@@ -71,18 +71,18 @@ def test_a_breaker_inside_a_token_counts() -> None:
 
 def test_a_breaker_across_two_tokens_counts_from_its_end() -> None:
     breakers = SequenceBreakers(("END",), WORDS.__getitem__)
-    assert breakers.tokens_behind([0, 6, 7, 1, 2], 99) == 2
-    assert breakers.tokens_behind([0, 6, 1, 7, 2], 99) == 5
-    assert SequenceBreakers(("e DEND",), WORDS.__getitem__).tokens_behind([8, 6, 7], 99) == 0
+    assert breakers.tokens_after([0, 6, 7, 1, 2], 99) == 2
+    assert breakers.tokens_after([0, 6, 1, 7, 2], 99) == 5
+    assert SequenceBreakers(("e DEND",), WORDS.__getitem__).tokens_after([8, 6, 7], 99) == 0
 
 
-def test_a_token_that_holds_a_breaker_is_spared() -> None:
+def test_a_token_that_contains_a_breaker_is_not_penalized() -> None:
     assert penalties([0, 1, 4, 0, 1], ()) == {4: 1.0}
     assert penalties([0, 1, 4, 0, 1], ("\n",)) == {}
 
 
 def test_without_token_bytes_no_breaker_applies() -> None:
-    assert SequenceBreakers(("\n",), None).tokens_behind([4, 4, 4], 99) == 3
+    assert SequenceBreakers(("\n",), None).tokens_after([4, 4, 4], 99) == 3
 
 
 @pytest.mark.parametrize("alphabet", [1, 2, 3, 10])

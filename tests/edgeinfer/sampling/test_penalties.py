@@ -19,11 +19,11 @@ def test_repetition_divides_above_zero_and_multiplies_below() -> None:
     assert penalized([2.0, -2.0, 0.0, 1.0], [0, 1, 2], repeat_penalty=2.0) == [1.0, -4.0, 0.0, 1.0]
 
 
-def test_repetition_counts_a_token_once_however_often_it_came() -> None:
+def test_repetition_counts_a_token_once() -> None:
     assert penalized([2.0, 2.0], [0, 0, 0], repeat_penalty=2.0) == [1.0, 2.0]
 
 
-def test_presence_is_taken_once_and_frequency_each_time() -> None:
+def test_presence_counts_once_and_frequency_each_time() -> None:
     assert penalized([1.0, 1.0, 1.0], [0, 0, 0, 1], presence_penalty=0.5) == [0.5, 0.5, 1.0]
     assert penalized([1.0, 1.0, 1.0], [0, 0, 0, 1], frequency_penalty=0.5) == [-0.5, 0.5, 1.0]
 
@@ -33,7 +33,7 @@ def test_the_three_combine_with_the_division_first() -> None:
     assert penalized([4.0, 4.0], [1, 1], **settings) == [4.0, 0.75]
 
 
-def test_a_negative_penalty_invites_repetition() -> None:
+def test_a_negative_penalty_raises_repeated_tokens() -> None:
     assert penalized([0.0, 0.0], [1], presence_penalty=-1.0) == [0.0, 1.0]
 
 

@@ -1,4 +1,4 @@
-"""The whole chain: its order, its distribution, its draws, its state."""
+"""The whole chain: its order, its distribution, its samples, its state."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ def distribution(
     return {int(token_id): round(float(p), 5) for token_id, p in zip(ids, probabilities, strict=True)}
 
 
-def test_an_undeclared_sampler_keeps_the_device_and_the_draft_loop_out(
+def test_an_undeclared_sampler_disables_the_device_and_the_draft_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     new = chain.SamplerStep("new", "truncate", lambda logits, params: chain.top_k(logits, 1), lambda p: True)
@@ -74,8 +74,8 @@ def test_temperature_raises_probabilities_to_its_inverse() -> None:
     assert distribution(logits_of(0.2, 0.8), temperature=2.0) == {0: 0.33333, 1: 0.66667}
 
 
-def test_temperature_comes_behind_the_truncations() -> None:
-    # Before a temperature of 5 flattens them, 0.6 reaches the share alone.
+def test_temperature_comes_after_the_truncations() -> None:
+    # Without the temperature of 5, the probability 0.6 alone reaches the share.
     assert distribution(logits_of(0.1, 0.6, 0.3), top_p=0.55, temperature=5.0) == {1: 1.0}
 
 
@@ -100,8 +100,8 @@ def test_a_bias_of_minus_infinity_bans_a_token() -> None:
     assert distribution(logits_of(0.8, 0.2), logit_bias={0: -math.inf}) == {1: 1.0}
 
 
-def test_xtc_is_mixed_by_its_probability() -> None:
-    # Half of the time 0.5 is left out and 0.3 and 0.2 share the rest.
+def test_xtc_applies_with_its_probability() -> None:
+    # With probability 0.5 the token of 0.5 is dropped, and 0.3 and 0.2 are normalized.
     given = distribution(logits_of(0.5, 0.3, 0.2), xtc_probability=0.5, xtc_threshold=0.25)
     assert given == {0: 0.25, 1: round(0.15 + 0.5 * 0.6, 5), 2: round(0.1 + 0.5 * 0.4, 5)}
     assert list(distribution(logits_of(0.5, 0.3, 0.2), xtc_probability=1.0, xtc_threshold=0.25)) == [1, 2]
@@ -113,7 +113,7 @@ def test_dry_reaches_the_distribution() -> None:
     assert given[2] == round(math.exp(-1) / (3 + math.exp(-1)), 5)
 
 
-def test_temperature_zero_is_argmax_behind_bias_penalties_and_dry() -> None:
+def test_temperature_zero_is_argmax_after_bias_penalties_and_dry() -> None:
     logits = np.array([3.0, 2.9, 2.8, 2.7], dtype=np.float32)
     assert distribution(logits, temperature=0.0) == {0: 1.0}
     assert distribution(logits, [0], temperature=0.0, repeat_penalty=1.5) == {1: 1.0}
@@ -122,11 +122,11 @@ def test_temperature_zero_is_argmax_behind_bias_penalties_and_dry() -> None:
     assert distribution(logits, repeated, temperature=0.0, dry_multiplier=5.0) == {1: 1.0}
 
 
-def test_temperature_zero_takes_the_lowest_id_among_equals() -> None:
+def test_temperature_zero_samples_the_lowest_id_among_equals() -> None:
     assert distribution(np.array([1, 5, 5, 5], dtype=np.float32), temperature=0.0, mirostat=2) == {1: 1.0}
 
 
-def test_the_coldest_temperature_neither_overflows_nor_forgets_equals() -> None:
+def test_the_lowest_temperature_neither_overflows_nor_drops_equals() -> None:
     assert distribution(np.array([1, 5, 5, -900], dtype=np.float32), temperature=1e-300) == {1: 0.5, 2: 0.5}
 
 
@@ -150,7 +150,7 @@ def test_one_finite_logit_is_certain() -> None:
     [
         ([0.0, math.nan, 1.0], "logits: saw NaN for 1 of 3 tokens (first: token 1), wanted numbers; "),
         ([0.0, math.inf, 1.0], "logits: saw +inf for token 1, wanted finite numbers"),
-        ([-math.inf] * 3, "logits: saw -inf for all 3 tokens, wanted at least one that may be said"),
+        ([-math.inf] * 3, "logits: saw -inf for all 3 tokens, wanted at least one allowed token"),
         ([0.0, 1.0], "logits: saw shape (2,), wanted (3,)"),
     ],
 )
@@ -175,15 +175,17 @@ def test_logits_that_cannot_be_sampled_are_an_error(
         {"typical_p": 0.7, "repeat_penalty": 1.3},
     ],
 )
-def test_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
+def test_samples_follow_the_distribution(fields: dict[str, Any]) -> None:
     logits = np.random.default_rng(5).standard_normal(300).astype(np.float32) * 2
     sampler = Sampler(SamplingParams(seed=11, **fields), logits.size)
     ids, probabilities = sampler.distribution(logits, [1, 2, 3])
-    draws = 3000
-    drawn = np.bincount([sampler.sample(logits, [1, 2, 3]) for _ in range(draws)], minlength=logits.size)
-    assert drawn.sum() == drawn[ids].sum()
-    # Cells that expect fewer than five draws are pooled, as the chi-square approximation asks.
-    expected, seen = probabilities * draws, drawn[ids].astype(float)
+    samples = 3000
+    seeded_logits = np.bincount(
+        [sampler.sample(logits, [1, 2, 3]) for _ in range(samples)], minlength=logits.size
+    )
+    assert seeded_logits.sum() == seeded_logits[ids].sum()
+    # Cells with an expectation below five are pooled, as the chi-square approximation requires.
+    expected, seen = probabilities * samples, seeded_logits[ids].astype(float)
     rare = expected < 5
     if rare.any():
         expected = np.append(expected[~rare], expected[rare].sum())
@@ -195,25 +197,25 @@ def test_draws_follow_the_distribution(fields: dict[str, Any]) -> None:
     assert ((statistic / freedom) ** (1 / 3) - (1 - spread**2)) / spread < 4
 
 
-def test_one_seed_gives_one_sequence_and_another_seed_another() -> None:
+def test_a_seed_determines_the_sequence() -> None:
     logits = np.zeros(1000, dtype=np.float32)
 
-    def drawn(seed: int) -> list[int]:
+    def seeded_logits(seed: int) -> list[int]:
         sampler = Sampler(SamplingParams(**OFF, seed=seed), logits.size)
         return [sampler.sample(logits, []) for _ in range(20)]
 
-    assert drawn(7) == drawn(7)
-    assert drawn(7) != drawn(8)
+    assert seeded_logits(7) == seeded_logits(7)
+    assert seeded_logits(7) != seeded_logits(8)
 
 
-def test_without_a_seed_the_one_in_use_repeats_the_draws() -> None:
+def test_the_reported_random_seed_repeats_the_samples() -> None:
     logits = np.zeros(1000, dtype=np.float32)
     first = Sampler(SamplingParams(**OFF), logits.size)
     again = Sampler(SamplingParams(**OFF, seed=first.seed), logits.size)
     assert [first.sample(logits, []) for _ in range(9)] == [again.sample(logits, []) for _ in range(9)]
 
 
-def test_restoring_a_snapshot_repeats_draws_and_mirostat() -> None:
+def test_restoring_a_snapshot_repeats_samples_and_mirostat() -> None:
     logits = np.random.default_rng(6).standard_normal(500).astype(np.float32)
     sampler = Sampler(SamplingParams(seed=1, mirostat=2), logits.size)
 
@@ -229,25 +231,25 @@ def test_restoring_a_snapshot_repeats_draws_and_mirostat() -> None:
     assert [step() for _ in range(10)] == first
 
 
-def test_sampling_leaves_the_callers_logits_alone() -> None:
+def test_sampling_does_not_change_the_logits() -> None:
     logits = np.array([1.0, 2.0, 3.0], dtype=np.float32)
     settings = SamplingParams(repeat_penalty=2.0, logit_bias={1: 4.0}, dry_multiplier=1.0)
     Sampler(settings, 3).sample(logits, [0, 1, 0, 1])
     assert logits.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_mirostat_leaves_out_what_would_surprise_beyond_its_limit() -> None:
+def test_mirostat_drops_tokens_above_its_surprise_limit() -> None:
     # The limit starts at twice tau: 2 bits, a probability of a quarter.
     assert distribution(logits_of(0.5, 0.3, 0.2), mirostat=2, mirostat_tau=1.0) == {0: 0.625, 1: 0.375}
     assert distribution(logits_of(0.1, 0.3, 0.2, 0.4), mirostat=2, mirostat_tau=0.1) == {3: 1.0}
 
 
-def test_mirostat_learns_from_the_surprise_of_what_was_kept() -> None:
+def test_mirostat_updates_from_the_surprise_of_the_sampled_token() -> None:
     logits = logits_of(0.5, 0.3, 0.2)
     sampler = Sampler(SamplingParams(**OFF, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5), 3)
     sampler.distribution(logits, [])
     sampler.accept(1)
-    # 0.375 surprises by 1.41504 bits, 0.41504 more than wanted.
+    # 0.375 has a surprise of 1.41504 bits, 0.41504 more than the target.
     assert math.isclose(sampler.snapshot().surprise_limit, 2 - 0.5 * 0.41504, rel_tol=1e-4)
 
 
@@ -258,12 +260,12 @@ def test_mirostat_ignores_a_token_that_was_forced() -> None:
     assert sampler.snapshot().surprise_limit == 2.0
 
 
-def test_mirostat_takes_the_place_of_the_truncations() -> None:
+def test_mirostat_replaces_the_truncations() -> None:
     given = distribution(logits_of(0.5, 0.3, 0.2), mirostat=2, top_k=1, top_p=0.1, min_p=0.9)
     assert len(given) == 3
 
 
-def test_the_best_of_several_rows_are_those_of_each() -> None:
+def test_top_k_of_several_rows_equals_top_k_of_each() -> None:
     rows = np.random.default_rng(4).standard_normal((5, 300)).astype(np.float32)
     rows[2, [7, 90]] = 9.0  # the lowest id among equals
     sampler = Sampler(SamplingParams(temperature=0.0), 300)

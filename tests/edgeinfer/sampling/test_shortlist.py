@@ -47,35 +47,35 @@ def test_shortlist_equals_truncation_of_all_allowed(
     top_k: int, top_p: float, min_p: float, spread: float
 ) -> None:
     random = np.random.default_rng(7)
-    found = few = 0
+    result = few_checks = 0
     for share in (1.0, 0.9, 0.5, 0.2) * 5:
         logits = (spread * random.standard_normal(SIZE)).astype(np.float32)
         mask = CountedMask(random.random(SIZE) < share)
-        want = truncation(top_k, top_p, min_p)(np.where(mask.mask, logits, np.float32(-np.inf)))
-        kept = shortlist(logits, top_k, mask, top_p, min_p)
+        expected = truncation(top_k, top_p, min_p)(np.where(mask.mask, logits, np.float32(-np.inf)))
+        candidates = shortlist(logits, top_k, mask, top_p, min_p)
         assert mask.calls <= MAX_CHECKED
-        if kept is not None:
-            np.testing.assert_array_equal(kept, want)
-            found += 1
-            few += mask.calls < top_k
+        if candidates is not None:
+            np.testing.assert_array_equal(candidates, expected)
+            result += 1
+            few_checks += mask.calls < top_k
     if top_k <= 40 and (top_p < 1 or min_p > 0):
-        assert found >= 5
+        assert result >= 5
     if top_k == 40 and spread > 1 and (top_p < 1 or min_p > 0):
-        assert few >= 5
+        assert few_checks >= 5
 
 
 def test_equal_logits_are_kept_in_the_order_of_their_ids() -> None:
     random = np.random.default_rng(3)
-    found = 0
+    result = 0
     for _ in range(200):
         logits = random.integers(0, 4, 64).astype(np.float32)
         mask = CountedMask(random.random(64) < 0.8)
-        kept = shortlist(logits, 20, mask, 0.7, 0.1)
-        if kept is not None:
+        candidates = shortlist(logits, 20, mask, 0.7, 0.1)
+        if candidates is not None:
             masked = np.where(mask.mask, logits, np.float32(-np.inf))
-            np.testing.assert_array_equal(kept, truncation(20, 0.7, 0.1)(masked))
-            found += 1
-    assert found > 20
+            np.testing.assert_array_equal(candidates, truncation(20, 0.7, 0.1)(masked))
+            result += 1
+    assert result > 20
 
 
 def test_few_checks_if_none_of_the_best_is_allowed() -> None:
@@ -88,9 +88,9 @@ def test_few_checks_if_none_of_the_best_is_allowed() -> None:
 def test_one_check_for_a_dominant_token() -> None:
     logits = np.array([0.0, 20.0, 1.0, 2.0], np.float32)
     mask = CountedMask(np.array([False, True, False, False]))
-    kept = shortlist(logits, 3, mask, 0.95, 0.05)
-    assert kept is not None
-    assert kept.tolist() == [1]
+    candidates = shortlist(logits, 3, mask, 0.95, 0.05)
+    assert candidates is not None
+    assert candidates.tolist() == [1]
     assert mask.calls == 1
 
 
@@ -98,13 +98,15 @@ def test_tokens_after_the_list_count_if_one_is_disallowed() -> None:
     logits = np.array([4.0, 3.9, 3.8, 3.7], np.float32)
     mask = np.array([True, False, True, True])
     assert shortlist(logits, 3, CountedMask(mask), 1.0, 0.05) is None
-    kept = shortlist(logits, 3, CountedMask(mask), 0.3, 0.05)
-    assert kept is not None
-    assert kept.tolist() == truncation(3, 0.3, 0.05)(np.where(mask, logits, np.float32(-np.inf))).tolist()
+    candidates = shortlist(logits, 3, CountedMask(mask), 0.3, 0.05)
+    assert candidates is not None
+    assert (
+        candidates.tolist() == truncation(3, 0.3, 0.05)(np.where(mask, logits, np.float32(-np.inf))).tolist()
+    )
 
 
 def test_a_list_of_the_whole_vocabulary_is_decided() -> None:
     logits = np.array([2.0, 1.0, 0.0], np.float32)
-    kept = shortlist(logits, 5, CountedMask(np.array([False, True, True])), 1.0, 0.0)
-    assert kept is not None
-    assert kept.tolist() == [1, 2]
+    candidates = shortlist(logits, 5, CountedMask(np.array([False, True, True])), 1.0, 0.0)
+    assert candidates is not None
+    assert candidates.tolist() == [1, 2]

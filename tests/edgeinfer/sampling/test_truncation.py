@@ -16,11 +16,11 @@ def logits_of(*probabilities: float) -> Logits:
 
 
 @pytest.mark.parametrize(
-    ("k", "kept"),
+    ("k", "expected"),
     [(1, [3]), (2, [1, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3]), (9, [0, 1, 2, 3]), (0, [0, 1, 2, 3])],
 )
-def test_top_k_keeps_the_highest(k: int, kept: list[int]) -> None:
-    assert chain.top_k(logits_of(0.1, 0.25, 0.2, 0.45), k).tolist() == kept
+def test_top_k_keeps_the_highest(k: int, expected: list[int]) -> None:
+    assert chain.top_k(logits_of(0.1, 0.25, 0.2, 0.45), k).tolist() == expected
 
 
 def test_top_k_keeps_the_lowest_ids_among_equals() -> None:
@@ -29,19 +29,19 @@ def test_top_k_keeps_the_lowest_ids_among_equals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "kept"),
+    ("share", "expected"),
     [(0.0, [3]), (0.4, [3]), (0.5, [1, 3]), (0.75, [1, 2, 3]), (0.95, [0, 1, 2, 3]), (1.0, [0, 1, 2, 3])],
 )
-def test_top_p_keeps_the_fewest_that_reach_the_share(share: float, kept: list[int]) -> None:
-    assert chain.top_p(logits_of(0.1, 0.25, 0.2, 0.45), share).tolist() == kept
+def test_top_p_keeps_the_fewest_that_reach_the_share(share: float, expected: list[int]) -> None:
+    assert chain.top_p(logits_of(0.1, 0.25, 0.2, 0.45), share).tolist() == expected
 
 
 @pytest.mark.parametrize(
-    ("ratio", "kept"),
+    ("ratio", "expected"),
     [(0.0, [0, 1, 2, 3]), (0.24, [0, 1, 2, 3]), (0.26, [0, 1, 3]), (0.6, [0, 3]), (0.8, [3]), (1.0, [3])],
 )
-def test_min_p_measures_against_the_best(ratio: float, kept: list[int]) -> None:
-    assert chain.min_p(logits_of(0.3, 0.2, 0.1, 0.4), ratio).tolist() == kept
+def test_min_p_measures_against_the_best(ratio: float, expected: list[int]) -> None:
+    assert chain.min_p(logits_of(0.3, 0.2, 0.1, 0.4), ratio).tolist() == expected
 
 
 def test_min_p_of_one_keeps_all_that_share_the_peak() -> None:
@@ -49,25 +49,25 @@ def test_min_p_of_one_keeps_all_that_share_the_peak() -> None:
 
 
 def test_typical_prefers_the_expected_over_the_most_probable() -> None:
-    # Entropy 1.33 nats: 0.2 (1.61 nats) lies closer to it than 0.4 (0.92).
+    # Entropy 1.33 nats: 0.2 (1.61 nats) is closer to it than 0.4 (0.92).
     assert chain.typical(logits_of(0.4, 0.2, 0.2, 0.2), 0.5).tolist() == [1, 2, 3]
     assert chain.typical(logits_of(0.94, 0.02, 0.02, 0.02), 0.5).tolist() == [0]
 
 
-def test_typical_keeps_one_at_least_and_bears_impossible_candidates() -> None:
+def test_typical_keeps_at_least_one_and_accepts_impossible_candidates() -> None:
     assert chain.typical(logits_of(0.0, 0.5, 0.5, 0.0), 0.0).tolist() == [1]
     assert chain.typical(logits_of(0.0, 0.5, 0.5, 0.0), 0.7).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("threshold", "kept"),
+    ("threshold", "expected"),
     [(0.08, [3]), (0.15, [2, 3]), (0.25, [1, 2, 3]), (0.36, [0, 1, 2, 3]), (0.6, [0, 1, 2, 3])],
 )
-def test_xtc_leaves_the_least_probable_of_those_that_reach(threshold: float, kept: list[int]) -> None:
-    assert chain.xtc_kept(logits_of(0.4, 0.3, 0.2, 0.1), threshold).tolist() == kept
+def test_xtc_keeps_the_least_probable_above_the_threshold(threshold: float, expected: list[int]) -> None:
+    assert chain.xtc_kept(logits_of(0.4, 0.3, 0.2, 0.1), threshold).tolist() == expected
 
 
-def test_xtc_finds_the_top_wherever_it_stands() -> None:
+def test_xtc_works_on_unsorted_candidates() -> None:
     assert chain.xtc_kept(logits_of(0.1, 0.4, 0.2, 0.3), 0.15).tolist() == [0, 2]
 
 

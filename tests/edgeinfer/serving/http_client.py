@@ -1,4 +1,4 @@
-"""A fake model behind OpenAI's interface, and what is asked of it without a network."""
+"""The OpenAI-compatible server over a fake model, requested without a network."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -15,38 +15,38 @@ import httpx
 
 from edgeinfer import Model
 from edgeinfer.serving.app import ServerOptions, serving_app
-from tests.edgeinfer.fake_engine import FakeEngine, model_on, saying
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted
 from tests.random_models import CHAT_TEMPLATE
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 TOOL_TEMPLATE = "{{ tools }}" + CHAT_TEMPLATE
 HELLO = [{"role": "user", "content": "Hi"}]
-Asked = dict[str, Any]
+Fields = dict[str, Any]
 
 
-def saying_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
-    """This text behind a prompt, however long."""
-    begun: list[int] = []
+def scripted_after_any(text: str) -> Callable[[list[int]], np.ndarray]:
+    """Logits for this text after a prompt of any length."""
+    started: list[int] = []
 
-    def answer(ids: list[int]) -> np.ndarray:
-        if not begun or len(ids) < begun[0]:
-            begun[:] = [len(ids)]
-        return saying(text, begun[0])(ids)
+    def completion(ids: list[int]) -> np.ndarray:
+        if not started or len(ids) < started[0]:
+            started[:] = [len(ids)]
+        return scripted(text, started[0])(ids)
 
-    return answer
+    return completion
 
 
 def fake(text: str = "The fox is here.", context: int = 512, template: str = CHAT_TEMPLATE) -> Model:
-    return model_on(FakeEngine(saying_after_any(text), context), template)
+    return model_on(FakeEngine(scripted_after_any(text), context), template)
 
 
 @asynccontextmanager
 async def client(model: Model, **options: Any) -> AsyncIterator[Any]:
     app = serving_app(model, ServerOptions(**options))
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
-        yield found
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as result:
+        yield result
 
 
 async def post(model: Model, path: str, body: Any, **options: Any) -> Any:
@@ -58,12 +58,12 @@ async def post(model: Model, path: str, body: Any, **options: Any) -> Any:
 
 
 def events(text: str) -> list[Any]:
-    found = [line.removeprefix("data: ") for line in text.splitlines() if line]
-    assert found[-1] == "[DONE]"
-    return [json.loads(line) for line in found[:-1]]
+    result = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert result[-1] == "[DONE]"
+    return [json.loads(line) for line in result[:-1]]
 
 
-async def chat(body: Asked, model: Model | None = None, **options: Any) -> Any:
+async def chat(body: Fields, model: Model | None = None, **options: Any) -> Any:
     return await post(
         model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **options
     )

@@ -1,4 +1,4 @@
-"""Requests and keywords that are wrong in many ways, the same ones for a seed."""
+"""Requests and keywords with many kinds of mistakes, the same ones for a seed."""
 
 import copy
 import random
@@ -42,17 +42,17 @@ NAMES = (
 
 def nested(levels: int) -> Any:
     """Lists in lists."""
-    found: Any = 1
+    result: Any = 1
     for _ in range(levels):
-        found = [found]
-    return found
+        result = [result]
+    return result
 
 
 def mutated(body: dict[str, Any], source: random.Random) -> dict[str, Any]:
     """A copy with one to three things changed, anywhere in it."""
-    found = copy.deepcopy(body)
+    result = copy.deepcopy(body)
     for _ in range(source.choice((1, 1, 1, 2, 3))):
-        holder = source.choice(_holders(found))
+        holder = source.choice(_holders(result))
         value = copy.deepcopy(source.choice((*ODD, nested(40), nested(400))))
         if isinstance(holder, dict):
             name = source.choice((*holder, *source.sample(NAMES, 3)))
@@ -64,15 +64,15 @@ def mutated(body: dict[str, Any], source: random.Random) -> dict[str, Any]:
             holder[source.randrange(len(holder))] = value
         else:
             holder.append(value)
-    return found
+    return result
 
 
 def _holders(value: Any) -> list[Any]:
-    """All objects and lists in a value, the value first; not those of a deep nest."""
-    found, at = [value], 0
-    while at < len(found) < 100:
-        holder = found[at]
+    """All objects and lists in a value, the value first; without those of a deeply nested one."""
+    result, at = [value], 0
+    while at < len(result) < 100:
+        holder = result[at]
         inner = holder.values() if isinstance(holder, dict) else holder
-        found += [each for each in inner if isinstance(each, dict | list)]
+        result += [each for each in inner if isinstance(each, dict | list)]
         at += 1
-    return found
+    return result

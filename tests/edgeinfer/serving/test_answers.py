@@ -1,4 +1,4 @@
-"""Chats, texts and vectors over HTTP, as the openai client and plain requests are answered."""
+"""Chats, completions and embeddings over HTTP, with the openai client and plain requests."""
 
 import json
 import threading
@@ -14,48 +14,48 @@ pytest.importorskip("starlette")
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
-from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Asked, chat, events, fake, post
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
+from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Fields, chat, events, fake, post
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_chat_is_responded_to_whole() -> None:
+async def test_a_chat_response_is_returned_complete() -> None:
     reply = await chat({"model": "fake"})
-    found = reply.json()
+    result = reply.json()
     assert reply.status_code == 200
-    assert (found["object"], found["model"]) == ("chat.completion", "fake")
-    item = found["choices"][0]
+    assert (result["object"], result["model"]) == ("chat.completion", "fake")
+    item = result["choices"][0]
     assert item["message"] == {"role": "assistant", "content": "The fox is here."}
     assert item["finish_reason"] == "stop"
-    used = found["usage"]
+    used = result["usage"]
     assert used["total_tokens"] == used["prompt_tokens"] + used["completion_tokens"]
     assert used["completion_tokens"] == len("The fox is here.")
 
 
-async def test_a_chat_streams_the_same_piece_by_piece() -> None:
-    found = events((await chat({"stream": True, "stream_options": {"include_usage": True}})).text)
-    assert {each["object"] for each in found} == {"chat.completion.chunk"}
-    assert len({each["id"] for each in found}) == 1
-    *chunks, last, used = found
+async def test_a_chat_response_streams_the_same_text() -> None:
+    result = events((await chat({"stream": True, "stream_options": {"include_usage": True}})).text)
+    assert {each["object"] for each in result} == {"chat.completion.chunk"}
+    assert len({each["id"] for each in result}) == 1
+    *chunks, last, used = result
     assert "".join(each["choices"][0]["delta"]["content"] for each in chunks) == "The fox is here."
     assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop"}
     assert used["choices"] == []
     assert used["usage"]["completion_tokens"] == len("The fox is here.")
 
 
-async def test_several_responses_and_limits() -> None:
-    found = (await chat({"n": 2, "max_tokens": 3})).json()
-    assert [(each["index"], each["message"]["content"]) for each in found["choices"]] == [
+async def test_several_responses_follow_their_limits() -> None:
+    result = (await chat({"n": 2, "max_tokens": 3})).json()
+    assert [(each["index"], each["message"]["content"]) for each in result["choices"]] == [
         (0, "The"),
         (1, "The"),
     ]
-    assert {each["finish_reason"] for each in found["choices"]} == {"length"}
+    assert {each["finish_reason"] for each in result["choices"]} == {"length"}
     streamed = events((await chat({"n": 2, "max_completion_tokens": 3, "stream": True})).text)
     assert {each["choices"][0]["index"] for each in streamed} == {0, 1}
 
 
-async def test_a_response_keeps_to_a_schema() -> None:
+async def test_a_response_follows_a_schema() -> None:
     pytest.importorskip("llguidance")
     schema = {
         "type": "object",
@@ -64,21 +64,21 @@ async def test_a_response_keeps_to_a_schema() -> None:
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    model = model_on(FakeEngine(drawn, 512))
-    found = (await chat({"response_format": form, "max_tokens": 300}, model)).json()
-    assert json.loads(found["choices"][0]["message"]["content"]) == {"a": "b"}
+    model = model_on(FakeEngine(seeded_logits, 512))
+    result = (await chat({"response_format": form, "max_tokens": 300}, model)).json()
+    assert json.loads(result["choices"][0]["message"]["content"]) == {"a": "b"}
     refused = await chat({"response_format": {**form, "json_schema": {"schema": {"enum": []}}}}, model)
     assert refused.status_code == 400
     assert "Unsatisfiable schema" in refused.json()["error"]["message"]
 
 
-async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
+async def test_tool_calls_are_returned_complete_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
-    found = (await chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE))).json()["choices"][0]
-    assert found["finish_reason"] == "tool_calls"
-    assert found["message"]["content"] is None
-    call = found["message"]["tool_calls"][0]
+    result = (await chat({"tools": tools}, fake(text, template=TOOL_TEMPLATE))).json()["choices"][0]
+    assert result["finish_reason"] == "tool_calls"
+    assert result["message"]["content"] is None
+    call = result["message"]["tool_calls"][0]
     assert (call["type"], call["function"]["name"]) == ("function", "look")
     assert json.loads(call["function"]["arguments"]) == {"at": "ä"}
     chunks = events((await chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE))).text)
@@ -93,45 +93,45 @@ async def test_calls_of_tools_are_found_whole_and_streamed() -> None:
     ][0]["message"]["content"] == text
 
 
-async def test_log_probabilities_come_with_their_bytes() -> None:
-    found = (await chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2})).json()["choices"][0][
+async def test_logprobs_include_token_bytes() -> None:
+    result = (await chat({"logprobs": True, "top_logprobs": 2, "max_tokens": 2})).json()["choices"][0][
         "logprobs"
     ]["content"]
-    assert [each["token"] for each in found] == ["T", "h"]
-    assert found[0]["bytes"] == list(b"T")
-    assert found[0]["logprob"] == pytest.approx(0, abs=1e-3)
-    assert len(found[0]["top_logprobs"]) == 2
+    assert [each["token"] for each in result] == ["T", "h"]
+    assert result[0]["bytes"] == list(b"T")
+    assert result[0]["logprob"] == pytest.approx(0, abs=1e-3)
+    assert len(result[0]["top_logprobs"]) == 2
 
 
-async def test_a_text_is_continued() -> None:
+async def test_a_completion_continues_the_prompt() -> None:
     body = {"prompt": ["Once", [1, 5]], "max_tokens": 3, "temperature": 0}
-    found = (await post(fake(), "/v1/completions", body | {"logprobs": 1})).json()
-    assert found["object"] == "text_completion"
-    assert found["choices"][0]["text"] == "The"
-    assert found["choices"][0]["logprobs"]["tokens"] == ["T", "h", "e"]
-    assert found["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+    result = (await post(fake(), "/v1/completions", body | {"logprobs": 1})).json()
+    assert result["object"] == "text_completion"
+    assert result["choices"][0]["text"] == "The"
+    assert result["choices"][0]["logprobs"]["tokens"] == ["T", "h", "e"]
+    assert result["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
     streamed = await post(fake(), "/v1/completions", {"prompt": "Once", "stream": True, "temperature": 0})
     assert "".join(each["choices"][0]["text"] for each in events(streamed.text)) == "The fox is here."
 
 
-async def test_an_echoed_prompt_stands_before_the_response_whole_and_streamed() -> None:
+async def test_an_echoed_prompt_precedes_the_completion_complete_and_streamed() -> None:
     body = {"prompt": "Once", "max_tokens": 3, "temperature": 0, "echo": True}
-    found = (await post(fake(), "/v1/completions", body)).json()
-    assert found["choices"][0]["text"] == "OnceThe"
+    result = (await post(fake(), "/v1/completions", body)).json()
+    assert result["choices"][0]["text"] == "OnceThe"
     streamed = events((await post(fake(), "/v1/completions", body | {"stream": True})).text)
     assert [each["choices"][0]["text"] for each in streamed][:2] == ["Once", "T"]
     assert "".join(each["choices"][0]["text"] for each in streamed) == "OnceThe"
 
 
-async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_sampler_is_a_request_field(monkeypatch: pytest.MonkeyPatch) -> None:
     requested: list[dict[str, Any]] = []
     model, generate = fake(), Model.stream_async
 
-    def heard(self: Model, prompt: Any, **settings: Any) -> Any:
+    def received(self: Model, prompt: Any, **settings: Any) -> Any:
         requested.append(settings)
         return generate(self, prompt, **settings)
 
-    monkeypatch.setattr(Model, "stream_async", heard)
+    monkeypatch.setattr(Model, "stream_async", received)
     given = {
         "dry_base": 2.0,
         "dry_allowed_length": 3,
@@ -142,7 +142,7 @@ async def test_every_sampler_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None
     assert requested[0].items() >= {**given, "dry_sequence_breakers": ("x",)}.items()
 
 
-async def test_texts_become_vectors() -> None:
+async def test_embeddings_are_returned() -> None:
     reply = (await post(fake(), "/v1/embeddings", {"input": ["a b", "c"]})).json()
     assert [each["index"] for each in reply["data"]] == [0, 1]
     assert np.linalg.norm(reply["data"][0]["embedding"]) == pytest.approx(1)
@@ -166,23 +166,23 @@ def served(model: Model) -> Iterator[str]:
         thread.join(10)
 
 
-def test_the_openai_client_meets_what_it_expects() -> None:
+def test_the_openai_client_works() -> None:
     openai = pytest.importorskip("openai")
     with edgeinfer.load("tiny", device="cpu", draft=None) as model, served(model) as url:
-        asker = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        assert [each.id for each in asker.models.list()] == ["tiny"]
-        settings: Asked = {"model": "tiny", "max_tokens": 12, "temperature": 0}
-        whole = asker.chat.completions.create(messages=HELLO, **settings)
-        chunks = list(asker.chat.completions.create(messages=HELLO, stream=True, **settings))
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        assert [each.id for each in client.models.list()] == ["tiny"]
+        settings: Fields = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+        whole = client.chat.completions.create(messages=HELLO, **settings)
+        chunks = list(client.chat.completions.create(messages=HELLO, stream=True, **settings))
         output = "".join(each.choices[0].delta.content or "" for each in chunks)
         assert output == whole.choices[0].message.content
         assert whole.usage.completion_tokens <= 12
-        text = asker.completions.create(prompt="Once upon a time", **settings)
+        text = client.completions.create(prompt="Once upon a time", **settings)
         assert text.choices[0].text == model.generate("Once upon a time", max_tokens=12, temperature=0.0).text
-        vectors = asker.embeddings.create(model="tiny", input=["A fox.", "A dog."])
+        vectors = client.embeddings.create(model="tiny", input=["A fox.", "A dog."])
         np.testing.assert_allclose(vectors.data[0].embedding, model.embed("A fox."), rtol=1e-6)
         assert vectors.usage.prompt_tokens == model.text_vectors(["A fox.", "A dog."]).tokens
         with pytest.raises(openai.BadRequestError, match="the prompt has"):
-            asker.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
+            client.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
         with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
-            asker.chat.completions.create(messages=HELLO, model="other")
+            client.chat.completions.create(messages=HELLO, model="other")

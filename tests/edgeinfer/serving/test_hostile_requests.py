@@ -57,7 +57,7 @@ async def sent(headers: dict[str, str], path: str = CHAT) -> Any:
         ({"Host": "127.0.0.1:8080", "Origin": "http://127.0.0.1:8080"}, 200),
     ],
 )
-async def test_only_this_machines_own_programs_and_pages_are_responded_to(headers: Any, status: int) -> None:
+async def test_only_local_programs_and_pages_are_accepted(headers: Any, status: int) -> None:
     reply = await sent({**JSON, **headers})
     assert reply.status_code == status
     if status != 200:
@@ -81,7 +81,7 @@ async def test_only_this_machines_own_programs_and_pages_are_responded_to(header
         ),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs: saw [1], wanted an object"),
         ({"chat_template_kwargs": {"messages": []}}, "'messages' is set by edgeinfer"),
-        ({"stream_options": {"include_usage": True}}, "stream_options: wants stream true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options: needs stream true"),
         (
             {"stream": True, "stream_options": {"include_usge": True}},
             "stream_options.include_usge: no such field; did you mean include_usage?",
@@ -95,12 +95,12 @@ async def test_only_this_machines_own_programs_and_pages_are_responded_to(header
             {"messages": [{"role": "user", "content": "x", "nme": "y"}]},
             "messages[0].nme: no such field; did you mean name?",
         ),
-        ({"tools": [TOOL]}, "tools: the chat template of fake has no place for them"),
-        ({"top_logprobs": 2}, "top_logprobs: wants logprobs true"),
+        ({"tools": [TOOL]}, "tools: the chat template of fake doesn't support them"),
+        ({"top_logprobs": 2}, "top_logprobs: needs logprobs true"),
         ({f"f{i}": 1 for i in range(60_000)}, "the body: saw 60002 fields, wanted 100 at most"),
     ],
 )
-async def test_a_field_without_effect_is_named_and_not_dropped(body: Any, output: str) -> None:
+async def test_a_field_without_effect_is_an_error(body: Any, output: str) -> None:
     reply = await chat({"temperature": None, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
@@ -110,15 +110,15 @@ async def test_a_field_without_effect_is_named_and_not_dropped(body: Any, output
 
 async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
     body = {"user": "me", "store": False, "metadata": None, "best_of": 1, "suffix": None}
-    found = (await chat(body)).json()
-    assert found["warnings"] == ["user: has no effect here", "store: has no effect here"]
+    result = (await chat(body)).json()
+    assert result["warnings"] == ["user: has no effect here", "store: has no effect here"]
     assert "warnings" not in (await chat({})).json()
     streamed = events((await chat({**body, "stream": True})).text)
-    assert [each.get("warnings") for each in streamed[:2]] == [found["warnings"], None]
+    assert [each.get("warnings") for each in streamed[:2]] == [result["warnings"], None]
     vectors = (await post(fake(), "/v1/embeddings", {"input": "x", "user": "me"})).json()
     assert vectors["warnings"] == ["user: has no effect here"]
-    sent_back = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
-    assert (await chat({"messages": sent_back})).json()["warnings"] == [
+    repeated = [{"role": "assistant", "content": "x", "refusal": "no", "annotations": []}, *HELLO]
+    assert (await chat({"messages": repeated})).json()["warnings"] == [
         "messages[0].refusal: has no effect here"
     ]
 
@@ -145,7 +145,7 @@ async def test_fields_that_change_nothing_are_listed_as_warnings() -> None:
         ({"tools": [TOOL] * 129}, "tools: saw 129, wanted 128 at most"),
     ],
 )
-async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any, output: str) -> None:
+async def test_wrong_and_oversized_values_give_a_short_error(body: Any, output: str) -> None:
     reply = await post(fake(template=TOOL_TEMPLATE), CHAT, {"messages": HELLO, **body})
     message = reply.json()["error"]["message"]
     assert reply.status_code == 400
@@ -157,7 +157,11 @@ async def test_wrong_and_oversized_values_are_refused_in_a_short_line(body: Any,
     ("path", "body", "output"),
     [
         ("completions", {"prompt": ["x"] * 200_001}, "prompt: saw 200001, wanted 64 at most"),
-        ("completions", {"prompt": ["x"] * 9, "n": 8}, "prompt: saw 9 prompts with n 8, wanted 64 answers"),
+        (
+            "completions",
+            {"prompt": ["x"] * 9, "n": 8},
+            "prompt: saw 9 prompts with n 8, wanted 64 completions",
+        ),
         ("completions", {"prompt": [1] * 2_000}, "the prompt has 2000 tokens, the context holds 512"),
         ("embeddings", {"input": ["x"] * 3_000}, "input: saw 3000, wanted 2048 at most"),
     ],
@@ -178,7 +182,7 @@ async def test_requests_hold_a_bounded_number_of_prompts_and_texts(path: str, bo
         (b" " * (1 << 20) + b" ", 413, "the body: saw 1048577 bytes, wanted 1048576 at most"),
     ],
 )
-async def test_a_body_that_is_no_json_or_too_long_is_refused(raw: bytes, status: int, output: str) -> None:
+async def test_an_invalid_or_oversized_body_is_refused(raw: bytes, status: int, output: str) -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.post(CHAT, content=raw, headers=JSON)
@@ -202,15 +206,15 @@ async def test_a_body_without_a_length_is_bounded_too() -> None:
     assert reply.status_code == 413
 
 
-async def test_a_path_is_quoted_in_short() -> None:
+async def test_a_long_path_is_shortened_in_the_error() -> None:
     reply = await post(fake(), "/" + "x" * 10_000, {})
     assert reply.status_code == 404
     assert len(reply.text) < 300
 
 
-async def test_odd_calls_of_a_model_are_no_calls() -> None:
+async def test_malformed_tool_calls_are_ignored() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
-    found = await post(
+    result = await post(
         fake(text, 8192, TOOL_TEMPLATE), CHAT, {"messages": HELLO, "temperature": 0, "tools": [TOOL]}
     )
-    assert found.json()["choices"][0]["message"]["content"] == text
+    assert result.json()["choices"][0]["message"]["content"] == text

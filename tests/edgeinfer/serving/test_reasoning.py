@@ -32,7 +32,7 @@ async def test_an_effort_is_the_nearest_that_the_template_has(
     assert warning is None or warnings[0].startswith(warning)
 
 
-async def test_variables_of_the_template_reach_it() -> None:
+async def test_template_variables_reach_the_template() -> None:
     plain = (await chat({"max_tokens": 4}, fake(template=SWITCH))).json()["usage"]["prompt_tokens"]
     body = {"max_tokens": 4, "chat_template_kwargs": {"enable_thinking": False}}
     calm = (await chat(body, fake(template=SWITCH))).json()["usage"]["prompt_tokens"]

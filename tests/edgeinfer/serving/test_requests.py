@@ -1,4 +1,4 @@
-"""Requests that are refused or sent away, those that wait for their turn, and clients that leave."""
+"""Requests that are refused or queued, and clients that disconnect."""
 
 import asyncio
 import json
@@ -14,13 +14,22 @@ pytest.importorskip("starlette")
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
-from tests.edgeinfer.serving.http_client import CHAT, HELLO, JSON, chat, client, fake, post, saying_after_any
+from tests.edgeinfer.serving.http_client import (
+    CHAT,
+    HELLO,
+    JSON,
+    chat,
+    client,
+    fake,
+    post,
+    scripted_after_any,
+)
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/nope", 404), ("GET", CHAT, 405)])
-async def test_what_is_not_there_is_an_error_object_too(method: str, path: str, status: int) -> None:
+async def test_an_unknown_route_gives_an_error_object(method: str, path: str, status: int) -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.request(method, path)
@@ -30,7 +39,7 @@ async def test_what_is_not_there_is_an_error_object_too(method: str, path: str, 
     assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
 
 
-async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
+async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
     async def ask() -> list[Any]:
         async with client(fake()) as http:
             return [
@@ -59,12 +68,12 @@ async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
             {"messages": HELLO, "tempature": 1},
             "tempature: no such field; did you mean temperature?",
         ),
-        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: a prompt's log probabilities"),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo: log probabilities of a prompt"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages[0]: wanted an object with a role"),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "saw a part of type 'image_url', only text is read here",
+            "saw a part of type 'image_url', only text is supported",
         ),
         ("chat/completions", {"messages": HELLO, "temperature": -1}, "temperature"),
         ("chat/completions", {"messages": HELLO, "n": 99}, "n: saw 99, wanted 1 to 16"),
@@ -88,10 +97,10 @@ async def test_the_model_is_listed_and_no_other_is_pretended() -> None:
         ("completions", {"prompt": [["a"]]}, "prompt: saw"),
         ("completions", {"prompt": [99999]}, "saw token id 99999"),
         ("embeddings", {"input": []}, "input: wanted a text"),
-        ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's width"),
+        ("embeddings", {"input": "x", "dimensions": 4}, "dimensions: vectors have the model's hidden size"),
     ],
 )
-async def test_a_mistake_is_reported_in_openais_way(path: str, body: Any, output: str) -> None:
+async def test_errors_have_the_openai_format(path: str, body: Any, output: str) -> None:
     reply = await post(fake(), f"/v1/{path}", body)
     assert reply.status_code == 400
     assert reply.json()["error"]["type"] == "invalid_request_error"
@@ -99,14 +108,14 @@ async def test_a_mistake_is_reported_in_openais_way(path: str, body: Any, output
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_what_does_not_fit_the_context_is_refused_before_a_word(streamed: bool) -> None:
+async def test_a_prompt_over_the_context_is_refused_before_streaming(streamed: bool) -> None:
     long = [{"role": "user", "content": "x" * 600}]
     reply = await chat({"messages": long, "stream": streamed})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_body_that_is_no_json_is_refused() -> None:
+async def test_an_invalid_json_body_is_refused() -> None:
     async def ask() -> Any:
         async with client(fake()) as http:
             return await http.post(CHAT, content=b"{nothing", headers=JSON)
@@ -114,19 +123,19 @@ async def test_a_body_that_is_no_json_is_refused() -> None:
     assert "the body isn't JSON" in (await ask()).json()["error"]["message"]
 
 
-async def test_with_a_key_only_those_who_know_it_are_responded_to() -> None:
+async def test_a_configured_api_key_is_required() -> None:
     async def ask() -> list[int]:
         async with client(fake(), key="secret") as http:
-            found = []
+            result = []
             for given in (None, "Bearer wrong", "Bearer secret"):
                 headers = {"Authorization": given} if given else {}
-                found.append((await http.get("/v1/models", headers=headers)).status_code)
-            return found
+                result.append((await http.get("/v1/models", headers=headers)).status_code)
+            return result
 
     assert (await ask()) == [401, 401, 200]
 
 
-async def test_another_name_for_this_machine_is_refused() -> None:
+async def test_another_host_name_is_refused() -> None:
     async def ask() -> int:
         async with client(fake()) as http:
             reply = await http.get("/v1/models", headers={"Host": "evil.example"})
@@ -136,13 +145,13 @@ async def test_another_name_for_this_machine_is_refused() -> None:
 
 
 class Gate:
-    """An engine that waits for a sign before its second token."""
+    """An engine that waits for an event before its second token."""
 
     def __init__(self) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
 
     def model(self) -> Model:
-        completion = saying_after_any("The fox.")
+        completion = scripted_after_any("The fox.")
 
         def waiting(ids: list[int]) -> np.ndarray:
             if ids[-1] in byte_ids("T"):
@@ -153,7 +162,7 @@ class Gate:
         return model_on(FakeEngine(waiting, 512))
 
 
-async def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None:
+async def test_requests_are_queued_and_too_many_are_rejected() -> None:
     gate = Gate()
 
     async def ask() -> list[int]:
@@ -173,7 +182,7 @@ async def test_requests_wait_for_their_turn_and_too_many_are_sent_away() -> None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_client_that_leaves_ends_its_response(streamed: bool) -> None:
+async def test_a_disconnected_client_cancels_its_response(streamed: bool) -> None:
     gate = Gate()
     model = gate.model()
     app = serving_app(model)

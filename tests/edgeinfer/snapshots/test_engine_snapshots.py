@@ -1,4 +1,4 @@
-"""What one model has read, another goes on from: the same answers, without reading."""
+"""A snapshot of one model is restored by another: the same completions without prefill."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.fake_engine import FakeEngine, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 
 LONG = list(range(3, 103))
 GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
@@ -21,7 +21,7 @@ GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where snapshots are kept."""
+    """The folder of the snapshots."""
     monkeypatch.setattr("edgeinfer.loading.loading.snapshots_folder", lambda: tmp_path / "snapshots")
     return tmp_path / "snapshots"
 
@@ -31,7 +31,7 @@ def loaded(path: Path) -> Model:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
-def test_a_text_that_was_kept_is_not_read_again(zoo_file: ZooFile, folder: Path, name: str) -> None:
+def test_a_saved_prompt_is_not_prefilled_again(zoo_file: ZooFile, folder: Path, name: str) -> None:
     with loaded(zoo_file(name)) as model:
         first = model.generate(LONG, **GREEDY)
         plain = model.generate([*LONG, *first.ids, 7, 9], **GREEDY)
@@ -43,7 +43,7 @@ def test_a_text_that_was_kept_is_not_read_again(zoo_file: ZooFile, folder: Path,
     assert again.speed.cached_tokens == len(LONG) + len(first.ids) + 1
 
 
-def test_a_cache_of_four_bits_is_kept_with_its_scales(zoo_file: ZooFile, folder: Path) -> None:
+def test_a_four_bit_cache_is_saved_with_its_scales(zoo_file: ZooFile, folder: Path) -> None:
     def opened() -> edgeinfer.Model:
         return edgeinfer.load(
             zoo_file("llama"), device="cpu", draft=None, context=256, kv="q4_0", snapshots=True
@@ -58,7 +58,7 @@ def test_a_cache_of_four_bits_is_kept_with_its_scales(zoo_file: ZooFile, folder:
     assert (again.ids, again.speed.cached_tokens) == (plain.ids, len(LONG))
 
 
-def test_a_text_that_parts_from_it_is_read_from_there_on(zoo_file: ZooFile, folder: Path) -> None:
+def test_a_diverging_prompt_is_prefilled_from_the_divergence(zoo_file: ZooFile, folder: Path) -> None:
     other = [*LONG[:90], *range(150, 170)]
     with loaded(zoo_file("llama")) as model:
         plain = model.generate(other, **GREEDY)
@@ -67,25 +67,25 @@ def test_a_text_that_parts_from_it_is_read_from_there_on(zoo_file: ZooFile, fold
     with loaded(zoo_file("llama")) as model:
         again = model.generate(other, **GREEDY)
         assert (again.ids, again.speed.cached_tokens) == (plain.ids, 90)
-        # What the engine holds by itself isn't fetched.
+        # What is already in the cache isn't loaded.
         assert model.generate(other, **GREEDY).speed.cached_tokens == len(other) - 1
 
 
-def test_little_is_not_worth_a_file(zoo_file: ZooFile, folder: Path) -> None:
+def test_a_short_prompt_is_not_saved(zoo_file: ZooFile, folder: Path) -> None:
     with loaded(zoo_file("llama")) as model:
         model.generate(LONG[:20], **GREEDY)
         assert not model.keep_snapshot()
     assert not folder.exists()
 
 
-def test_nothing_is_kept_unless_it_is_asked_for(zoo_file: ZooFile, folder: Path) -> None:
+def test_snapshots_are_disabled_by_default(zoo_file: ZooFile, folder: Path) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", draft=None, context=256) as model:
         model.generate(LONG, **GREEDY)
         assert not model.keep_snapshot()
     assert not folder.exists()
 
 
-def test_another_kind_of_cache_is_another_model(zoo_file: ZooFile, folder: Path) -> None:
+def test_another_cache_type_has_another_snapshot_key(zoo_file: ZooFile, folder: Path) -> None:
     with loaded(zoo_file("llama")) as model:
         model.generate(LONG, **GREEDY)
         model.keep_snapshot()
@@ -95,7 +95,7 @@ def test_another_kind_of_cache_is_another_model(zoo_file: ZooFile, folder: Path)
         assert other.generate(LONG, **GREEDY).speed.cached_tokens == 0
 
 
-def test_a_snapshot_of_another_cache_is_refused_and_costs_reading_only(
+def test_a_snapshot_of_another_cache_is_refused_and_the_prompt_prefilled(
     zoo_file: ZooFile, folder: Path
 ) -> None:
     with loaded(zoo_file("llama")) as model:
@@ -114,7 +114,7 @@ def test_a_snapshot_of_another_cache_is_refused_and_costs_reading_only(
             engine.restore(good, 300)
 
 
-def test_damage_between_two_programs_costs_reading_only(zoo_file: ZooFile, folder: Path) -> None:
+def test_a_damaged_snapshot_causes_prefill_only(zoo_file: ZooFile, folder: Path) -> None:
     with loaded(zoo_file("llama")) as model:
         plain = model.generate(LONG, **GREEDY)
         model.keep_snapshot()
@@ -124,10 +124,10 @@ def test_damage_between_two_programs_costs_reading_only(zoo_file: ZooFile, folde
         assert model.generate(LONG, **GREEDY).ids == plain.ids
 
 
-def test_any_engine_with_a_memory_can_be_kept(tmp_path: Path) -> None:
+def test_any_engine_with_state_can_be_saved(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "f" * 32)
     for cached in (0, 99):
-        model = model_on(FakeEngine(drawn, 256))
-        kept = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
-        assert kept.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
-        assert kept.keep_snapshot()
+        model = model_on(FakeEngine(seeded_logits, 256))
+        model_with_store = Model("fake", model.engine, model.tokenizer, None, snapshots=store)
+        assert model_with_store.generate(LONG, max_tokens=4, temperature=0.0).speed.cached_tokens == cached
+        assert model_with_store.keep_snapshot()

@@ -1,4 +1,4 @@
-"""Snapshots in a folder: the longest beginning is found, damage and full disks cost nothing but time."""
+"""Snapshots in a folder: the longest prefix is found; damage and full disks only cost time."""
 
 import hashlib
 import os
@@ -30,10 +30,10 @@ def snapshot(count: int, first: int = 0, nbytes: int = 1000) -> Snapshot:
     return Snapshot(list(range(first, first + count)), arrays)
 
 
-def same(found: tuple[Snapshot, int] | None, other: Snapshot) -> bool:
-    """All of another snapshot is what was found."""
-    assert found is not None
-    one, length = found
+def same(result: tuple[Snapshot, int] | None, other: Snapshot) -> bool:
+    """The result equals another snapshot."""
+    assert result is not None
+    one, length = result
     return (
         length == len(other.ids)
         and one.ids == other.ids
@@ -45,7 +45,7 @@ def files(folder: Path) -> int:
     return len(list(folder.iterdir()))
 
 
-def test_what_is_kept_is_found_for_a_text_that_goes_on(tmp_path: Path) -> None:
+def test_a_snapshot_is_found_for_a_longer_prompt(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path / "new", "a" * 32)
     assert store.longest([0, 1, 2]) is None
     assert store.keep(snapshot(5))
@@ -55,16 +55,16 @@ def test_what_is_kept_is_found_for_a_text_that_goes_on(tmp_path: Path) -> None:
     assert store.longest(list(range(9)), more_than=5) is None
 
 
-def test_a_text_that_parts_from_a_snapshot_shares_its_beginning(tmp_path: Path) -> None:
+def test_a_diverging_prompt_reuses_the_shared_prefix(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(8))
-    found = store.longest([0, 1, 2, 3, 9, 5])
-    assert found is not None
-    assert found[1] == 4
+    result = store.longest([0, 1, 2, 3, 9, 5])
+    assert result is not None
+    assert result[1] == 4
     assert store.longest([0, 1, 2, 3, 9, 5], more_than=4) is None
 
 
-def test_a_longer_snapshot_takes_the_place_of_its_beginnings_only(tmp_path: Path) -> None:
+def test_a_longer_snapshot_replaces_its_prefixes_only(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     for each in (snapshot(4), snapshot(6, first=50), snapshot(8)):
         store.keep(each)
@@ -78,7 +78,7 @@ def test_another_model_finds_nothing(tmp_path: Path) -> None:
     assert SnapshotStore(tmp_path, "b" * 32).longest(list(range(9))) is None
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_snapshot_is_deleted_first(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32, limit_bytes=3500)
     for position, first in enumerate((100, 200, 300)):
         store.keep(snapshot(5, first))
@@ -87,13 +87,13 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
                 os.utime(path, (1000 + position, 1000 + position))
     assert store.longest(list(range(100, 110))) is not None
     store.keep(snapshot(5, 400))
-    kept = [first for first in (100, 200, 300, 400) if store.longest(list(range(first, first + 9)))]
-    assert kept == [100, 300, 400]
+    found = [first for first in (100, 200, 300, 400) if store.longest(list(range(first, first + 9)))]
+    assert found == [100, 300, 400]
     assert not store.keep(snapshot(5, 500, nbytes=9000))
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}\n", b'{"version": 9, "ids": [], "arrays": []}\n', None])
-def test_a_damaged_snapshot_is_thrown_away(tmp_path: Path, damage: bytes | None) -> None:
+def test_a_damaged_snapshot_is_deleted(tmp_path: Path, damage: bytes | None) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(5))
     (path,) = tmp_path.iterdir()
@@ -101,28 +101,28 @@ def test_a_damaged_snapshot_is_thrown_away(tmp_path: Path, damage: bytes | None)
     with pytest.raises(DamagedSnapshotError):
         read_snapshot(path)
     assert store.longest(list(range(9))) is None
-    assert store.trouble is not None
+    assert store.last_error is not None
     assert files(tmp_path) == 0
 
 
-def test_a_full_disk_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, _: Snapshot) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("edgeinfer.snapshots.store.write_snapshot", full)
     store = SnapshotStore(tmp_path, "a" * 32)
     assert not store.keep(snapshot(5))
-    assert store.trouble == f"{tmp_path}: No space left on device"
+    assert store.last_error == f"{tmp_path}: No space left on device"
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpy.ascontiguousarray", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_snapshot(tmp_path / "x.kv", snapshot(5))
     assert files(tmp_path) == 0
 
 
-def test_files_differ_by_a_byte_anywhere_sampled_and_by_what_else_matters(tmp_path: Path) -> None:
+def test_the_file_digest_covers_sampled_bytes_and_metadata(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     content = np.random.default_rng(1).bytes(3 << 20)
     one.write_bytes(content)
@@ -136,7 +136,7 @@ def test_files_differ_by_a_byte_anywhere_sampled_and_by_what_else_matters(tmp_pa
 
 
 @pytest.mark.parametrize("position", ["head", "arrays", "digest"])
-def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, position: str) -> None:
+def test_any_flipped_bit_is_detected(tmp_path: Path, position: str) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(5))
     (path,) = tmp_path.iterdir()
@@ -155,7 +155,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path, position: str) -> Non
             path.chmod(0o600)
 
 
-def test_the_next_best_snapshot_is_taken_where_the_best_is_damaged(tmp_path: Path) -> None:
+def test_the_next_best_snapshot_is_used_if_the_best_is_damaged(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     store.keep(snapshot(6))
     store.keep(Snapshot([0, 1, 2, 3, 9, 9, 9, 9], snapshot(8).arrays))
@@ -163,10 +163,10 @@ def test_the_next_best_snapshot_is_taken_where_the_best_is_damaged(tmp_path: Pat
     content = bytearray(damaged.read_bytes())
     content[-40] ^= 1
     damaged.write_bytes(content)
-    found = store.longest([0, 1, 2, 3, 4, 5, 7])
-    assert found is not None
-    assert (len(found[0].ids), found[1]) == (8, 4)
-    assert store.trouble == f"{damaged}: its digest is not that of its bytes"
+    result = store.longest([0, 1, 2, 3, 4, 5, 7])
+    assert result is not None
+    assert (len(result[0].ids), result[1]) == (8, 4)
+    assert store.last_error == f"{damaged}: its digest is wrong"
     assert not damaged.exists()
 
 
@@ -184,7 +184,7 @@ def test_the_next_best_snapshot_is_taken_where_the_best_is_damaged(tmp_path: Pat
         b"\xff\xfe",
     ],
 )
-def test_a_hostile_head_is_damage(tmp_path: Path, head: bytes) -> None:
+def test_a_hostile_header_is_refused(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "x.kv"
     content = head + b"\n"
     path.write_bytes(content + hashlib.sha256(content).digest())
@@ -193,7 +193,7 @@ def test_a_hostile_head_is_damage(tmp_path: Path, head: bytes) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
-def test_snapshots_are_for_their_user_alone(tmp_path: Path) -> None:
+def test_snapshots_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "snapshots"
     before = os.umask(0)
     try:
@@ -205,7 +205,7 @@ def test_snapshots_are_for_their_user_alone(tmp_path: Path) -> None:
     assert modes == [0o600, 0o700, 0o700]
 
 
-def test_a_snapshot_goes_with_its_owner(tmp_path: Path) -> None:
+def test_a_snapshot_is_deleted_with_its_chat(tmp_path: Path) -> None:
     for model, owner, first in (("a", "1f", 0), ("b", "1f", 0), ("a", "2f", 50), ("a", None, 90)):
         SnapshotStore(tmp_path, model * 32).keep(snapshot(5, first), owner)
     delete_snapshots("1f", tmp_path)
@@ -214,7 +214,7 @@ def test_a_snapshot_goes_with_its_owner(tmp_path: Path) -> None:
     assert files(tmp_path) == 2
 
 
-def test_what_a_killed_program_began_is_removed(tmp_path: Path) -> None:
+def test_unfinished_files_of_killed_programs_are_removed(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, "a" * 32)
     ours = tmp_path / f"x.{os.getpid()}{PART_SUFFIX}"
     for path in (tmp_path / f"x.{2**22 + 1}{PART_SUFFIX}", ours):
@@ -226,7 +226,7 @@ def test_what_a_killed_program_began_is_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
-def test_what_an_earlier_release_let_everybody_read_is_removed(tmp_path: Path) -> None:
+def test_world_readable_files_of_earlier_releases_are_removed(tmp_path: Path) -> None:
     old = tmp_path / f"{'b' * 32}-5-{'0' * 16}.kv"
     old.write_bytes(b"a text")
     old.chmod(0o644)

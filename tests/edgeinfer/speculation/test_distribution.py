@@ -1,4 +1,4 @@
-"""Chi-square: what is drawn through drafts is distributed as what is drawn without, for all samplers."""
+"""Chi-square: speculative sampling has the distribution of baseline sampling, for all samplers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 SIZE = 5
 DRAFTED = 2
-DRAWS = 34_000
+SAMPLES = 34_000
 """Of three tokens: 10^5 tokens."""
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 HISTORY = [0, 1, 3, 0, 1]
@@ -44,8 +44,8 @@ def table(seed: int) -> npt.NDArray[np.float32]:
 TARGET, DRAFT = table(1), table(2)
 
 
-class Known:
-    """Distributions by the text before them, each computed once."""
+class FixedModel:
+    """Distributions by history, each computed once."""
 
     def __init__(self, logits: npt.NDArray[np.float32], settings: SamplingParams) -> None:
         self.settings = settings
@@ -60,10 +60,10 @@ class Known:
         return self._found[key]
 
 
-class FromKnown(Sampler):
-    """A sampler that looks its distributions up, so that many draws take seconds."""
+class FixedEngine(Sampler):
+    """A sampler that looks up its distributions, so that many samples take seconds."""
 
-    def __init__(self, known: Known, seed: int) -> None:
+    def __init__(self, known: FixedModel, seed: int) -> None:
         super().__init__(SamplingParams(**{**OFF, "seed": seed}), SIZE)
         self._known = known
 
@@ -72,36 +72,38 @@ class FromKnown(Sampler):
         return self._last
 
 
-def wanted_chances(known: Known) -> dict[tuple[int, ...], float]:
-    """Of the three tokens behind HISTORY, by the product of their chances."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+def expected_probs(known: FixedModel) -> dict[tuple[int, ...], float]:
+    """Of the three tokens after HISTORY, by the product of their probabilities."""
+    result: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(DRAFTED + 1):
-        found = {
+        result = {
             (*output, int(token)): prob * float(own)
-            for output, prob in found.items()
+            for output, prob in result.items()
             for token, own in zip(*known.distribution([*HISTORY, *output]), strict=True)
         }
-    return found
+    return result
 
 
-def draw_three(target: Known, draft: Known, sampler: FromKnown, guesser: FromKnown) -> tuple[int, ...]:
-    """Three tokens: passes with drafts of two drawn tokens until there are so many."""
+def sample_three(
+    target: FixedModel, draft: FixedModel, sampler: FixedEngine, draft_engine: FixedEngine
+) -> tuple[int, ...]:
+    """Three tokens: forwards with drafts of two sampled tokens until there are three."""
     output = list(HISTORY)
     while len(output) < len(HISTORY) + DRAFTED + 1:
         drafted, distributions, ahead = list[int](), list[Distribution](), list(output)
         for _ in range(DRAFTED):
             distributions.append(draft.distribution(ahead))
             ids, probs = distributions[-1]
-            drafted.append(int(ids[guesser.sample_index(probs)]))
+            drafted.append(int(ids[draft_engine.sample_index(probs)]))
             ahead.append(drafted[-1])
         logits = TARGET[ahead[-DRAFTED - 1 :]]
-        found = verify(Draft(tuple(drafted), tuple(distributions)), logits, output, sampler, ())
-        output += [token.id for token in found]
+        result = verify(Draft(tuple(drafted), tuple(distributions)), logits, output, sampler, ())
+        output += [token.id for token in result]
     return tuple(output[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
 
 
 def chi_square_limit(degrees: int) -> float:
-    """What chi-square passes once in 2000 runs. Source: Wilson and Hilferty 1931."""
+    """The chi-square limit that is exceeded once in 2000 runs. Source: Wilson and Hilferty 1931."""
     normal = 3.29
     share = 2 / (9 * degrees)
     return float(degrees * (1 - share + normal * share**0.5) ** 3)
@@ -110,19 +112,21 @@ def chi_square_limit(degrees: int) -> float:
 def chi_square(
     counts: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float]
 ) -> tuple[float, int]:
-    """Chi-square and its degrees of freedom; what is rarer than five in DRAWS counts together."""
-    rare = [output for output, prob in expected.items() if prob * DRAWS < 5]
-    pairs = [(counts.get(output, 0), prob * DRAWS) for output, prob in expected.items() if output not in rare]
+    """Chi-square and its degrees of freedom; outcomes with fewer than five expected samples are pooled."""
+    rare = [output for output, prob in expected.items() if prob * SAMPLES < 5]
+    pairs = [
+        (counts.get(output, 0), prob * SAMPLES) for output, prob in expected.items() if output not in rare
+    ]
     if rare:
-        pairs.append((sum(counts.get(s, 0) for s in rare), sum(expected[s] for s in rare) * DRAWS))
-    return sum((seen - want) ** 2 / want for seen, want in pairs), len(pairs) - 1
+        pairs.append((sum(counts.get(s, 0) for s in rare), sum(expected[s] for s in rare) * SAMPLES))
+    return sum((seen - reference) ** 2 / reference for seen, reference in pairs), len(pairs) - 1
 
 
-def counted(target: Known, draft: Known) -> dict[tuple[int, ...], int]:
-    sampler, guesser = FromKnown(target, 7), FromKnown(draft, 8)
+def counted(target: FixedModel, draft: FixedModel) -> dict[tuple[int, ...], int]:
+    sampler, draft_engine = FixedEngine(target, 7), FixedEngine(draft, 8)
     counts: dict[tuple[int, ...], int] = {}
-    for _ in range(DRAWS):
-        output = draw_three(target, draft, sampler, guesser)
+    for _ in range(SAMPLES):
+        output = sample_three(target, draft, sampler, draft_engine)
         counts[output] = counts.get(output, 0) + 1
     return counts
 
@@ -133,16 +137,17 @@ def counted(target: Known, draft: Known) -> dict[tuple[int, ...], int]:
 )
 def test_three_tokens_in_a_row_are_distributed_as_without_drafts(name: str) -> None:
     settings = SamplingParams(**{**OFF, **COMBINATIONS[name]})
-    target, draft = Known(TARGET, settings), Known(DRAFT, settings)
-    expected, counts = wanted_chances(target), counted(target, draft)
+    target, draft = FixedModel(TARGET, settings), FixedModel(DRAFT, settings)
+    expected, counts = expected_probs(target), counted(target, draft)
     assert set(counts) <= set(expected)
-    found, degrees = chi_square(counts, expected)
-    assert found < chi_square_limit(degrees)
+    result, degrees = chi_square(counts, expected)
+    assert result < chi_square_limit(degrees)
 
 
-def test_a_rule_that_keeps_every_guess_would_be_found_out() -> None:
+def test_the_test_detects_a_rule_that_accepts_every_draft() -> None:
     settings = SamplingParams(**OFF)
-    found, degrees = chi_square(
-        counted(Known(DRAFT, settings), Known(DRAFT, settings)), wanted_chances(Known(TARGET, settings))
+    result, degrees = chi_square(
+        counted(FixedModel(DRAFT, settings), FixedModel(DRAFT, settings)),
+        expected_probs(FixedModel(TARGET, settings)),
     )
-    assert found > 10 * chi_square_limit(degrees)
+    assert result > 10 * chi_square_limit(degrees)

@@ -1,4 +1,4 @@
-"""The built-in pair: drafts change the speed of an answer and nothing else."""
+"""The built-in pair: drafts change the speed of a completion and nothing else."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,13 +18,13 @@ from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
-PlainAnswer = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
+BaselineCompletion = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
 REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
 
 
 def always_draft(model: Model, length: int) -> None:
-    """Drafts of this length, whatever they cost."""
+    """Drafts of this length, whatever their cost."""
     assert model.speculator is not None
     for controller in model.speculator.controllers.values():
         setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
@@ -39,8 +39,8 @@ def plain() -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def plain_answer(plain: Model) -> PlainAnswer:
-    """60 tokens behind a prompt under some settings, which all drafts are held against."""
+def baseline_completion(plain: Model) -> BaselineCompletion:
+    """60 tokens after a prompt with some options, with which all drafts are compared."""
     return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
 
@@ -63,17 +63,21 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         {"temperature": 0.9, "seed": 4, "dry_multiplier": 0.8, "mirostat": 2},
     ],
 )
-def test_greedy_and_seeded_answers_are_those_of_plain_decoding(
-    plain_answer: PlainAnswer, drafting: Model, settings: dict[str, Any], length: int
+def test_greedy_and_seeded_completions_equal_baseline_decoding(
+    baseline_completion: BaselineCompletion, drafting: Model, settings: dict[str, Any], length: int
 ) -> None:
     always_draft(drafting, length)
     for prompt in (PROMPT, REPEATED):
-        want = plain_answer(prompt, tuple(settings.items()))
-        got = drafting.generate(prompt, max_tokens=60, **settings)
-        assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
+        expected = baseline_completion(prompt, tuple(settings.items()))
+        actual = drafting.generate(prompt, max_tokens=60, **settings)
+        assert (actual.ids, actual.text, actual.finish_reason) == (
+            expected.ids,
+            expected.text,
+            expected.finish_reason,
+        )
 
 
-def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
+def test_draft_tokens_are_marked_and_counted(drafting: Model) -> None:
     always_draft(drafting, 3)
     completion = drafting.generate(REPEATED, max_tokens=40, temperature=0.0)
     speed = completion.speed
@@ -85,16 +89,16 @@ def test_what_was_drafted_is_marked_and_counted(drafting: Model) -> None:
     assert completion.speed.generated_tokens == len(completion.ids) <= 40
 
 
-def test_the_end_of_the_context_is_reached_and_not_passed(plain: Model, drafting: Model) -> None:
+def test_drafting_stops_at_the_end_of_the_context(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 7)
     ids = plain.tokenizer.encode(PROMPT * 20)[:235]
-    want, got = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
-    assert got.ids == want.ids
-    assert got.finish_reason == want.finish_reason
+    expected, actual = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
+    assert actual.ids == expected.ids
+    assert actual.finish_reason == expected.finish_reason
     assert len(drafting.engine.ids) <= 256
 
 
-def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, drafting: Model) -> None:
+def test_the_cache_holds_the_completion_for_the_next_message(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
     completion = drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
@@ -106,26 +110,28 @@ def test_the_cache_holds_what_was_said_so_that_chats_go_on(plain: Model, draftin
 
 
 @pytest.mark.default_cases(1)
-def test_two_streams_of_one_model_may_take_turns(plain: Model, drafting: Model) -> None:
+def test_two_streams_of_one_model_may_alternate(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     prompts = (PROMPT, "Tom and his dog went to the park.")
-    want = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
+    expected = [plain.generate(prompt, max_tokens=25, temperature=0.0).ids for prompt in prompts]
     streams = [drafting.stream(prompt, max_tokens=25, temperature=0.0) for prompt in prompts]
     for _ in range(40):
         for stream in streams:
             next(stream, None)
-    assert [stream.result.ids for stream in streams] == want
+    assert [stream.result.ids for stream in streams] == expected
 
 
-def test_logprobs_are_those_of_plain_decoding(plain: Model, drafting: Model) -> None:
+def test_logprobs_equal_baseline_decoding(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
-    want, got = (m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting))
-    assert [(t.id, t.logprob, t.top_logprobs) for t in got.tokens] == [
-        (t.id, t.logprob, t.top_logprobs) for t in want.tokens
+    expected, actual = (
+        m.generate(PROMPT, max_tokens=20, temperature=0.0, logprobs=2) for m in (plain, drafting)
+    )
+    assert [(t.id, t.logprob, t.top_logprobs) for t in actual.tokens] == [
+        (t.id, t.logprob, t.top_logprobs) for t in expected.tokens
     ]
 
 
-def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> None:
+def test_unseeded_sampling_accepts_most_draft_tokens() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         always_draft(model, 3)
         shares = [
@@ -135,31 +141,31 @@ def test_unseeded_answers_are_drawn_and_guesses_stand_more_often_than_not() -> N
         assert max(shares) > 0.5
 
 
-def test_auto_takes_the_draft_of_the_catalogue_and_otherwise_looks_back(zoo_file: ZooFile) -> None:
+def test_auto_uses_the_registry_draft_or_prompt_lookup(zoo_file: ZooFile) -> None:
     for model, kind in (("tiny", DraftModel), (zoo_file("llama"), PromptLookup)):
         with edgeinfer.load(model, device="cpu", threads=1) as loaded:
             assert loaded.speculator is not None
             assert isinstance(loaded.speculator.drafter, kind)
 
 
-def test_loading_measures_what_passes_and_drafts_cost_and_reads_nothing() -> None:
+def test_loading_measures_forward_and_draft_costs_and_leaves_the_cache_empty() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.engine.ids == []
         assert model.speculator is not None
         assert model.speculator.controllers["sampled"].min_probs(1)[1] > 0
 
 
-def test_auto_says_what_the_draft_costs() -> None:
+def test_auto_reports_the_cost_of_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
-        assert [note for note in model.warnings if note.startswith("drafting with")] == [
+        assert [warning for warning in model.warnings if warning.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
 
 
 @pytest.mark.slow
-def test_beside_a_draft_of_another_vocabulary_a_model_looks_back_and_says_why(zoo_file: ZooFile) -> None:
+def test_a_draft_of_another_vocabulary_falls_back_to_prompt_lookup_with_a_warning(zoo_file: ZooFile) -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=str(zoo_file("llama"))) as model:
         message = "draft: llama has 288 tokens, the model 8192; wanted the same vocabulary"
         assert f"using prompt lookup instead of the draft model: {message}" in model.warnings
@@ -177,7 +183,7 @@ def listed(kind: str, tokens: list[str], types: list[int]) -> dict[str, Any]:
     }
 
 
-def test_lists_that_begin_alike_are_of_the_same_tokens() -> None:
+def test_vocabularies_with_a_common_prefix_are_compatible() -> None:
     model = listed("gpt2", ["a", "b", "c"], [1, 1, 3])
     assert same_tokens(model, model)
     padded = listed("gpt2", [*model["tokenizer.ggml.tokens"], "pad"], [1, 1, 3, 5])
@@ -193,7 +199,7 @@ def test_lists_that_begin_alike_are_of_the_same_tokens() -> None:
         assert not same_tokens(other, model)
 
 
-def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"GGUF")
     with pytest.raises(Exception, match=r"draft\.gguf") as caught:
@@ -201,19 +207,19 @@ def test_a_draft_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_too_small_for_both_leaves_the_draft_out_and_says_so() -> None:
+def test_a_budget_too_small_for_both_omits_the_draft_with_a_warning() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("using prompt lookup instead" in note for note in model.warnings)
+        assert any("using prompt lookup instead" in warning for warning in model.warnings)
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
-def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Path) -> None:
-    want = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
+def test_lookup_files_give_drafts(plain: Model, tmp_path: Path) -> None:
+    expected = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
-    path.write_text(PROMPT + want.text, encoding="utf-8")
+    path.write_text(PROMPT + expected.text, encoding="utf-8")
     for draft, kind in (("lookup", PromptLookup), ("auto", ChainedDrafter)):
         with edgeinfer.load(
             "tiny", device="cpu", threads=1, draft=draft, lookup_files=path, context=256
@@ -221,13 +227,13 @@ def test_files_that_the_answer_repeats_are_looked_up(plain: Model, tmp_path: Pat
             assert model.speculator is not None
             assert isinstance(model.speculator.drafter, kind)
             always_draft(model, 6)
-            got = model.generate(PROMPT, max_tokens=60, temperature=0.0)
-            assert got.ids == want.ids
-            assert got.speed.tokens_per_forward is not None
-            assert got.speed.tokens_per_forward > 3
+            actual = model.generate(PROMPT, max_tokens=60, temperature=0.0)
+            assert actual.ids == expected.ids
+            assert actual.speed.tokens_per_forward is not None
+            assert actual.speed.tokens_per_forward > 3
 
 
-def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_unreadable_lookup_files_give_a_one_line_error(tmp_path: Path) -> None:
     path = tmp_path / "picture.bin"
     path.write_bytes(b"ab\xff\xfe")
     with pytest.raises(SettingError, match=r"byte 2 of .*picture\.bin isn't UTF-8"):
@@ -238,7 +244,7 @@ def test_references_that_cannot_be_read_are_refused_in_one_line(tmp_path: Path) 
         edgeinfer.load("tiny", device="cpu", threads=1, lookup_files=[path], draft=None)
 
 
-def test_the_first_drafter_with_a_guess_makes_it() -> None:
+def test_the_first_drafter_with_a_draft_is_used() -> None:
     lookups = [PromptLookup([[1, 2, 3, 4]]), PromptLookup([[1, 2, 9, 9], [5, 6, 7]])]
     drafter, settings = ChainedDrafter(lookups), SamplingParams()
     assert drafter.propose([1, 2], DraftRequest(1, settings)).ids == (3,)
@@ -247,7 +253,7 @@ def test_the_first_drafter_with_a_guess_makes_it() -> None:
     assert drafter.nbytes == sum(lookup.nbytes for lookup in lookups)
 
 
-def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
+def test_a_draft_model_alternates_with_the_target_threads() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         drafter = model.speculator.drafter
@@ -259,24 +265,25 @@ def test_a_draft_model_takes_turns_with_the_models_own_threads() -> None:
 
 
 def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list[list[int]]) -> list[Any]:
-    """The drafts behind some texts, made in one run or one by one."""
-    drafter.max_prompt, kept = (16 if natively else 0), drafter.max_prompt
+    """The drafts after some texts, made by the draft loop or one by one."""
+    drafter.max_prompt, max_prompt = (16 if natively else 0), drafter.max_prompt
     try:
         return [drafter.propose(text, DraftRequest(5, settings, 0.0, 0.2)) for text in texts]
     finally:
-        drafter.max_prompt = kept
+        drafter.max_prompt = max_prompt
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
-def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, Any]) -> None:
+def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> None:
     requested = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
         assert drafter.max_prompt == 16
         ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
-        # A whole text, some tokens more, one less, another one: all that a cache may have in common with it.
-        texts = [ids[:30], ids[:33], ids[:32], ids[5:25], ids[:1]]
+        # A whole text, some tokens more, one less, another one: all cases of a shared prefix with the cache.
+        # There are fewer tokens than AMX kernels process, which round differently.
+        texts = [ids[10:30], ids[10:33], ids[10:32], ids[5:25], ids[:1]]
         native, single = (proposed(drafter, requested, natively, texts) for natively in (True, False))
         assert any(len(draft.ids) == 5 for draft in native)
         assert any(len(draft.ids) < 5 for draft in native)
@@ -286,7 +293,7 @@ def test_drafts_made_in_one_run_are_those_made_one_by_one(settings: dict[str, An
             assert one.distributions is None
 
 
-def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
+def test_sampled_drafts_include_their_distribution() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         ids = model.tokenizer.encode(PROMPT)
@@ -297,19 +304,19 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         assert len({draft.ids for draft in drafts}) > 1
         for draft in drafts:
             assert draft.distributions is not None
-            for token, word, (candidates, chances) in zip(
+            for token, word, (candidates, probs) in zip(
                 draft.ids, draft.probs, draft.distributions, strict=True
             ):
-                assert chances.sum() == pytest.approx(1.0)
+                assert probs.sum() == pytest.approx(1.0)
                 position = candidates.tolist().index(token)
                 if len(candidates) > 1:
-                    assert word == pytest.approx(float(chances[position]), rel=1e-5)
+                    assert word == pytest.approx(float(probs[position]), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("settings", "simple"),
     [
-        ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is drawn
+        ({"temperature": 0.0, "xtc_probability": 0.5, "mirostat": 2}, True),  # nothing is sampled
         ({"temperature": 0.8}, True),
         ({"temperature": 0.0, "repeat_penalty": 1.1}, False),
         ({"temperature": 0.8, "top_n_sigma": 1.0}, False),
@@ -320,5 +327,7 @@ def test_drawn_drafts_say_what_they_were_drawn_from() -> None:
         ({"temperature": 0.8, "logit_bias": {3: 1.0}}, False),
     ],
 )
-def test_only_simple_ways_to_choose_a_token_need_no_sampler(settings: dict[str, Any], simple: bool) -> None:
+def test_only_simple_sampling_parameters_run_in_the_draft_loop(
+    settings: dict[str, Any], simple: bool
+) -> None:
     assert (draft_sampling(SamplingParams(**settings)) is not None) == simple

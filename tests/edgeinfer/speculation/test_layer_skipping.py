@@ -1,4 +1,4 @@
-"""Guesses by the model with layers left out."""
+"""Drafts by the model with layers skipped."""
 
 from pathlib import Path
 
@@ -12,35 +12,36 @@ from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from tests.kernels.cpu.test_cpu_backend import cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 IDS = np.random.default_rng(2).integers(3, VOCABULARY, 40).tolist()
 
 
 @pytest.mark.parametrize(
-    ("count", "kept"),
+    ("count", "layers"),
     [(1, [0]), (2, [0]), (4, [0, 3]), (10, [0, 1, 2, 8, 9]), (32, [*range(10), *range(26, 32)])],
 )
-def test_the_first_and_the_last_layers_guess(count: int, kept: list[int]) -> None:
-    assert kept_layers(count) == kept
+def test_the_first_and_last_layers_draft(count: int, layers: list[int]) -> None:
+    assert kept_layers(count) == layers
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
-def test_some_layers_equal_the_exact_evaluation_and_leave_the_text_alone(tmp_path: Path, name: str) -> None:
+def test_some_layers_equal_the_reference_and_keep_the_cache(tmp_path: Path, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     own, truth = engine_for(path, cpu()), engine_for(path, exact)
-    want = own.append_all(IDS)[-1]
+    expected = own.append_all(IDS)[-1]
     own.rewind(len(IDS) - 1)
     truth.append(IDS[:-1])
     layers = [0, len(own.specification.layers) - 1]
-    got, right = (engine.logits_of_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
-    assert relative(got, right) < 5e-6
+    actual, right = (engine.logits_of_layers(7, len(IDS) - 1, layers) for engine in (own, truth))
+    assert relative(actual, right) < 5e-6
     assert own.ids == IDS[:-1]
-    assert relative(own.append(IDS[-1:]), want) < 1e-6
+    assert relative(own.append(IDS[-1:]), expected) < 1e-6
     own.close()
 
 
-def test_all_layers_guess_what_the_model_says() -> None:
+def test_all_layers_draft_the_tokens_of_the_model() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
         assert isinstance(model.engine, NativeEngine)
         drafter = LayerSkipping(model.engine, range(len(model.engine.specification.layers)))
@@ -52,6 +53,6 @@ def test_all_layers_guess_what_the_model_says() -> None:
         assert drafter.propose([5, 6, 7], DraftRequest(1, settings)).ids == ()  # not cached
 
 
-def test_more_leaves_than_a_pass_takes_are_refused() -> None:
+def test_more_siblings_than_a_forward_accepts_are_refused() -> None:
     with pytest.raises(SettingError, match="draft_tree_width: saw 9, wanted a whole number from 0 to 8"):
         edgeinfer.load("tiny", draft_tree_width=9)

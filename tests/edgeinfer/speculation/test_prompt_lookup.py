@@ -1,4 +1,4 @@
-"""Guesses by looking back."""
+"""Drafts by prompt lookup."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 PARAMS = SamplingParams()
 
 
-def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
+def draft(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     """Characters as tokens."""
     return "".join(map(chr, lookup.propose([*map(ord, text)], DraftRequest(limit, PARAMS)).ids))
 
@@ -18,54 +18,54 @@ def guess(lookup: PromptLookup, text: str, limit: int = 3) -> str:
     ("text", "follows"),
     [
         ("the cat sat. the c", "at "),
-        ("abcX abcY abc", "Y a"),  # the latest place counts
-        ("xabcdQ yzcdR abcd", "Q y"),  # the longest run counts
-        ("aaaa", "a"),  # what follows may be cut off by the end
+        ("abcX abcY abc", "Y a"),  # the last occurrence counts
+        ("xabcdQ yzcdR abcd", "Q y"),  # the longest match counts
+        ("aaaa", "a"),  # the end may truncate the continuation
         ("abcdef", ""),
         ("a", ""),
         ("", ""),
     ],
 )
-def test_what_followed_the_longest_run_the_last_time(text: str, follows: str) -> None:
-    assert guess(PromptLookup(), text) == follows
+def test_lookup_returns_the_last_continuation_of_the_longest_match(text: str, follows: str) -> None:
+    assert draft(PromptLookup(), text) == follows
 
 
-def test_the_index_grows_with_the_text_and_starts_afresh_with_another() -> None:
+def test_the_index_grows_with_the_text_and_is_rebuilt_for_another() -> None:
     lookup = PromptLookup()
-    assert guess(lookup, "one two one") == " tw"
-    assert guess(lookup, "one two one two one") == " tw"
-    assert guess(lookup, "three on") == ""
-    assert guess(lookup, "one two one") == " tw"
+    assert draft(lookup, "one two one") == " tw"
+    assert draft(lookup, "one two one two one") == " tw"
+    assert draft(lookup, "three on") == ""
+    assert draft(lookup, "one two one") == " tw"
 
 
-def test_references_are_looked_up_too() -> None:
+def test_lookup_files_are_searched_too() -> None:
     lookup = PromptLookup([[*map(ord, "def area(self): return")]])
-    assert guess(lookup, "x area(", 4) == "self"
-    assert guess(lookup, "y: retu", 9) == "rn"
-    assert guess(lookup, "area(me) area(", 4) == "me) "
+    assert draft(lookup, "x area(", 4) == "self"
+    assert draft(lookup, "y: retu", 9) == "rn"
+    assert draft(lookup, "area(me) area(", 4) == "me) "
 
 
-def test_no_more_is_guessed_than_is_asked_for() -> None:
-    assert guess(PromptLookup(), "abcdefgh abc", 2) == "de"
-    assert guess(PromptLookup(), "abcdefgh abc", 0) == ""
+def test_a_draft_is_no_longer_than_requested() -> None:
+    assert draft(PromptLookup(), "abcdefgh abc", 2) == "de"
+    assert draft(PromptLookup(), "abcdefgh abc", 0) == ""
 
 
-def test_the_place_in_the_references_that_agrees_longest_counts() -> None:
+def test_the_longest_match_in_lookup_files_is_used() -> None:
     first, second = "def area(self, unit): return width", "def size(self, unit): return height"
     lookup = PromptLookup([[*map(ord, text)] for text in (first, second)])
-    assert guess(lookup, "x def area(self, unit): return ", 5) == "width"
-    assert guess(lookup, "x def size(self, unit): return ", 5) == "heigh"
+    assert draft(lookup, "x def area(self, unit): return ", 5) == "width"
+    assert draft(lookup, "x def size(self, unit): return ", 5) == "heigh"
 
 
-def test_runs_across_two_references_and_behind_their_end_are_none() -> None:
+def test_matches_do_not_cross_the_end_of_a_lookup_file() -> None:
     lookup = PromptLookup([[*map(ord, text)] for text in ("abcd", "efgh", "x", "")])
-    assert guess(lookup, "zcdef") == "gh"  # by "ef" alone
-    assert guess(lookup, "zefgh") == ""
-    assert guess(lookup, "zcd") == ""
+    assert draft(lookup, "zcdef") == "gh"  # by "ef" only
+    assert draft(lookup, "zefgh") == ""
+    assert draft(lookup, "zcd") == ""
     assert lookup.nbytes > 0
 
 
-def test_guesses_from_runs_that_mislead_are_left_out_in_time() -> None:
+def test_misleading_matches_are_dropped() -> None:
     lookup, history = PromptLookup(), [1, 2, 3]
     for other in range(40):
         history += [1, 2]

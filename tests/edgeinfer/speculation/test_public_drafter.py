@@ -1,4 +1,4 @@
-"""`load(draft=...)` takes a drafter that the user has written."""
+"""`load(draft=...)` accepts a user-defined drafter."""
 
 from collections.abc import Sequence
 
@@ -26,24 +26,24 @@ class Oracle(edgeinfer.Drafter):
 
 
 @pytest.fixture(scope="module")
-def want() -> edgeinfer.Generation:
+def baseline() -> edgeinfer.Generation:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=128) as model:
         return model.generate(PROMPT, max_tokens=40, temperature=0.0)
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_the_output_is_that_of_the_model(want: edgeinfer.Generation, spoiled: bool) -> None:
-    drafter = Oracle([*want.prompt_ids, *want.ids], spoiled)
+def test_the_output_is_that_of_the_model(baseline: edgeinfer.Generation, spoiled: bool) -> None:
+    drafter = Oracle([*baseline.prompt_ids, *baseline.ids], spoiled)
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
         always_draft(model, 4)
-        got = model.generate(PROMPT, max_tokens=40, temperature=0.0)
-    assert got.ids == want.ids
-    assert got.speed.accepted_share == (0.0 if spoiled else 1.0)
+        actual = model.generate(PROMPT, max_tokens=40, temperature=0.0)
+    assert actual.ids == baseline.ids
+    assert actual.speed.accepted_share == (0.0 if spoiled else 1.0)
     assert {request.params.temperature for request in drafter.requests} == {0.0}
     assert max(request.max_tokens for request in drafter.requests) >= 4
 
 
-class Careless(Oracle):
+class InvalidTokenDrafter(Oracle):
     """Proposes a token that isn't in the vocabulary."""
 
     def propose(self, history: Sequence[int], request: edgeinfer.DraftRequest) -> edgeinfer.Draft:
@@ -60,7 +60,7 @@ class Verbose(Oracle):
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        (Careless(()), "draft: Careless proposed token id 1000000, wanted 0 to 8191"),
+        (InvalidTokenDrafter(()), "draft: InvalidTokenDrafter proposed token id 1000000, wanted 0 to 8191"),
         (Verbose(()), "draft: Verbose proposed 4 tokens, wanted 3 at most"),
     ],
 )
@@ -71,6 +71,6 @@ def test_an_invalid_draft_is_an_error(drafter: Oracle, message: str) -> None:
             model.generate(PROMPT, max_tokens=10, temperature=0.0)
 
 
-def test_an_object_that_is_no_drafter_is_refused() -> None:
+def test_an_object_without_propose_is_refused() -> None:
     with pytest.raises(SettingError, match="a Drafter, or None"):
         edgeinfer.load("tiny", draft=7)  # type: ignore[arg-type]

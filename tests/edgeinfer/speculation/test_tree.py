@@ -1,4 +1,4 @@
-"""Drafts with leaves: one pass reads the tree, and the answer is that of plain decoding."""
+"""Draft trees with siblings: one forward evaluates the tree; the completion equals baseline decoding."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from edgeinfer.speculation.drafter import Draft, DraftRequest
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import accepted_sibling, verify
-from tests.edgeinfer.fake_engine import FakeEngine, drawn
+from tests.edgeinfer.fake_engine import FakeEngine, seeded_logits
 from tests.edgeinfer.speculation.test_drafting import PROMPT, always_draft
 
 SIZE = 6
@@ -45,17 +45,21 @@ def growing() -> Iterator[Model]:
         {"temperature": 0.9, "seed": 4, "mirostat": 2},
     ],
 )
-def test_answers_are_those_of_plain_decoding(plain: Model, growing: Model, settings: dict[str, Any]) -> None:
+def test_completions_equal_baseline_decoding(plain: Model, growing: Model, settings: dict[str, Any]) -> None:
     always_draft(growing, 4)
-    want = plain.generate(PROMPT, max_tokens=200, **settings)
-    got = growing.generate(PROMPT, max_tokens=200, **settings)
-    assert (got.ids, got.text, got.finish_reason) == (want.ids, want.text, want.finish_reason)
-    assert got.speed.tokens_per_forward is not None
-    assert got.speed.tokens_per_forward > 1.5
+    expected = plain.generate(PROMPT, max_tokens=200, **settings)
+    actual = growing.generate(PROMPT, max_tokens=200, **settings)
+    assert (actual.ids, actual.text, actual.finish_reason) == (
+        expected.ids,
+        expected.text,
+        expected.finish_reason,
+    )
+    assert actual.speed.tokens_per_forward is not None
+    assert actual.speed.tokens_per_forward > 1.5
 
 
-class Knowing:
-    """Guesses wrongly in the branch at one place, and rightly in a leaf there."""
+class FixedTree:
+    """Drafts one wrong token in the trunk, and the right one as its sibling."""
 
     name = "knowing"
     nbytes = 0
@@ -78,22 +82,22 @@ class Knowing:
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("index", [0, 1, 3])
-def test_a_leaf_that_stands_leaves_the_cache_as_if_it_had_been_read_alone(plain: Model, index: int) -> None:
-    want = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
-    speculator = Speculator(plain.engine, Knowing([*want.prompt_ids, *want.ids], index))
+def test_an_accepted_sibling_leaves_the_cache_of_baseline_decoding(plain: Model, index: int) -> None:
+    expected = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
+    speculator = Speculator(plain.engine, FixedTree([*expected.prompt_ids, *expected.ids], index))
     plain.speculator = speculator
     try:
         always_draft(plain, 4)
         plain.engine.rewind(0)
-        got = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
+        actual = plain.generate(PROMPT, max_tokens=120, temperature=0.0)
     finally:
         plain.speculator = None
-    assert got.ids == want.ids
-    # The branch up to its wrong token, the leaf in its stead, and the token behind that.
-    assert got.speed.tokens_per_forward == pytest.approx(index + 2, rel=0.15)
+    assert actual.ids == expected.ids
+    # The trunk up to its wrong token, the sibling instead of it, and the token after that.
+    assert actual.speed.tokens_per_forward == pytest.approx(index + 2, rel=0.15)
 
 
-def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
+def test_siblings_without_memory_are_dropped(plain: Model) -> None:
     draft = Draft((5, 6), None, ((7,), (8,)))
     plain.engine.rewind(0)
     assert TreePass.of(plain.engine, draft) is not None
@@ -101,24 +105,24 @@ def test_leaves_that_find_no_room_are_left_out(plain: Model) -> None:
     assert TreePass.of(plain.engine, Draft((5,), None, (tuple(range(10, 40)),))) is None
     plain.engine.append([5] * 250)
     assert TreePass.of(plain.engine, draft) is None
-    assert TreePass.of(FakeEngine(drawn), draft) is None
+    assert TreePass.of(FakeEngine(seeded_logits), draft) is None
 
 
-def test_what_follows_a_leaf_is_drawn_from_the_logits_behind_it() -> None:
+def test_the_token_after_a_sibling_is_sampled_from_its_logits() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     draft = Draft((2, 3), None, ((4,), (5, 1)))
     logits = np.zeros((6, SIZE), np.float32)
     for row, best in enumerate((2, 1, 0, 0, 0, 4)):
         logits[row, best] = 9
-    found = verify(draft, logits, [0], sampler, ())
-    assert [(token.id, token.drafted) for token in found] == [(2, True), (1, True), (4, False)]
-    assert accepted_sibling(draft, found) == 2
+    result = verify(draft, logits, [0], sampler, ())
+    assert [(token.id, token.drafted) for token in result] == [(2, True), (1, True), (4, False)]
+    assert accepted_sibling(draft, result) == 2
     ended = verify(draft, logits, [0], sampler, frozenset([1]))
     assert [token.id for token in ended] == [2, 1]
     assert accepted_sibling(draft, ended) is None
 
 
-def test_the_likeliest_of_the_next_best_become_leaves(growing: Model) -> None:
+def test_the_most_probable_alternatives_become_siblings(growing: Model) -> None:
     assert growing.speculator is not None
     drafter = growing.speculator.drafter
     ids = growing.tokenizer.encode(PROMPT)

@@ -1,4 +1,4 @@
-"""What stands of a draft, and that the answer's distribution is the model's own."""
+"""Which draft tokens are accepted, and that the output distribution is that of the model."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def rows(count: int) -> npt.NDArray[np.float32]:
 
 
 def distribution(probs: npt.NDArray[np.float64]) -> Distribution:
-    """As a drafter gives it: only what can be drawn."""
+    """The candidates of a drafter: only tokens with a probability above 0."""
     ids = np.flatnonzero(probs)
     return ids, probs[ids]
 
@@ -38,65 +38,65 @@ def chi_square(counts: npt.NDArray[np.int64], probs: npt.NDArray[np.float64]) ->
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", DRAFTED_FROM)
-def test_drawn_drafts_leave_the_distribution_as_it_is(name: str) -> None:
+def test_sampled_drafts_preserve_the_distribution(name: str) -> None:
     sampler = Sampler(SamplingParams(seed=7, **PLAIN), SIZE)
     random, probs = np.random.default_rng(11), DRAFTED_FROM[name]
     counts, logits = np.zeros(SIZE, np.int64), rows(2)
     for _ in range(20_000):
-        guess = int(random.choice(SIZE, p=probs))
-        found = verify(Draft((guess,), (distribution(probs),)), logits, [1], sampler, ())
-        counts[found[0].id] += 1
-    # Five degrees of freedom: 20.5 is passed once in a thousand times.
+        draft = int(random.choice(SIZE, p=probs))
+        result = verify(Draft((draft,), (distribution(probs),)), logits, [1], sampler, ())
+        counts[result[0].id] += 1
+    # Five degrees of freedom: 20.5 is exceeded once in a thousand runs.
     assert chi_square(counts, np.exp(TARGET.astype(np.float64))) < 20.5
 
 
-def test_what_is_drawn_from_the_same_distribution_always_stands() -> None:
+def test_drafts_of_the_same_distribution_are_always_accepted() -> None:
     sampler = Sampler(SamplingParams(seed=1, **PLAIN), SIZE)
     same = sampler.distribution(TARGET, [])
-    for guess in range(SIZE):
-        found = verify(Draft((guess, guess), (same, same)), rows(3), [0], sampler, ())
-        assert [token.drafted for token in found] == [True, True, False]
+    for draft in range(SIZE):
+        result = verify(Draft((draft, draft), (same, same)), rows(3), [0], sampler, ())
+        assert [token.drafted for token in result] == [True, True, False]
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"seed": 5, **PLAIN}, {"seed": 5, "mirostat": 2}])
-def test_guesses_that_were_not_drawn_change_nothing_at_all(settings: dict[str, Any]) -> None:
+def test_greedy_drafts_do_not_change_seeded_output(settings: dict[str, Any]) -> None:
     random = np.random.default_rng(3)
     logits = random.standard_normal((200, SIZE)).astype(np.float32) * 2
     plain, with_drafts = (Sampler(SamplingParams(**settings), SIZE) for _ in range(2))
-    want: list[int] = []
+    expected: list[int] = []
     for row in logits:
-        want.append(plain.sample(row, want))
-        plain.accept(want[-1])
+        expected.append(plain.sample(row, expected))
+        plain.accept(expected[-1])
     text: list[int] = []
     while len(text) < len(logits):
         k = min(int(random.integers(0, 4)), len(logits) - len(text) - 1)
-        # Some guesses are right, as far as they go.
-        guess = [*want[len(text) : len(text) + k]]
-        if guess and random.random() < 0.6:
-            guess[-1] = int(random.integers(SIZE))
-        found = verify(Draft(tuple(guess)), logits[len(text) : len(text) + k + 1], text, with_drafts, ())
-        text += [token.id for token in found]
-    assert text == want
+        # Some draft tokens are right, up to a point.
+        draft = [*expected[len(text) : len(text) + k]]
+        if draft and random.random() < 0.6:
+            draft[-1] = int(random.integers(SIZE))
+        result = verify(Draft(tuple(draft)), logits[len(text) : len(text) + k + 1], text, with_drafts, ())
+        text += [token.id for token in result]
+    assert text == expected
 
 
-def test_nothing_follows_the_first_guess_that_falls() -> None:
+def test_nothing_follows_the_first_rejected_draft_token() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(4)
     logits[:, 2] = 9
-    found = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
-    assert [(token.id, token.drafted) for token in found] == [(2, True), (2, False)]
-    np.testing.assert_array_equal(found[1].logits, logits[1])
+    result = verify(Draft((2, 3, 2)), logits, [0], sampler, ())
+    assert [(token.id, token.drafted) for token in result] == [(2, True), (2, False)]
+    np.testing.assert_array_equal(result[1].logits, logits[1])
 
 
-def test_nothing_follows_a_guess_that_ends_the_answer() -> None:
+def test_nothing_follows_a_draft_token_that_ends_the_completion() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0), SIZE)
     logits = rows(3)
     logits[:, 4] = 9
-    found = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
-    assert [token.id for token in found] == [4]
+    result = verify(Draft((4, 4)), logits, [0], sampler, frozenset([4]))
+    assert [token.id for token in result] == [4]
 
 
-def test_penalties_count_the_drafted_tokens_before_each() -> None:
+def test_penalties_count_preceding_draft_tokens() -> None:
     sampler = Sampler(SamplingParams(temperature=0.0, presence_penalty=5.0), SIZE)
-    found = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
-    assert [token.id for token in found] == [0, 1, 2, 3]
+    result = verify(Draft((0, 1, 2)), rows(4), [], sampler, ())
+    assert [token.id for token in result] == [0, 1, 2, 3]

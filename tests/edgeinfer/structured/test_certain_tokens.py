@@ -1,4 +1,4 @@
-"""What a form leaves no choice about is chosen before anything is read, and changes nothing else."""
+"""Forced tokens of a grammar are emitted without sampling, and change nothing else."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from edgeinfer.errors import LogitsError
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import json_schema
-from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, drawn, model_on
+from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on, seeded_logits
 
 pytest.importorskip("llguidance")
 
@@ -36,11 +36,11 @@ NAMED = {
 PROMPT = [1, 5, 6]
 
 
-class Together(FakeEngine):
-    """`rows`: how many tokens were read in each pass."""
+class BatchEngine(FakeEngine):
+    """`rows`: the token count of each forward."""
 
     def __init__(self) -> None:
-        super().__init__(drawn, 4096)
+        super().__init__(seeded_logits, 4096)
         self.passes: list[int] = []
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -50,7 +50,7 @@ class Together(FakeEngine):
 
 @pytest.fixture
 def without_forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Switches off that anything is known to be certain, until the context ends."""
+    """Switches forced tokens off, until the context exits."""
 
     def off() -> None:
         monkeypatch.setattr(Constraint, "forced", lambda self: [])
@@ -71,61 +71,67 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_an_answer_is_the_same_whether_certain_tokens_are_drawn_or_not(
-    settings: dict[str, Any], without_forced: Any
-) -> None:
-    at_once = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+def test_forced_tokens_do_not_change_a_completion(settings: dict[str, Any], without_forced: Any) -> None:
+    at_once = model_on(FakeEngine(seeded_logits, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=600, **settings
+    )
     without_forced()
-    drawn_all = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
-    assert at_once.ids == drawn_all.ids
-    assert at_once.finish_reason == drawn_all.finish_reason
+    completions = model_on(FakeEngine(seeded_logits, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=600, **settings
+    )
+    assert at_once.ids == completions.ids
+    assert at_once.finish_reason == completions.finish_reason
     assert sum(token.drafted for token in at_once.tokens) > 20
-    assert not any(token.drafted for token in drawn_all.tokens)
+    assert not any(token.drafted for token in completions.tokens)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_every_chain_of_samplers_gives_what_it_gives_on_logits_of_the_allowed_alone(
+def test_every_sampler_chain_equals_sampling_from_masked_logits(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    requested = model_on(FakeEngine(seeded_logits, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=600, **settings
+    )
 
     def masked(self: Sampler, logits: Any, history: Any) -> int:
         constraint, self.constraint = self.constraint, None
         assert constraint is not None
-        token = found(self, np.where(constraint.allowed(), logits, np.float32(-np.inf)), history)
+        token = result(self, np.where(constraint.allowed(), logits, np.float32(-np.inf)), history)
         self.constraint = constraint
         return token
 
-    found = Sampler.sample
+    result = Sampler.sample
     monkeypatch.setattr(Sampler, "sample", masked)
     monkeypatch.setattr(Constraint, "forced", lambda self: [])
-    whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=600, **settings)
+    whole = model_on(FakeEngine(seeded_logits, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=600, **settings
+    )
     assert requested.ids == whole.ids
 
 
-def test_they_are_read_in_one_pass_with_the_token_before_where_rows_are_alike() -> None:
-    engine = Together()
+def test_forced_tokens_share_a_forward_if_the_engine_is_batch_invariant() -> None:
+    engine = BatchEngine()
     tokenizer = model_on(engine).tokenizer
     model = Model("fake", engine, tokenizer, None, batch_invariant=True)
     completion = model.generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert max(engine.passes) == 8
     assert completion.speed.tokens_per_forward is not None
     assert completion.speed.tokens_per_forward > 1.3
-    read = model_on(other := Together()).generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
+    read = model_on(other := BatchEngine()).generate(PROMPT, schema=NAMED, max_tokens=400, seed=1)
     assert other.passes == []
     assert read.speed.tokens_per_forward is None
     assert read.ids == completion.ids
 
 
-def test_the_last_of_them_need_not_be_read_at_all() -> None:
-    engine = FakeEngine(drawn, 256)
+def test_trailing_forced_tokens_need_no_forward() -> None:
+    engine = FakeEngine(seeded_logits, 256)
     completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
     assert completion.finish_reason == "stop"
     assert engine.read == [len(PROMPT)]
 
 
-def test_another_stream_may_come_between_them_and_their_pass() -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+def test_another_stream_may_interrupt_forced_tokens() -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
     alone = [model.generate(PROMPT, schema=NAMED, max_tokens=150, seed=seed).ids for seed in (1, 2)]
     streams = [model.stream(PROMPT, schema=NAMED, max_tokens=150, seed=seed) for seed in (1, 2)]
     for _ in zip(*streams, strict=False):
@@ -137,31 +143,33 @@ def test_another_stream_may_come_between_them_and_their_pass() -> None:
 
 @pytest.mark.default_cases(6)
 @pytest.mark.parametrize("limit", range(1, 40))
-def test_an_answer_is_cut_where_it_has_to_be_in_the_middle_of_them_too(limit: int) -> None:
-    whole = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
-    shortened = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=limit, seed=1)
+def test_a_limit_can_end_a_completion_within_forced_tokens(limit: int) -> None:
+    whole = model_on(FakeEngine(seeded_logits, 4096)).generate(PROMPT, schema=NAMED, max_tokens=40, seed=1)
+    shortened = model_on(FakeEngine(seeded_logits, 4096)).generate(
+        PROMPT, schema=NAMED, max_tokens=limit, seed=1
+    )
     assert shortened.ids == whole.ids[:limit]
-    full = model_on(FakeEngine(drawn, len(PROMPT) + limit)).generate(PROMPT, schema=NAMED, seed=1)
+    full = model_on(FakeEngine(seeded_logits, len(PROMPT) + limit)).generate(PROMPT, schema=NAMED, seed=1)
     assert full.ids == whole.ids[:limit]
     assert (shortened.finish_reason, full.finish_reason) == ("length", "context")
 
 
-def test_wanted_log_probabilities_are_those_of_every_token() -> None:
-    completion = model_on(FakeEngine(drawn, 4096)).generate(
+def test_requested_logprobs_include_forced_tokens() -> None:
+    completion = model_on(FakeEngine(seeded_logits, 4096)).generate(
         PROMPT, schema=NAMED, max_tokens=60, seed=1, logprobs=2
     )
     assert all(token.logprob is not None for token in completion.tokens)
-    plain = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, max_tokens=60, seed=1)
+    plain = model_on(FakeEngine(seeded_logits, 4096)).generate(PROMPT, schema=NAMED, max_tokens=60, seed=1)
     assert plain.ids == completion.ids
 
 
-def test_a_certain_token_that_a_bias_bans_is_an_error_as_ever() -> None:
+def test_a_forced_token_banned_by_a_bias_is_an_error() -> None:
     banned = {byte_ids("_")[0]: -np.inf}
     with pytest.raises(LogitsError, match="-inf for all"):
-        model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=NAMED, seed=1, logit_bias=banned)
+        model_on(FakeEngine(seeded_logits, 4096)).generate(PROMPT, schema=NAMED, seed=1, logit_bias=banned)
 
 
-def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
+def test_a_forced_token_advances_the_sampler() -> None:
     logits = np.full(50, -np.inf, np.float32)
     logits[7] = 1.0
     for settings in ({"temperature": 0.0, "seed": 1}, {"seed": 1}, {"seed": 1, "mirostat": 2}):
@@ -172,29 +180,29 @@ def test_taking_a_token_moves_the_sampler_as_drawing_it_does() -> None:
         assert taken.snapshot() == sampled.snapshot()
 
 
-def test_what_is_certain_is_all_that_is_allowed_in_a_real_vocabulary() -> None:
+def test_forced_tokens_are_the_only_allowed_ones_in_a_real_vocabulary() -> None:
     certain = few = 0
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
         random = np.random.default_rng(1)
         for _ in range(6):
-            way = vocabulary.constraint(json_schema(NAMED))
-            while not way.finished:
-                forced, ids = way.forced(), np.flatnonzero(way.allowed())
-                listed = way.few()
+            constraint = vocabulary.constraint(json_schema(NAMED))
+            while not constraint.finished:
+                forced, ids = constraint.forced(), np.flatnonzero(constraint.allowed())
+                listed = constraint.few()
                 if listed is not None:
                     np.testing.assert_array_equal(listed, ids)
                     few += 1
                 if forced:
                     assert ids.tolist() == [forced[0]]
                     certain += 1
-                way.accept(int(random.choice(ids)))
+                constraint.accept(int(random.choice(ids)))
     assert certain > 10
     assert few > 60
 
 
 @pytest.mark.slow
-def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: Any) -> None:
+def test_forced_tokens_do_not_change_the_built_in_model(without_forced: Any) -> None:
     completions = []
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for _ in range(2):
@@ -208,7 +216,7 @@ def test_the_built_in_model_answers_alike_with_and_without_them(without_forced: 
 
 
 @pytest.mark.slow
-def test_a_text_that_outgrows_the_context_loses_the_same_middle_with_and_without_them(
+def test_forced_tokens_do_not_change_a_context_shift(
     without_forced: Any,
 ) -> None:
     completions = []

@@ -1,4 +1,4 @@
-"""Objects that list their properties hold no others unless the schema says so; composed ones as a whole."""
+"""Objects that list their properties hold no others unless the schema allows it; composed ones as a whole."""
 
 import json
 from typing import Any
@@ -58,7 +58,7 @@ def test_only_listed_properties_are_allowed(schema: Any, yes: list[Any], no: lis
     assert [accepts(schema, value) for value in no] == [False] * len(no)
 
 
-def test_a_schema_that_refers_to_itself_is_closed_too() -> None:
+def test_a_recursive_schema_is_closed_too() -> None:
     tree = {"type": "object", "properties": {"next": {"$ref": "#"}}}
     assert accepts(tree, {"next": {"next": {}}})
     assert not accepts(tree, {"next": {"z": {}}})
@@ -70,7 +70,7 @@ def test_a_schema_that_refers_to_itself_is_closed_too() -> None:
     assert not accepts(composed, {"next": {"z": 2}})
 
 
-def test_the_callers_schema_and_values_stay_as_they_are() -> None:
+def test_the_schema_of_the_caller_is_not_modified() -> None:
     schema: dict[str, Any] = {
         "properties": {"a": {"const": {"properties": {}}}},
         "enum": [{"properties": {"x": {}}}],
@@ -85,6 +85,6 @@ def test_the_callers_schema_and_values_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     "ref", ["#nowhere", "#/nowhere", "https://example.com/x", "#/$defs/A/0", "#/$defs/~2"]
 )
-def test_a_reference_that_leads_nowhere_is_left_to_the_compiler(ref: str) -> None:
+def test_an_unresolved_reference_is_left_to_the_compiler(ref: str) -> None:
     schema = {"$defs": DEFS, "allOf": [{"$ref": ref}, A]}
     assert with_closed_objects(schema)["allOf"][0] == {"$ref": ref}

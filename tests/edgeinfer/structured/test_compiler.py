@@ -1,4 +1,4 @@
-"""Grammars that can't be compiled are refused in one line: no crash, no endless work, no flood of text."""
+"""Grammars that can't be compiled give a one-line error: no crash, no hang, no long text."""
 
 import json
 import os
@@ -16,15 +16,15 @@ pytest.importorskip("llguidance")
 
 
 def chained_schema(levels: int) -> dict[str, Any]:
-    """Definitions that refer to the next one each; llguidance overflows an 8 MiB stack with a thousand."""
+    """Definitions that each refer to the next one; llguidance overflows an 8 MiB stack with a thousand."""
     inner = {"type": "object", "additionalProperties": False, "required": ["a"]}
     chain = {f"d{i}": {**inner, "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(levels)}
     return {"$defs": {**chain, f"d{levels}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
-def chained_rules(levels: int, arrow: str, first: str) -> str:
-    rules = [f"r{i}{arrow} r{i + 1}" for i in range(levels)]
-    return "\n".join([f"{first}{arrow} r0", *rules, f'r{levels}{arrow} "a"'])
+def chained_rules(levels: int, separator: str, first: str) -> str:
+    rules = [f"r{i}{separator} r{i + 1}" for i in range(levels)]
+    return "\n".join([f"{first}{separator} r0", *rules, f'r{levels}{separator} "a"'])
 
 
 @pytest.mark.parametrize("arrow_and_first", [(" ::=", "root"), (":", "start")])
@@ -45,7 +45,7 @@ def test_thousands_of_chained_references_are_refused_and_a_hundred_are_not() -> 
 
 
 @pytest.mark.slow
-def test_what_compiles_without_end_is_refused_after_some_seconds() -> None:
+def test_a_compilation_over_the_time_limit_is_refused() -> None:
     many = " & ".join(f"/.*x{i}.*/" for i in range(30))
     begin = time.perf_counter()
     with pytest.raises(SettingError, match="too deep or too large"):
@@ -54,7 +54,7 @@ def test_what_compiles_without_end_is_refused_after_some_seconds() -> None:
 
 
 @pytest.mark.parametrize("levels", [200, 5_000])
-def test_a_schema_of_many_levels_is_refused(levels: int) -> None:
+def test_a_deeply_nested_schema_is_refused(levels: int) -> None:
     nested: Any = {}
     for _ in range(levels):
         nested = {"items": nested}
@@ -72,14 +72,14 @@ def test_numbers_that_json_lacks_are_refused(number: float) -> None:
         json_schema({"type": "number", "minimum": number})
 
 
-def test_a_text_beyond_the_limit_is_refused_unread() -> None:
+def test_a_text_over_the_limit_is_refused_without_parsing() -> None:
     with pytest.raises(SettingError, match=r"^grammar: saw 1048590 bytes, wanted 1048576 at most$"):
         grammar("root ::= " + '"a' + "x" * (1 << 20) + '" |')
     with pytest.raises(SettingError, match=r"^schema: saw \d+ bytes, wanted 1048576 at most$"):
         json_schema({"enum": ["x" * (1 << 20)]})
 
 
-def test_errors_are_short_whatever_they_quote() -> None:
+def test_errors_have_a_bounded_length() -> None:
     with pytest.raises(SettingError) as caught:
         grammar("start: /" + "(" * 5_000 + "a" + ")" * 5_000 + "/")
     assert len(str(caught.value)) < 400
@@ -88,7 +88,7 @@ def test_errors_are_short_whatever_they_quote() -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_it_goes_on_after_a_crash_and_from_several_threads() -> None:
+def test_the_compiler_recovers_from_a_crash_and_serves_several_threads() -> None:
     results: list[str] = []
 
     def compile_both(index: int) -> None:
@@ -106,7 +106,7 @@ def test_it_goes_on_after_a_crash_and_from_several_threads() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_after_a_fork_each_process_has_a_child_of_its_own() -> None:
+def test_after_a_fork_each_process_has_a_separate_compiler() -> None:
     grammar('root ::= "before the fork"')
     process = os.fork()
     if process == 0:

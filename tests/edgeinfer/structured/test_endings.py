@@ -1,4 +1,4 @@
-"""An answer whose tokens run out is completed where an ending fits, and says that it was cut."""
+"""A completion at its token limit is completed if an ending fits, and reports the truncation."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import edgeinfer
 from edgeinfer.structured.constraint import GrammarVocabulary
 from edgeinfer.structured.endings import MAX_ENDING
 from edgeinfer.structured.grammars import Grammar, grammar, json_schema
-from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on, seeded_logits
 
 pytest.importorskip("llguidance")
 
@@ -35,8 +35,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def eager(ids: list[int]) -> np.ndarray:
-    """Never ends a text, and opens what it can."""
-    logits = drawn(ids)
+    """Never ends a text, and opens brackets where allowed."""
+    logits = seeded_logits(ids)
     for letter in '"]}':
         logits[byte_ids(letter)[0]] -= 8
     for letter in "{[,":
@@ -44,13 +44,13 @@ def eager(ids: list[int]) -> np.ndarray:
     return logits
 
 
-def least(made: Grammar) -> int:
+def min_tokens(made: Grammar) -> int:
     """Tokens of the ending that is found before the first token."""
-    model = model_on(FakeEngine(drawn))
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
-    way = vocabulary.constraint(made)
-    assert way.endings is not None
-    ending = way.endings.after(way.matcher)
+    constraint = vocabulary.constraint(made)
+    assert constraint.endings is not None
+    ending = constraint.endings.after(constraint.matcher)
     assert ending is not None
     return len(ending)
 
@@ -58,8 +58,8 @@ def least(made: Grammar) -> int:
 @pytest.mark.default_cases(6)
 @pytest.mark.parametrize("name", SCHEMAS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "top_k": 0, "seed": 1}])
-def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampling: Any) -> None:
-    low = least(json_schema(SCHEMAS[name]))
+def test_every_budget_with_room_for_an_ending_gives_valid_json(name: str, sampling: Any) -> None:
+    low = min_tokens(json_schema(SCHEMAS[name]))
     shortened = 0
     for limit in (low, low + 1, low + 2, low + 5, low + 11, low + 30, low + 90):
         model = model_on(FakeEngine(eager, 4096))
@@ -70,9 +70,9 @@ def test_every_budget_that_an_ending_fits_into_gives_valid_json(name: str, sampl
     assert shortened >= 2
 
 
-def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None:
+def test_the_context_limit_also_completes_several_sequences() -> None:
     schema = SCHEMAS["required"]
-    low = least(json_schema(schema))
+    low = min_tokens(json_schema(schema))
     model = model_on(FakeEngine(eager, len(PROMPT) + low + 7))
     completion = model.generate(PROMPT, schema=schema, temperature=0.0)
     assert set(json.loads(completion.text)) == {"a", "n", "in"}
@@ -84,7 +84,7 @@ def test_the_context_is_such_an_end_too_and_several_answers_keep_to_it() -> None
         assert each.finish_reason == "length"
 
 
-def test_with_log_probabilities_it_ends_alike() -> None:
+def test_logprobs_do_not_change_the_ending() -> None:
     settings: Any = {"max_tokens": 40, "temperature": 0.0}
     schema = SCHEMAS["texts"]
     plain = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, **settings)
@@ -93,11 +93,11 @@ def test_with_log_probabilities_it_ends_alike() -> None:
     assert plain.finish_reason == message.finish_reason
 
 
-def test_an_answer_that_needs_no_help_is_the_same_with_and_without_a_limit() -> None:
+def test_a_completion_within_the_limit_is_unchanged() -> None:
     schema = {**SCHEMAS["required"], "properties": {"a": {"enum": ["x"]}, "n": {"enum": [1]}, "in": INNER}}
-    free = model_on(FakeEngine(drawn, 4096)).generate(PROMPT, schema=schema, seed=2)
+    free = model_on(FakeEngine(seeded_logits, 4096)).generate(PROMPT, schema=schema, seed=2)
     assert free.finish_reason == "stop"
-    limited = model_on(FakeEngine(drawn, 4096)).generate(
+    limited = model_on(FakeEngine(seeded_logits, 4096)).generate(
         PROMPT, schema=schema, seed=2, max_tokens=len(free.ids) + MAX_ENDING
     )
     assert limited.ids == free.ids
@@ -115,11 +115,11 @@ def test_an_answer_that_needs_no_help_is_the_same_with_and_without_a_limit() -> 
 )
 def test_grammars_are_completed_too(text: str, pattern: str) -> None:
     def opening(ids: list[int]) -> np.ndarray:
-        logits = drawn(ids)
+        logits = seeded_logits(ids)
         logits[[END, *(byte_ids(letter)[0] for letter in ".ex!")]] = -20
         return logits
 
-    low = least(grammar(text))
+    low = min_tokens(grammar(text))
     for limit in (low, low + 3, low + 20):
         completion = model_on(FakeEngine(opening, 512)).generate(
             PROMPT, grammar=text, max_tokens=limit, seed=1
@@ -128,14 +128,14 @@ def test_grammars_are_completed_too(text: str, pattern: str) -> None:
         assert completion.finish_reason in ("length", "stop")
 
 
-def test_too_few_tokens_for_any_ending_cut_it_as_ever() -> None:
+def test_too_few_tokens_for_any_ending_truncate_the_completion() -> None:
     schema = SCHEMAS["required"]
     completion = model_on(FakeEngine(eager, 512)).generate(PROMPT, schema=schema, max_tokens=5, seed=1)
     assert completion.finish_reason == "length"
     assert len(completion.ids) == 5
 
 
-def test_a_bias_that_bans_the_ending_is_kept() -> None:
+def test_a_bias_that_bans_the_ending_is_applied() -> None:
     banned = {byte_ids("]")[0]: -np.inf}
     completion = model_on(FakeEngine(eager, 512)).generate(
         PROMPT, schema=SCHEMAS["texts"], max_tokens=30, seed=1, logit_bias=banned
@@ -145,7 +145,7 @@ def test_a_bias_that_bans_the_ending_is_kept() -> None:
 
 
 @pytest.mark.slow
-def test_the_built_in_model_completes_its_answers() -> None:
+def test_the_built_in_model_completes_its_json() -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         for name, schema in SCHEMAS.items():
             for seed, limit in enumerate((60, 75, 100)):

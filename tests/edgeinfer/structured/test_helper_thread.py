@@ -1,4 +1,4 @@
-"""What is handed to another thread comes back, its failures too; the thread ends with its owner."""
+"""Results and failures of the helper thread are returned; the thread ends with its owner."""
 
 import gc
 import threading
@@ -8,7 +8,7 @@ import pytest
 from edgeinfer.structured.helper_thread import HelperThread
 
 
-def test_results_come_back_in_any_order_of_asking() -> None:
+def test_results_are_available_in_any_order() -> None:
     helper = HelperThread("test")
     here = threading.get_ident()
     first, second = helper.do(threading.get_ident), helper.do(lambda: 2)
@@ -16,7 +16,7 @@ def test_results_come_back_in_any_order_of_asking() -> None:
     assert first.result() != here
 
 
-def test_a_failure_is_the_askers_and_the_thread_goes_on() -> None:
+def test_a_failure_is_raised_in_the_caller_and_the_thread_continues() -> None:
     helper = HelperThread("test")
     failing = helper.do(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -25,7 +25,7 @@ def test_a_failure_is_the_askers_and_the_thread_goes_on() -> None:
 
 
 @pytest.mark.slow
-def test_the_thread_ends_when_nobody_refers_to_it() -> None:
+def test_the_thread_ends_without_references() -> None:
     helper = HelperThread("short-lived")
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "short-lived"]
     del helper

@@ -1,4 +1,4 @@
-"""Answers that keep to a schema or a grammar, whatever the model would like to say."""
+"""Completions that follow a schema or a grammar, whatever the logits."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from edgeinfer.errors import LogitsError, SettingError
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
 from edgeinfer.structured.grammars import grammar, json_schema
-from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, drawn, model_on
+from tests.edgeinfer.fake_engine import END, FakeEngine, byte_ids, model_on, seeded_logits
 
 pytest.importorskip("llguidance")
 
@@ -31,13 +31,13 @@ PERSON = {
 PROMPT = [1, 5, 6]
 
 
-def is_person(found: Any) -> bool:
+def matches_person(result: Any) -> bool:
     return (
-        set(found) == {"name", "age", "pets"}
-        and len(found["name"]) <= 8
-        and 0 <= found["age"] <= 99
-        and set(found["pets"]) <= {"cat", "dog"}
-        and len(found["pets"]) <= 2
+        set(result) == {"name", "age", "pets"}
+        and len(result["name"]) <= 8
+        and 0 <= result["age"] <= 99
+        and set(result["pets"]) <= {"cat", "dog"}
+        and len(result["pets"]) <= 2
     )
 
 
@@ -51,25 +51,25 @@ def is_person(found: Any) -> bool:
         {"temperature": 1.0, "logit_bias": {END: 50.0}},
     ],
 )
-def test_noise_becomes_json_that_the_schema_allows(sampling: dict[str, Any]) -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+def test_random_logits_give_json_of_the_schema(sampling: dict[str, Any]) -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
     for seed in range(4):
         completion = model.generate(PROMPT, schema=PERSON, seed=seed, max_tokens=2000, **sampling)
         assert completion.finish_reason == "stop"
-        assert is_person(json.loads(completion.text)), completion.text
+        assert matches_person(json.loads(completion.text)), completion.text
 
 
-def test_an_answer_ends_where_its_grammar_does_without_a_token_that_says_so() -> None:
-    engine = FakeEngine(drawn, 256)
+def test_a_completion_ends_with_its_grammar_without_eos() -> None:
+    engine = FakeEngine(seeded_logits, 256)
     completion = model_on(engine).generate(PROMPT, grammar='root ::= "yes" | "no"', max_tokens=200)
     assert completion.text in ("yes", "no")
     assert completion.finish_reason == "stop"
     assert engine.ids == PROMPT
 
 
-def test_the_end_is_one_of_the_choices_where_the_grammar_may_end_or_go_on() -> None:
+def test_eos_is_allowed_where_the_grammar_may_end_or_continue() -> None:
     def eager(ids: list[int]) -> np.ndarray:
-        logits = drawn(ids)
+        logits = seeded_logits(ids)
         logits[END] = 20.0
         return logits
 
@@ -79,32 +79,34 @@ def test_the_end_is_one_of_the_choices_where_the_grammar_may_end_or_go_on() -> N
 
 
 @pytest.mark.parametrize("text", ['root ::= [a-z]{3} "!"', 'start: /[a-z]{3}/ "!"'])
-def test_a_grammar_is_read_in_either_syntax(text: str) -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, grammar=text, seed=3)
+def test_a_grammar_is_parsed_in_either_syntax(text: str) -> None:
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(PROMPT, grammar=text, seed=3)
     assert re.fullmatch("[a-z]{3}!", completion.text)
 
 
-def test_a_schema_may_be_a_text() -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema='{"enum": ["left", "right"]}')
+def test_a_schema_may_be_a_string() -> None:
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(
+        PROMPT, schema='{"enum": ["left", "right"]}'
+    )
     assert json.loads(completion.text) in ("left", "right")
 
 
-def test_an_answer_that_is_cut_begins_as_the_schema_wants() -> None:
-    completion = model_on(FakeEngine(drawn, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
+def test_a_truncated_completion_follows_the_schema() -> None:
+    completion = model_on(FakeEngine(seeded_logits, 256)).generate(PROMPT, schema=PERSON, max_tokens=6)
     assert completion.finish_reason == "length"
     assert re.match(r'\{\s*"n', completion.text)
 
 
-def test_a_stop_text_ends_it_earlier() -> None:
-    model = model_on(FakeEngine(drawn, 4096))
+def test_a_stop_string_ends_it_earlier() -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
     completion = model.generate(PROMPT, schema=PERSON, stop='"age"', max_tokens=500)
     assert "age" not in completion.text
     assert '"name"' in completion.text
 
 
-def test_turns_of_a_chat_keep_to_it_too() -> None:
-    chat = model_on(FakeEngine(drawn, 4096)).chat()
-    assert is_person(json.loads(chat.say("Who?", schema=PERSON, max_tokens=1500).text))
+def test_chat_responses_follow_the_schema() -> None:
+    chat = model_on(FakeEngine(seeded_logits, 4096)).chat()
+    assert matches_person(json.loads(chat.say("Who?", schema=PERSON, max_tokens=1500).text))
     assert chat.say("And?", grammar='root ::= "nobody"').text == "nobody"
 
 
@@ -123,8 +125,8 @@ def test_turns_of_a_chat_keep_to_it_too() -> None:
         ({"enum": [{1, 2}]}, "wanted what JSON can hold"),
     ],
 )
-def test_what_nothing_can_satisfy_is_refused_before_anything_is_read(schema: Any, message: str) -> None:
-    engine = FakeEngine(drawn)
+def test_an_unsatisfiable_schema_is_refused_before_prefill(schema: Any, message: str) -> None:
+    engine = FakeEngine(seeded_logits)
     with pytest.raises(SettingError) as caught:
         model_on(engine).stream(PROMPT, schema=schema)
     assert str(caught.value).startswith("schema: ")
@@ -134,34 +136,34 @@ def test_what_nothing_can_satisfy_is_refused_before_anything_is_read(schema: Any
 
 
 @pytest.mark.parametrize("text", ["root ::= (", "root ::= nothing", "start: /(/", ""])
-def test_a_grammar_that_cannot_be_read_is_refused_in_one_line(text: str) -> None:
+def test_an_invalid_grammar_gives_a_one_line_error(text: str) -> None:
     with pytest.raises(SettingError, match=r"^grammar: .+$"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, grammar=text)
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, grammar=text)
 
 
 def test_a_schema_and_a_grammar_exclude_each_other() -> None:
     with pytest.raises(SettingError, match="saw both, wanted one of them"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, schema={}, grammar='root ::= "a"')
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, schema={}, grammar='root ::= "a"')
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(SettingError, match=r"need llguidance, .*pip install 'edgeinfer\[structured\]'"):
-        model_on(FakeEngine(drawn)).stream(PROMPT, schema={})
+        model_on(FakeEngine(seeded_logits)).stream(PROMPT, schema={})
 
 
-def test_tokens_without_a_choice_are_known() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_forced_tokens_are_found() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size)
-    way = vocabulary.constraint(grammar('root ::= "abc" [0-9]'))
-    way.accept(byte_ids("a")[0])
-    assert way.forced() == byte_ids("bc")
-    assert np.flatnonzero(way.allowed()).tolist() == byte_ids("b")
-    assert not way.finished
+    constraint = vocabulary.constraint(grammar('root ::= "abc" [0-9]'))
+    constraint.accept(byte_ids("a")[0])
+    assert constraint.forced() == byte_ids("bc")
+    assert np.flatnonzero(constraint.allowed()).tolist() == byte_ids("b")
+    assert not constraint.finished
 
 
-def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
-    """Two equal ways through a schema, at every step of a random walk."""
+def constraint_pairs(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constraint, Constraint]]:
+    """Two equal constraints, at every step of a random walk."""
     random = np.random.default_rng(2)
     one, other = (vocabulary.constraint(json_schema(PERSON)) for _ in range(2))
     for _ in range(steps):
@@ -173,53 +175,53 @@ def walked(vocabulary: GrammarVocabulary, steps: int) -> Iterator[tuple[Constrai
             break
 
 
-def test_a_token_alone_is_judged_as_among_all() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_checking_one_token_equals_the_full_mask() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     size = model.engine.vocabulary_size
     ends = 0
-    for alone, among in walked(GrammarVocabulary(model.tokenizer, size), 60):
-        judged = [alone.allows(token) for token in range(size)]
-        np.testing.assert_array_equal(judged, among.allowed())
-        assert [among.allows(token) for token in range(size)] == judged
-        ends += judged[END]
+    for alone, among in constraint_pairs(GrammarVocabulary(model.tokenizer, size), 60):
+        allowed_by_token = [alone.allows(token) for token in range(size)]
+        np.testing.assert_array_equal(allowed_by_token, among.allowed())
+        assert [among.allows(token) for token in range(size)] == allowed_by_token
+        ends += allowed_by_token[END]
     assert ends <= 1
 
 
-def test_what_may_follow_is_the_same_when_it_is_found_meanwhile() -> None:
-    model = model_on(FakeEngine(drawn))
+def test_an_overlapped_mask_equals_a_synchronous_one() -> None:
+    model = model_on(FakeEngine(seeded_logits))
     vocabulary = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size, spare_core=True)
-    for meanwhile, at_once in walked(vocabulary, 60):
-        meanwhile.begin()
-        meanwhile.begin()
-        assert meanwhile.forced() == at_once.forced()
-        assert meanwhile.finished == at_once.finished
-        assert meanwhile.allows(5) == at_once.allows(5)
-        meanwhile.begin()
-        np.testing.assert_array_equal(meanwhile.allowed(), at_once.allowed())
+    for overlapped, at_once in constraint_pairs(vocabulary, 60):
+        overlapped.begin()
+        overlapped.begin()
+        assert overlapped.forced() == at_once.forced()
+        assert overlapped.finished == at_once.finished
+        assert overlapped.allows(5) == at_once.allows(5)
+        overlapped.begin()
+        np.testing.assert_array_equal(overlapped.allowed(), at_once.allowed())
         at_once.begin()
 
 
 class Allowing:
-    """A constraint that allows these tokens; `asked`: how often for all of them."""
+    """A constraint that allows these tokens; `requested`: how often the full mask was requested."""
 
     def __init__(self, mask: Any) -> None:
-        self.mask, self.asked = mask, 0
+        self.mask, self.requested = mask, 0
 
     def begin(self) -> None:
-        """Nothing to find."""
+        """No forced tokens."""
 
     def allows(self, token_id: int) -> bool:
         return bool(self.mask[token_id])
 
     def few(self) -> Any:
-        self.asked += 1
+        self.requested += 1
         return np.flatnonzero(self.mask) if 0 < self.mask.sum() <= 64 else None
 
     def allowed(self) -> Any:
-        self.asked += 1
+        self.requested += 1
         return self.mask
 
-    def in_time(self, token_id: int) -> int:
+    def token_or_ending(self, token_id: int) -> int:
         return token_id
 
     def accept(self, token_id: int) -> None:
@@ -238,9 +240,7 @@ class Allowing:
         {"mirostat": 2},
     ],
 )
-def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
-    share: float, settings: dict[str, Any]
-) -> None:
+def test_samples_follow_the_masked_distribution(share: float, settings: dict[str, Any]) -> None:
     random = np.random.default_rng(4)
     size, history = 6000, [7, 9, 11]
     logits = (3 * random.standard_normal(size)).astype(np.float32)
@@ -249,37 +249,39 @@ def test_what_is_drawn_from_is_the_distribution_over_the_allowed(
     chain = SamplingParams.from_keywords({"temperature": 0.8, "seed": 1, **settings})
     ids, probs = Sampler(chain, size, constraint=Allowing(mask)).distribution(logits, history)
     masked = np.where(mask, logits, np.float32(-np.inf))
-    want_ids, want = Sampler(chain, size).distribution(masked, history)
-    np.testing.assert_array_equal(ids, want_ids)
-    np.testing.assert_allclose(probs, want, rtol=1e-6)
+    expected_ids, expected = Sampler(chain, size).distribution(masked, history)
+    np.testing.assert_array_equal(ids, expected_ids)
+    np.testing.assert_allclose(probs, expected, rtol=1e-6)
     assert mask[ids].all()
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
-def test_the_best_token_is_taken_if_it_may_be_and_else_the_best_that_may(penalty: float) -> None:
+def test_the_most_probable_allowed_token_is_sampled(penalty: float) -> None:
     settings = SamplingParams(temperature=0.0, repeat_penalty=penalty)
     logits = np.array([1.0, 5.0, 3.0, 4.0], np.float32)
     for mask, best in (([1, 1, 0, 0], 1), ([1, 0, 1, 0], 2), ([0, 0, 1, 1], 3)):
         constraint = Allowing(np.array(mask, bool))
         assert Sampler(settings, 4, constraint=constraint).sample(logits, [0]) == best
-        assert constraint.asked == (best != 1)
+        assert constraint.requested == (best != 1)
 
 
-def test_a_broken_logit_is_told_whatever_may_follow() -> None:
+def test_a_non_finite_logit_is_reported_under_any_mask() -> None:
     logits = np.array([1.0, np.nan], np.float32)
     sampler = Sampler(SamplingParams(temperature=0.0), 2, constraint=Allowing(np.array([True, True])))
     with pytest.raises(LogitsError, match="saw NaN"):
         sampler.sample(logits, [0])
 
 
-def test_any_json_is_a_schema_too() -> None:
-    model = model_on(FakeEngine(drawn))
-    way = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(json_schema(True))
-    assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(way.allowed()).tolist())
-    assert byte_ids("x")[0] not in np.flatnonzero(way.allowed())
+def test_json_true_is_a_schema() -> None:
+    model = model_on(FakeEngine(seeded_logits))
+    constraint = GrammarVocabulary(model.tokenizer, model.engine.vocabulary_size).constraint(
+        json_schema(True)
+    )
+    assert {byte_ids(text)[0] for text in '{["1tfn-'} <= set(np.flatnonzero(constraint.allowed()).tolist())
+    assert byte_ids("x")[0] not in np.flatnonzero(constraint.allowed())
 
 
-def test_tokens_without_a_choice_are_read_together_and_change_nothing(
+def test_forced_tokens_share_a_forward_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     schema = {
@@ -305,20 +307,20 @@ def test_tokens_without_a_choice_are_read_together_and_change_nothing(
 
 
 @pytest.mark.slow
-def test_the_built_in_model_answers_alike_with_and_without_its_draft() -> None:
+def test_a_draft_does_not_change_the_built_in_model() -> None:
     completions = []
     for draft in (None, "auto"):
         with edgeinfer.load("tiny", device="cpu", draft=draft) as model:
             expected: list[Any] = [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}]
             for settings in expected:
                 completion = model.generate("Once", schema=PERSON, max_tokens=300, **settings)
-                assert is_person(json.loads(completion.text))
+                assert matches_person(json.loads(completion.text))
                 completions.append(completion.ids)
     assert completions[:2] == completions[2:]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_where_nothing_may_follow_that_is_told(temperature: float) -> None:
+def test_an_empty_mask_is_reported(temperature: float) -> None:
     sampler = Sampler(SamplingParams(temperature=temperature), 6, constraint=Allowing(np.zeros(6, bool)))
     with pytest.raises(LogitsError, match="saw -inf for all 6 tokens"):
         sampler.sample(np.arange(6, dtype=np.float32), [0])

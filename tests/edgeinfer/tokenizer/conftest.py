@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 
 @dataclass(frozen=True)
 class Goldens:
-    """A vocabulary, texts, and the ids that llama.cpp gives them under each variant of the metadata."""
+    """A vocabulary, texts, and their llama.cpp ids for each variant of the metadata."""
 
     metadata: dict[str, Any]
     texts: list[str]
@@ -24,7 +24,7 @@ class Goldens:
     def metadata_of(self, variant: str) -> dict[str, Any]:
         return self.metadata | self.variants[variant][0]
 
-    def answers(self, variant: str) -> Iterator[tuple[str, bool, list[int]]]:
+    def cases_of(self, variant: str) -> Iterator[tuple[str, bool, list[int]]]:
         """Yield text, whether special tokens and BOS are on, and the ids."""
         for index, item in enumerate(self.variants[variant][1]):
             special = index >= len(self.texts)

@@ -18,7 +18,7 @@ def pairs(byte_pairs: Any) -> Tokenizer:
     return Tokenizer.from_metadata(byte_pairs.metadata_of("gpt-2"))
 
 
-def test_bos_is_added_only_when_asked_for_and_wanted_by_the_file(sentence_pieces: Any) -> None:
+def test_bos_is_added_only_if_requested_and_set_in_the_file(sentence_pieces: Any) -> None:
     wants = Tokenizer.from_metadata(sentence_pieces.metadata)
     refuses = Tokenizer.from_metadata(sentence_pieces.metadata | {"tokenizer.ggml.add_bos_token": False})
     assert wants.encode("", bos=True) == [1]
@@ -26,39 +26,39 @@ def test_bos_is_added_only_when_asked_for_and_wanted_by_the_file(sentence_pieces
     assert refuses.encode("", bos=True) == []
 
 
-def test_eos_is_added_where_the_file_wants_it(sentence_pieces: Any) -> None:
+def test_eos_is_added_if_set_in_the_file(sentence_pieces: Any) -> None:
     tokenizer = Tokenizer.from_metadata(sentence_pieces.metadata | {"tokenizer.ggml.add_eos_token": True})
     assert tokenizer.add_eos
     assert tokenizer.encode("a", bos=True)[-1] == tokenizer.eos_id
     assert tokenizer.encode("a")[-1] != tokenizer.eos_id
 
 
-def test_control_tokens_are_read_only_when_asked_for(pairs: Tokenizer) -> None:
+def test_control_tokens_are_parsed_only_if_requested(pairs: Tokenizer) -> None:
     control = pairs.vocabulary.ids["<|im_end|>"]
     assert control in pairs.encode("a<|im_end|>b", special=True)
     assert control not in pairs.encode("a<|im_end|>b")
 
 
-def test_user_defined_tokens_are_always_read(pairs: Tokenizer) -> None:
+def test_user_defined_tokens_are_always_parsed(pairs: Tokenizer) -> None:
     defined = pairs.vocabulary.ids["<ud>"]
     assert pairs.encode("<ud><ud>") == [defined, defined]
     assert pairs.token_type(defined) == TokenType.USER_DEFINED
 
 
-def test_control_tokens_are_shown_only_when_asked_for(pairs: Tokenizer) -> None:
+def test_control_tokens_are_decoded_only_if_requested(pairs: Tokenizer) -> None:
     ids = pairs.encode("a<|im_end|>b<ud>", special=True)
     assert pairs.decode(ids) == "ab<ud>"
     assert pairs.decode(ids, special=True) == "a<|im_end|>b<ud>"
 
 
-def test_a_space_is_put_before_the_text_and_behind_special_tokens(pieces: Tokenizer) -> None:
+def test_a_space_is_added_before_the_text_and_after_special_tokens(pieces: Tokenizer) -> None:
     ids = pieces.encode("the<ud>the")
     assert pieces.token_bytes(ids[0]).startswith(b" ")
     assert b"".join(map(pieces.token_bytes, ids)) == b" the<ud> the"
     assert pieces.decode(ids) == "the<ud>the"
 
 
-def test_spaces_of_the_text_itself_survive_the_space_prefix(pieces: Tokenizer) -> None:
+def test_spaces_of_the_text_are_kept_with_the_space_prefix(pieces: Tokenizer) -> None:
     for text in (" a", "  a", " ", "   ", "a ", " <ud> a", "<s> a"):
         assert pieces.decode(pieces.encode(text, special=True), special=True) == text
 
@@ -73,7 +73,7 @@ def test_a_character_without_a_piece_falls_back_to_its_bytes(pieces: Tokenizer) 
     assert pieces.token_type(ids[-1]) == TokenType.BYTE
 
 
-def test_without_byte_tokens_the_unknown_token_stands_for_each_byte() -> None:
+def test_without_byte_tokens_each_byte_becomes_the_unknown_token() -> None:
     metadata = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", "▁", "a"],
@@ -82,7 +82,7 @@ def test_without_byte_tokens_the_unknown_token_stands_for_each_byte() -> None:
     assert Tokenizer.from_metadata(metadata).encode("aé") == [3, 4, 0, 0]
 
 
-def test_half_a_surrogate_pair_becomes_the_replacement_character(pairs: Tokenizer, pieces: Tokenizer) -> None:
+def test_a_lone_surrogate_becomes_the_replacement_character(pairs: Tokenizer, pieces: Tokenizer) -> None:
     assert pairs.encode("a\ud800b\udc41") == pairs.encode("a\ufffdb\ufffd")
     assert pieces.decode(pieces.encode("\ud83d\ude00 \udfff")) == "\U0001f600 \ufffd"
 
@@ -102,7 +102,7 @@ def test_longer_special_tokens_are_found_before_shorter_ones() -> None:
     assert Tokenizer.from_metadata(metadata).encode("<ab>cd>") == [6, 7, 4]
 
 
-def test_special_tokens_of_phi_3_take_the_space_behind_them(sentence_pieces: Any) -> None:
+def test_special_tokens_of_phi_3_strip_the_following_space(sentence_pieces: Any) -> None:
     tokenizer = Tokenizer.from_metadata(sentence_pieces.metadata_of("phi-3"))
     assert tokenizer.encode("<|ctl|> \n the", special=True) == tokenizer.encode("<|ctl|>the", special=True)
     assert tokenizer.encode("<s> the", special=True) != tokenizer.encode("<s>the", special=True)
@@ -116,7 +116,7 @@ def test_an_id_outside_the_vocabulary_is_named(token: int, pieces: Tokenizer) ->
         pieces.decode([token])
 
 
-def test_unused_tokens_say_nothing(sentence_pieces: Any) -> None:
+def test_unused_tokens_decode_to_nothing(sentence_pieces: Any) -> None:
     types = sentence_pieces.metadata["tokenizer.ggml.token_type"].copy()
     types[300], types[301] = TokenType.UNUSED, 17
     tokenizer = Tokenizer.from_metadata(sentence_pieces.metadata | {"tokenizer.ggml.token_type": types})
@@ -150,9 +150,7 @@ def test_a_damaged_list_is_named(key: str, value: Any, message: str, byte_pairs:
         Tokenizer.from_metadata(metadata)
 
 
-def test_text_of_many_characters_in_a_row_takes_time_in_proportion(
-    byte_pairs: Any, pieces: Tokenizer
-) -> None:
+def test_tokenization_time_is_linear_in_repeated_characters(byte_pairs: Any, pieces: Tokenizer) -> None:
     pairs = Tokenizer.from_metadata(byte_pairs.metadata_of("llama-bpe"))
     for tokenizer in (pairs, pieces):
         for character in ("a", " ", "\n", "7", "é", "中"):

@@ -16,19 +16,19 @@ TEXT = "Once upon a time, Lily — über 你好 👩\u200d👧!\n\n  She said: '
 
 
 @pytest.mark.parametrize("path", BUILT_IN, ids=lambda path: path.stem)
-def test_the_built_in_models_give_back_any_text(path: Path) -> None:
+def test_the_built_in_models_round_trip_any_text(path: Path) -> None:
     tokenizer = Tokenizer.from_gguf(path)
     assert tokenizer.decode(tokenizer.encode(TEXT, bos=True)) == TEXT
     assert tokenizer.eos_id in tokenizer.end_ids
     assert tokenizer.warnings == ()
 
 
-def test_a_tokenizer_serves_the_protocol_of_the_top_floor() -> None:
+def test_a_tokenizer_implements_the_engine_protocol() -> None:
     tokenizer: TextTokenizer = Tokenizer.from_gguf(BUILT_IN[0])
     assert tokenizer.token_bytes(tokenizer.encode("a", bos=True)[-1]) == b"a"
 
 
-def test_the_built_in_models_write_a_chat_that_encodes_to_their_special_tokens() -> None:
+def test_chat_templates_of_the_built_in_models_encode_to_special_tokens() -> None:
     for path in BUILT_IN:
         with GGUFFile.open(path) as file:
             tokenizer = Tokenizer.from_metadata(file.metadata)
@@ -39,7 +39,7 @@ def test_the_built_in_models_write_a_chat_that_encodes_to_their_special_tokens()
         assert any(tokenizer.token_type(token) == TokenType.CONTROL for token in ids)
 
 
-def test_the_built_in_models_share_their_tokens() -> None:
+def test_the_built_in_models_share_their_vocabulary() -> None:
     first, second = (Tokenizer.from_gguf(path) for path in BUILT_IN)
     assert first.vocabulary.texts == second.vocabulary.texts
     assert first.end_ids == second.end_ids

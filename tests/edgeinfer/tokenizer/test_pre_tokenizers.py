@@ -1,4 +1,4 @@
-"""Cutting a text into words."""
+"""Splitting a text into words."""
 
 import random
 
@@ -18,7 +18,7 @@ def words(name: str, text: str) -> list[str]:
     return list(Splitter(pre_tokenizer(name)).words(text))
 
 
-def test_an_unknown_pre_tokenizer_is_named_with_the_way_on() -> None:
+def test_an_unknown_pre_tokenizer_is_named_with_the_option_to_set() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"})
     assert "'tomorrow-bpe' is not known" in str(caught.value)
@@ -26,7 +26,7 @@ def test_an_unknown_pre_tokenizer_is_named_with_the_way_on() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_pre_tokenizer_can_be_replaced_and_that_is_noted() -> None:
+def test_replacing_an_unknown_pre_tokenizer_gives_a_warning() -> None:
     metadata = METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}
     tokenizer = Tokenizer.from_metadata(metadata, unknown_pre="default")
     assert "'tomorrow-bpe' is not known: 'default' is taken instead" in tokenizer.warnings[0]
@@ -39,17 +39,17 @@ def test_a_replacement_is_not_used_for_a_known_pre_tokenizer() -> None:
     )
 
 
-def test_a_replacement_that_is_not_known_itself_is_an_error() -> None:
+def test_an_unknown_replacement_is_an_error() -> None:
     with pytest.raises(UnsupportedModelError, match="'other' is not known"):
         Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}, unknown_pre="other")
 
 
-def test_a_missing_pre_tokenizer_is_noted() -> None:
+def test_a_missing_pre_tokenizer_gives_a_warning() -> None:
     assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).warnings[0]
 
 
 @pytest.mark.parametrize("name", known_pre_tokenizers())
-def test_the_words_of_random_text_join_to_the_text(name: str) -> None:
+def test_words_of_random_text_join_to_the_text(name: str) -> None:
     rng = random.Random(name)
     for _ in range(40):
         alphabet = rng.choice(["ab 1'\n", "aA\u0301中0٣ \u3000\r\n!", "".join(map(chr, range(32, 0x2FF, 7)))])
@@ -75,13 +75,13 @@ def test_the_words_of_random_text_join_to_the_text(name: str) -> None:
         ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
     ],
 )
-def test_words_are_cut_as_the_model_was_trained(name: str, text: str, expected: list[str]) -> None:
+def test_words_are_split_as_in_training(name: str, text: str, expected: list[str]) -> None:
     assert words(name, text) == expected
 
 
 def test_classes_beyond_ascii_are_single_bytes() -> None:
     table = class_table()
     assert table.shape == (0x110000,)
-    found = class_text("aé1٣ \u3000\u0301\u0378", table).encode("latin-1")
-    assert found == bytes([ord("a"), LETTER, ord("1"), NUMBER, ord(" "), 0x0B, MARK, OTHER])
+    result = class_text("aé1٣ \u3000\u0301\u0378", table).encode("latin-1")
+    assert result == bytes([ord("a"), LETTER, ord("1"), NUMBER, ord(" "), 0x0B, MARK, OTHER])
     assert np.array_equal(table[:128], np.arange(128))

@@ -1,4 +1,4 @@
-"""Tokens one at a time, never half a character."""
+"""Tokens one at a time, never an incomplete character."""
 
 import random
 from typing import Any
@@ -14,13 +14,13 @@ def one_byte(token_id: int) -> bytes:
     return bytes([token_id])
 
 
-def test_a_character_is_said_when_its_last_byte_is_there() -> None:
+def test_a_character_is_emitted_with_its_last_byte() -> None:
     decoder = StreamDecoder(one_byte)
     assert [decoder.push(byte) for byte in "é€😀a".encode()] == ["", "é", "", "", "€", "", "", "", "😀", "a"]
     assert decoder.finish() == ""
 
 
-def test_what_no_byte_can_complete_is_replaced_at_once() -> None:
+def test_invalid_bytes_are_replaced_at_once() -> None:
     decoder = StreamDecoder(one_byte)
     assert decoder.push(0xE2) == ""
     assert decoder.push(0x41) == "\ufffdA"
@@ -30,7 +30,7 @@ def test_what_no_byte_can_complete_is_replaced_at_once() -> None:
     assert decoder.push(0xA0) == "\ufffd\ufffd"
 
 
-def test_half_a_character_at_the_end_is_replaced_once() -> None:
+def test_an_incomplete_character_at_the_end_is_replaced_once() -> None:
     decoder = StreamDecoder(one_byte)
     assert [decoder.push(byte) for byte in "😀".encode()[:3]] == ["", "", ""]
     assert decoder.finish() == "\ufffd"
@@ -38,7 +38,7 @@ def test_half_a_character_at_the_end_is_replaced_once() -> None:
     assert decoder.push(0x41) == "A"
 
 
-def test_a_stream_says_what_decoding_all_bytes_says() -> None:
+def test_streaming_equals_decoding_all_bytes() -> None:
     rng = random.Random(11)
     for _ in range(300):
         data = bytes(
@@ -50,7 +50,7 @@ def test_a_stream_says_what_decoding_all_bytes_says() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sentence_pieces", "byte_pairs"])
-def test_a_stream_of_tokens_says_the_text(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_stream_of_tokens_gives_the_text(kind: str, request: pytest.FixtureRequest) -> None:
     goldens: Any = request.getfixturevalue(kind)
     tokenizer = Tokenizer.from_metadata(
         goldens.metadata_of("plain" if kind == "sentence_pieces" else "gpt-2")
@@ -61,7 +61,7 @@ def test_a_stream_of_tokens_says_the_text(kind: str, request: pytest.FixtureRequ
     assert "".join(output).removeprefix(" ") + decoder.finish() == TEXT
 
 
-def test_control_tokens_are_silent_in_a_stream_unless_asked_for(byte_pairs: Any) -> None:
+def test_control_tokens_are_omitted_from_a_stream_unless_requested(byte_pairs: Any) -> None:
     tokenizer = Tokenizer.from_metadata(byte_pairs.metadata_of("gpt-2"))
     control = tokenizer.vocabulary.ids["<|im_end|>"]
     assert tokenizer.stream_decoder().push(control) == ""

@@ -1,4 +1,4 @@
-"""Tokens of several texts in one step: each sees its own text, to the last bit as if it were alone."""
+"""Tokens of several sequences in one step: each attends to its sequence, bit for bit as if it were alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,8 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 CONTEXT = 1024
 RANDOM = np.random.default_rng(3)
@@ -22,7 +23,7 @@ Logits = npt.NDArray[np.float32]
 
 
 def page_tables(prompt: int) -> npt.NDArray[np.int64]:
-    """Of each text: the prompt's whole pages, then own ones, in an order that leaves no two neighbours."""
+    """Of each text: the prompt's whole pages, then separate ones, in an order without adjacent pages."""
     shared = prompt // PAGE
     own = RANDOM.permutation(np.arange(shared + 1, CONTEXT // PAGE))
     tables = np.zeros((len(TAILS), CONTEXT // PAGE), np.int64)
@@ -32,22 +33,22 @@ def page_tables(prompt: int) -> npt.NDArray[np.int64]:
 
 
 def copy_begun_page(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> None:
-    begun = prompt // PAGE * PAGE
+    copied = prompt // PAGE * PAGE
     for table in tables:
-        engine.backend.copy_positions(begun, int(table[prompt // PAGE]) * PAGE, prompt - begun)
+        engine.backend.copy_positions(copied, int(table[prompt // PAGE]) * PAGE, prompt - copied)
 
 
 def together(engine: NativeEngine, prompt: int, tables: npt.NDArray[np.int64]) -> list[list[Logits]]:
-    """Logits behind each tail's tokens, a step taking the next token of every tail that has one."""
+    """Logits after each tail's tokens; a step takes the next token of every tail that has one."""
     backend = engine.backend
-    found: list[list[Logits]] = [[] for _ in TAILS]
+    result: list[list[Logits]] = [[] for _ in TAILS]
     for index in range(max(map(len, TAILS))):
         texts = [text for text, tail in enumerate(TAILS) if index < len(tail)]
         x = backend.embed([TAILS[text][index] for text in texts])
         backend.forward_batch(x, BatchPositions(np.full(len(texts), prompt + index), tables[texts]))
         for text, row in zip(texts, backend.logits(x), strict=True):
-            found[text].append(row)
-    return found
+            result[text].append(row)
+    return result
 
 
 def alone(engine: NativeEngine, prompt: Sequence[int], tail: Sequence[int]) -> Logits:
@@ -67,17 +68,17 @@ def build_for(name: str, threads: int) -> Build:
 )
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("prompt", [17, 256, 290])
-def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
+def test_sequences_with_a_shared_prefix_equal_single_sequences_bit_for_bit(
     tmp_path: Path, model: str, kind: CacheType, threads: int, prompt: int
 ) -> None:
     path = ZOO[model].write(tmp_path / "model.gguf")
     engine = engine_for(path, cpu(threads=threads), kind, context=CONTEXT)
-    want = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
+    expected = [alone(engine, PROMPT[:prompt], tail) for tail in TAILS]
     engine.rewind(0)
     engine.append(PROMPT[:prompt])
     tables = page_tables(prompt)
     copy_begun_page(engine, prompt, tables)
-    for own, rows in zip(want, together(engine, prompt, tables), strict=True):
+    for own, rows in zip(expected, together(engine, prompt, tables), strict=True):
         np.testing.assert_array_equal(np.stack(rows), own)
     engine.close()
 
@@ -85,43 +86,43 @@ def test_texts_that_share_a_prompt_give_the_bits_of_each_alone(
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 @pytest.mark.parametrize("model", ["llama", "olmo2-windows"])
-def test_texts_that_share_a_prompt_equal_the_exact_evaluation(tmp_path: Path, isa: str, model: str) -> None:
+def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa: str, model: str) -> None:
     path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
     engine = engine_for(path, build_for(isa, 2), context=CONTEXT)
     engine.append(PROMPT[:prompt])
     tables = page_tables(prompt)
     copy_begun_page(engine, prompt, tables)
-    got = together(engine, prompt, tables)
+    actual = together(engine, prompt, tables)
     truth = engine_for(path, exact, context=CONTEXT)
-    for rows, tail in zip(got, TAILS, strict=True):
+    for rows, tail in zip(actual, TAILS, strict=True):
         assert relative(np.stack(rows), alone(truth, PROMPT[:prompt], tail)) < 5e-6
     engine.close()
 
 
 @pytest.mark.parametrize("build", ["reference", BEST])
-def test_a_branch_sees_the_copies_that_its_stem_left_in_the_same_step(tmp_path: Path, build: str) -> None:
-    """Two guesses behind one token, all three read at once: the token's key goes to both texts' pages."""
+def test_a_sequence_reads_prefix_copies_of_the_same_step(tmp_path: Path, build: str) -> None:
+    """Two draft tokens after one token in one step: the token's key goes to both sequences' pages."""
     path, prompt = ZOO["llama"].write(tmp_path / "model.gguf"), 21
     engine = engine_for(path, build_for(build, 2), context=CONTEXT)
-    stem, guesses = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]
-    want = [alone(engine, PROMPT[:prompt], [stem, guess])[-1] for guess in guesses]
+    prefix, drafts = PROMPT[prompt], PROMPT[prompt + 1 : prompt + 3]
+    expected = [alone(engine, PROMPT[:prompt], [prefix, draft])[-1] for draft in drafts]
     engine.rewind(prompt)
     tables = np.zeros((2, 4), np.int64)
     tables[0, :2], tables[1, :2] = (0, 1), (0, 9)
     engine.backend.copy_positions(PAGE, 9 * PAGE, prompt - PAGE)
     backend = engine.backend
-    x = backend.embed([stem, *guesses])
+    x = backend.embed([prefix, *drafts])
     copies = ((9 * PAGE + prompt - PAGE,), (), ())
     backend.forward_batch(
         x, BatchPositions(np.array([prompt, prompt + 1, prompt + 1]), tables[[0, 0, 1]], copies)
     )
-    got = backend.logits(x)[1:]
-    assert relative(got, np.stack(want)) < 1e-12
-    assert build == "reference" or np.array_equal(got, np.stack(want))
+    actual = backend.logits(x)[1:]
+    assert relative(actual, np.stack(expected)) < 1e-12
+    assert build == "reference" or np.array_equal(actual, np.stack(expected))
     engine.close()
 
 
-def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
+def test_more_tokens_than_a_forward_accepts_are_refused(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
     backend = engine.backend
     count = backend.capabilities.max_batch_tokens + 1
@@ -134,7 +135,7 @@ def test_more_tokens_than_a_step_takes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "count"), [(16, 48, 16), (32, 96, 37), (21, 60, 3), (14, 35, 20)]
 )
-def test_positions_are_copied_whatever_page_they_begin_in(source: int, target: int, count: int) -> None:
+def test_positions_are_copied_from_any_page(source: int, target: int, count: int) -> None:
     cache = LayerCache(
         RANDOM.standard_normal((2, 12, 32, PAGE)).astype(np.float16),
         RANDOM.standard_normal((2, 12 * PAGE, 32)).astype(np.float16),

@@ -28,7 +28,8 @@ from tests.kernels.conftest import (
     built_kernels,
     isas_and_formats,
 )
-from tests.random_models import VOCABULARY, ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 CONTEXT = 160
 LONG = 700
@@ -63,8 +64,8 @@ def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
 
 
 NEAR = {"f16": 2e-3, "f32": 5e-6, "q8_0": 4e-3, "q4_0": 0.02}
-"""How far the kernels may be from the exact evaluation; of a cache with scales from the same with one, whose
-elements may be the next code where they lie on an edge.
+"""How far the kernels may be from the reference; a cache with scales is compared with one with scales, whose
+elements may get the next code at the edge of a code.
 """
 
 
@@ -86,14 +87,14 @@ def logits_of(
         engine.close()
 
 
-def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def relative(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2"])
-def test_a_chunked_prefill_equals_the_exact_evaluation(tmp_path: Path, isa: str, name: str) -> None:
+def test_a_chunked_prefill_equals_the_reference(tmp_path: Path, isa: str, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu(isa)), logits_of(path, exact)) < 5e-6
 
@@ -117,12 +118,10 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 @pytest.mark.default_cases
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
-    tmp_path: Path, name: str, threads: int
-) -> None:
+def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
     ids = np.random.default_rng(7).integers(3, VOCABULARY, LONG).tolist()
-    # Around 256 and 512 positions the sums of a token begin to be cut into more pieces.
+    # Around 256 and 512 positions the sums of a token are split into more parts.
     for start in (20, 250, 506, 680):
         engine.rewind(0)
         engine.append(ids[:start])
@@ -137,7 +136,7 @@ def test_a_few_tokens_at_once_give_the_same_bits_as_one_by_one(
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
-    found = []
+    result = []
     for together in (True, False):
         engine = engine_for(path, cpu(threads=threads))
         backend, position = engine.backend, 0
@@ -150,12 +149,12 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, 
                 for index in engine.specification.indices():
                     backend.run_block(index, x, position)
             position += len(ids)
-        found.append(backend.logits(x))
+        result.append(backend.logits(x))
         engine.close()
-    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(result[0], result[1])
 
 
-def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
+def test_positions_may_be_evaluated_again_in_any_order(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=LONG)
     ids = np.random.default_rng(7).integers(3, VOCABULARY, 300).tolist()
     first = engine.append_all(ids)
@@ -166,17 +165,17 @@ def test_positions_may_be_read_again_in_any_order(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_half_precision_cache_costs_only_its_rounding(tmp_path: Path) -> None:
+def test_an_f16_cache_differs_by_its_rounding_only(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "model.gguf")
-    want = logits_of(path, exact)
-    assert relative(logits_of(path, cpu(), "f16"), want) < 2e-3
-    assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, want.shape)
+    expected = logits_of(path, exact)
+    assert relative(logits_of(path, cpu(), "f16"), expected) < 2e-3
+    assert np.array_equal(logits_of(path, cpu(PORTABLE), "f16").shape, expected.shape)
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("head_dim", "heads"), [(8, 6), (24, 6), (80, 6), (128, 6), (8, 4), (16, 4)])
 @pytest.mark.parametrize(("name", "near"), [("F32", 5e-6), ("Q8_0", 0.05)])
-def test_head_dimensions_that_fill_no_register_or_block_are_padded(
+def test_odd_head_dimensions_are_padded(
     tmp_path: Path, head_dim: int, heads: int, name: str, near: float
 ) -> None:
     model = RandomModel("qwen3", head_dim=head_dim, heads=heads, kv_heads=2, formats=(name,))
@@ -187,48 +186,46 @@ def test_head_dimensions_that_fill_no_register_or_block_are_padded(
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
-def test_query_heads_that_share_a_key_head_are_right_in_fours_and_the_one_left_over(
+def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
     tmp_path: Path, isa: str, kind: CacheType
 ) -> None:
     model = RandomModel("llama", head_dim=128, heads=10, kv_heads=2)
     path = model.write(tmp_path / "model.gguf")
-    found = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact, _exact_kind(kind)))
-    assert found < NEAR[kind]
+    result = relative(logits_of(path, cpu(isa), kind), logits_of(path, exact, _exact_kind(kind)))
+    assert result < NEAR[kind]
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_long_attention_in_pieces_equals_the_exact_evaluation(
-    tmp_path: Path, name: str, kind: CacheType
-) -> None:
+def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()
-    found = []
+    result = []
     for build in (cpu(threads=5), exact):
         engine = engine_for(path, build, kind, context=LONG)
         engine.append(ids[:-3])
-        found.append(np.stack([engine.append([token]) for token in ids[-3:]]))
+        result.append(np.stack([engine.append([token]) for token in ids[-3:]]))
         engine.close()
-    assert relative(found[0], found[1]) < NEAR[kind]
+    assert relative(result[0], result[1]) < NEAR[kind]
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize(
-    ("kind", "code", "near", "least", "most"),
+    ("kind", "code", "near", "min_distance", "max_distance"),
     [("q8_0", 0.02, 4e-3, 1e-4, 0.03), ("q4_0", 0.3, 0.03, 1e-3, 0.3)],
 )
 @pytest.mark.parametrize("head_dim", [8, 24, 48, 80, 96, 128])
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
-def test_a_cache_with_scales_is_rounded_as_the_formula_says(
+def test_a_quantized_cache_is_rounded_as_in_the_formula(
     tmp_path: Path,
     head_dim: int,
     isa: str,
     kind: CacheType,
     code: float,
     near: float,
-    least: float,
-    most: float,
+    min_distance: float,
+    max_distance: float,
 ) -> None:
     model = RandomModel("qwen3", head_dim=head_dim, heads=6, kv_heads=2)
     path = model.write(tmp_path / "model.gguf")
@@ -236,20 +233,20 @@ def test_a_cache_with_scales_is_rounded_as_the_formula_says(
     for engine in (ours, formula):
         engine.append(IDS[:-1])
         engine.append(IDS[-1:])
-    for mine, wanted in zip(caches_of(ours), caches_of(formula), strict=True):
-        keys, values = mine.read(len(IDS), head_dim)
-        want_keys, want_values = wanted.read(len(IDS), head_dim)
-        # A code on the edge may be the next one: an element is off by one step of its group at most.
-        assert np.abs(keys - want_keys).max() <= code * np.abs(want_keys).max()
-        assert np.abs(values - want_values).max() <= code * np.abs(want_values).max()
-        assert relative(keys, want_keys) < near
-        assert relative(values, want_values) < near
+    for actual, expected in zip(caches_of(ours), caches_of(formula), strict=True):
+        keys, values = actual.read(len(IDS), head_dim)
+        expected_keys, expected_values = expected.read(len(IDS), head_dim)
+        # At the edge of a code, the next one is possible: an element is off by one step of its group at most.
+        assert np.abs(keys - expected_keys).max() <= code * np.abs(expected_keys).max()
+        assert np.abs(values - expected_values).max() <= code * np.abs(expected_values).max()
+        assert relative(keys, expected_keys) < near
+        assert relative(values, expected_values) < near
     ours.close()
     plain = logits_of(path, exact)
-    assert least < relative(logits_of(path, cpu(isa), kind), plain) < most
+    assert min_distance < relative(logits_of(path, cpu(isa), kind), plain) < max_distance
 
 
-def test_odd_widths_are_padded(tmp_path: Path) -> None:
+def test_odd_sizes_are_padded(tmp_path: Path) -> None:
     model = RandomModel("llama", width=60, feed_forward=100, head_dim=12, heads=5, kv_heads=1)
     path = model.write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
@@ -274,14 +271,14 @@ def test_quantized_models_differ_by_the_rounding_of_activations_only(
 
 
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats(TILE_ISAS, [("Q4_K", "Q6_K"), ("Q8_0", "F16")]))
-def test_tiles_leave_a_model_nearer_to_the_exact_evaluation_than_int8_activations(
+def test_amx_is_closer_to_the_reference_than_int8_activations(
     tmp_path: Path, isa: str, formats: tuple[str, ...]
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
     path = model.write(tmp_path / "model.gguf")
-    want = logits_of(path, exact)
-    by_tiles = relative(logits_of(path, cpu(isa)), want)
-    assert 0 < by_tiles < relative(logits_of(path, cpu(PORTABLE)), want)
+    expected = logits_of(path, exact)
+    by_tiles = relative(logits_of(path, cpu(isa)), expected)
+    assert 0 < by_tiles < relative(logits_of(path, cpu(PORTABLE)), expected)
 
 
 IN_FILE = (
@@ -291,31 +288,31 @@ IN_FILE = (
 
 
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], IN_FILE))
-def test_weights_left_in_the_file_give_the_same_logits(
+def test_memory_mapped_weights_give_the_same_logits(
     tmp_path: Path, formats: tuple[str, ...], isa: str
 ) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, layers=2, formats=formats)
     path = model.write(tmp_path / "model.gguf")
     ids = IDS[:20]
-    found = [logits_of(path, cpu(isa, repack=repack), ids=ids) for repack in (True, False)]
-    assert np.array_equal(found[0], found[1])
+    result = [logits_of(path, cpu(isa, repack=repack), ids=ids) for repack in (True, False)]
+    assert np.array_equal(result[0], result[1])
 
 
-def test_odd_rows_and_columns_left_in_the_file_are_padded(tmp_path: Path) -> None:
+def test_odd_memory_mapped_rows_and_columns_are_padded(tmp_path: Path) -> None:
     model = RandomModel("llama", width=60, feed_forward=101, head_dim=12, heads=5, kv_heads=1)
     for formats in (("F32",), ("F16", "BF16")):
         path = replace(model, formats=formats).write(tmp_path / "model.gguf")
-        found = [logits_of(path, cpu(repack=repack)) for repack in (True, False)]
-        assert np.array_equal(found[0], found[1])
+        result = [logits_of(path, cpu(repack=repack)) for repack in (True, False)]
+        assert np.array_equal(result[0], result[1])
 
 
-def test_repacking_is_counted_and_leaving_in_the_file_copies_nothing(tmp_path: Path) -> None:
+def test_repacking_is_counted_and_memory_mapping_copies_nothing(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     for repack in (True, False):
         backend = engine_for(path, cpu(repack=repack)).backend
         assert isinstance(backend, CpuBackend)
         assert (backend.repacked_bytes > 100_000, backend.repack_seconds > 0) == (repack, repack)
-        in_file = [kept for kept in backend.decoder.arena.arrays if not kept.flags.writeable]
+        in_file = [array for array in backend.decoder.arena.arrays if not array.flags.writeable]
         assert len(in_file) == (0 if repack else 3 * 7 + 1)
         backend.close()
 
@@ -336,7 +333,7 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "qwen2moe", "smallthinker"])
-def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Path, name: str) -> None:
+def test_a_whole_decode_step_equals_its_blocks_bit_for_bit(tmp_path: Path, name: str) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu())
     engine.append(IDS[:40])
     backend = engine.backend
@@ -344,8 +341,8 @@ def test_a_token_in_one_piece_has_the_bits_of_its_blocks_one_by_one(tmp_path: Pa
     x = backend.embed(IDS[40:41])
     for index in engine.specification.indices():
         backend.run_block(index, x, 40)
-    want = backend.logits(x)[0]
+    expected = backend.logits(x)[0]
     first, second = backend.step_logits(IDS[40:41], 40)[0], backend.step_logits(IDS[41:42], 41)[0]
-    np.testing.assert_array_equal(first, want)
+    np.testing.assert_array_equal(first, expected)
     assert not np.array_equal(first, second)
     engine.close()

@@ -1,4 +1,4 @@
-"""The host's half of a divided decoder, served to a device that a thread of the test plays."""
+"""The CPU shard of a split model, with a test thread as its device."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,13 @@ from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.row_matrices import random_matrix
 from tests.kernels.split_layers import LayerSplit, stages_of
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
-HERE, THERE, HALF = LayerSplit(False), LayerSplit(True, neurons=96), LayerSplit(True, neurons=64)
+CPU_ONLY, ATTENTION_ON_GPU, HALF_ON_GPU = (
+    LayerSplit(False),
+    LayerSplit(True, neurons=96),
+    LayerSplit(True, neurons=64),
+)
 SECOND = LayerSplit(True)
 BATCH, WIDTH, EXPERTS_PER_TOKEN, CONTEXT = 8, 64, 3, 32
 MODELS = {**ZOO, "arcee in Q8_0": replace(ZOO["arcee"], formats=("Q8_0",))}
@@ -35,7 +39,7 @@ SECONDS = 20.0
 
 
 @dataclass
-class PlainMailbox:
+class FakeExchange:
     """An exchange buffer in memory of the test."""
 
     words: npt.NDArray[np.int64]
@@ -44,7 +48,7 @@ class PlainMailbox:
     weights: npt.NDArray[np.float32]
 
     @classmethod
-    def empty(cls) -> "PlainMailbox":
+    def empty(cls) -> "FakeExchange":
         return cls(
             np.zeros(EXCHANGE_WORDS, np.int64),
             np.zeros((BATCH, WIDTH), np.float32),
@@ -60,24 +64,24 @@ class PlainMailbox:
 
 
 @contextmanager
-def host_half(
+def cpu_shard_of(
     name: str,
-    divisions: list[LayerSplit],
+    splits: list[LayerSplit],
     kernels: Kernels,
     folder: Path,
     in_file: Sequence[BlockIndex] = (),
     sparse: SparseLayers | None = None,
-) -> Iterator[tuple[CpuShard, PlainMailbox]]:
+) -> Iterator[tuple[CpuShard, FakeExchange]]:
     with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
         config = read_config(file)
-        facts = config.specification(rope_factors(file, config, CONTEXT))
-        here = [index for index in facts.indices() if not divisions[index.layer].on_gpu]
-        state = DecoderState.allocate(facts, CONTEXT, "f32", here)
-        exchange_buffer = PlainMailbox.empty()
+        spec = config.specification(rope_factors(file, config, CONTEXT))
+        here = [index for index in spec.indices() if not splits[index.layer].on_gpu]
+        state = DecoderState.allocate(spec, CONTEXT, "f32", here)
+        exchange_buffer = FakeExchange.empty()
         host = CpuShard(
-            facts,
+            spec,
             read_weights(file, config),
-            stages_of(facts, divisions),
+            stages_of(spec, splits),
             state,
             kernels,
             exchange_buffer.addresses,
@@ -89,9 +93,9 @@ def host_half(
             host.close()
 
 
-def rows_for(turn: int, tokens: int) -> npt.NDArray[np.float32]:
-    """What the device sends in a turn."""
-    return np.random.default_rng(turn).standard_normal((tokens, WIDTH)).astype(np.float32)
+def rows_for(stage: int, tokens: int) -> npt.NDArray[np.float32]:
+    """What the device writes in a stage."""
+    return np.random.default_rng(stage).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
 def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
@@ -103,11 +107,19 @@ def wait_for(words: npt.NDArray[np.int64], at: int, number: int) -> None:
     timer.cancel()
 
 
-def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
-    tmp_path: Path, kernels: Kernels
-) -> None:
-    order = [HERE, SECOND, HERE, HALF, HERE, THERE, HERE, HERE, THERE]
-    with host_half("llama", [THERE, HALF, SECOND], kernels, tmp_path) as (host, _):
+def test_cpu_stages_are_merged_up_to_a_device_sum(tmp_path: Path, kernels: Kernels) -> None:
+    order = [
+        CPU_ONLY,
+        SECOND,
+        CPU_ONLY,
+        HALF_ON_GPU,
+        CPU_ONLY,
+        ATTENTION_ON_GPU,
+        CPU_ONLY,
+        CPU_ONLY,
+        ATTENTION_ON_GPU,
+    ]
+    with cpu_shard_of("llama", [ATTENTION_ON_GPU, HALF_ON_GPU, SECOND], kernels, tmp_path) as (host, _):
         assert host.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
     with GGUFFile.open(tmp_path / "model.gguf") as file:
         config = read_config(file)
@@ -128,29 +140,29 @@ def test_turns_follow_each_other_as_far_as_no_sum_is_made_on_the_device(
 
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
-    ("name", "divisions"),
+    ("name", "splits"),
     [
-        ("llama", [HERE, HALF, SECOND]),
-        ("llama", [SECOND, HERE, THERE]),
-        ("granitemoe", [HERE, SECOND, SECOND]),
+        ("llama", [CPU_ONLY, HALF_ON_GPU, SECOND]),
+        ("llama", [SECOND, CPU_ONLY, ATTENTION_ON_GPU]),
+        ("granitemoe", [CPU_ONLY, SECOND, SECOND]),
     ],
 )
-def test_serving_a_device_gives_what_taking_turn_after_turn_does(
-    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
+def test_serving_a_device_equals_running_each_cpu_stage(
+    tmp_path: Path, kernels: Kernels, name: str, splits: list[LayerSplit], tokens: int
 ) -> None:
-    with host_half(name, divisions, kernels, tmp_path) as (host, exchange_buffer):
+    with cpu_shard_of(name, splits, kernels, tmp_path) as (host, exchange_buffer):
         count = len(host.stages)
         random = np.random.default_rng(3)
         exchange_buffer.ids[:] = (
             random.integers(-1, 8, len(exchange_buffer.ids)) if name == "granitemoe" else 0
         )
         exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
-        wanted = []
-        for turn in range(1, count + 1):
-            exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-            host.run_stage(turn, tokens, 0)
-            wanted.append(exchange_buffer.rows[:tokens].copy())
-        assert all(np.isfinite(rows).all() for rows in wanted)
+        expected = []
+        for stage in range(1, count + 1):
+            exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+            host.run_stage(stage, tokens, 0)
+            expected.append(exchange_buffer.rows[:tokens].copy())
+        assert all(np.isfinite(rows).all() for rows in expected)
         for again in range(20):
             exchange_buffer.words[:] = 0
             exchange_buffer.rows[:tokens] = rows_for(1, tokens)
@@ -158,14 +170,14 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
                 exchange_buffer.words[ANSWERED] = 1
             serving = threading.Thread(target=host.serve, args=(tokens, 0))
             serving.start()
-            for turn in range(1, count + 1):
-                if turn > 1:
-                    exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                    exchange_buffer.words[SENT] = turn
-                wait_for(exchange_buffer.words, ANSWERED, turn)
-                if turn > 1 or host.stages[0]:
+            for stage in range(1, count + 1):
+                if stage > 1:
+                    exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                    exchange_buffer.words[SENT] = stage
+                wait_for(exchange_buffer.words, ANSWERED, stage)
+                if stage > 1 or host.stages[0]:
                     np.testing.assert_array_equal(
-                        exchange_buffer.rows[:tokens], wanted[turn - 1], err_msg=str(again)
+                        exchange_buffer.rows[:tokens], expected[stage - 1], err_msg=str(again)
                     )
             serving.join(SECONDS)
             assert not serving.is_alive()
@@ -174,31 +186,31 @@ def test_serving_a_device_gives_what_taking_turn_after_turn_does(
 
 @pytest.mark.parametrize("tokens", [1, BATCH])
 @pytest.mark.parametrize(
-    ("name", "divisions"),
+    ("name", "splits"),
     [
-        ("llama", [HERE, HALF, SECOND]),
-        ("granitemoe", [HERE, SECOND, LayerSplit(True, experts=(1, 4, 6))]),
+        ("llama", [CPU_ONLY, HALF_ON_GPU, SECOND]),
+        ("granitemoe", [CPU_ONLY, SECOND, LayerSplit(True, experts=(1, 4, 6))]),
     ],
 )
-def test_weights_that_stay_in_the_file_give_the_same_to_the_last_bit(
-    tmp_path: Path, kernels: Kernels, name: str, divisions: list[LayerSplit], tokens: int
+def test_memory_mapped_weights_give_the_same_bits(
+    tmp_path: Path, kernels: Kernels, name: str, splits: list[LayerSplit], tokens: int
 ) -> None:
-    found = []
+    result = []
     left = [BlockIndex(0, 0), *(BlockIndex(layer, 1) for layer in range(3))]
     for in_file in ([], left[2:], left):
-        with host_half(name, divisions, kernels, tmp_path, in_file) as (host, exchange_buffer):
+        with cpu_shard_of(name, splits, kernels, tmp_path, in_file) as (host, exchange_buffer):
             random = np.random.default_rng(3)
             exchange_buffer.ids[:] = random.integers(-1, 5, len(exchange_buffer.ids))
             exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
             rows = []
-            for turn in range(1, len(host.stages) + 1):
-                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                host.run_stage(turn, tokens, 0)
+            for stage in range(1, len(host.stages) + 1):
+                exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                host.run_stage(stage, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
-            found.append(rows)
-    assert all(np.isfinite(row).all() for row in found[0])
-    np.testing.assert_array_equal(found[1], found[0])
-    np.testing.assert_array_equal(found[2], found[0])
+            result.append(rows)
+    assert all(np.isfinite(row).all() for row in result[0])
+    np.testing.assert_array_equal(result[1], result[0])
+    np.testing.assert_array_equal(result[2], result[0])
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +219,7 @@ def sparse_kernels() -> Kernels:
 
 
 def predictor_of_the_first(neurons: int) -> NeuronPredictor:
-    """One that names the first so many of 128 neurons, whatever comes."""
+    """A predictor of the first `count` of 128 neurons, for any input."""
     first = random_matrix("Q8_0", 32, WIDTH)
     second = random_matrix("Q8_0", 128, 32)
     bias = np.where(np.arange(128) < neurons, 1e6, -1e6).astype(np.float32)
@@ -219,30 +231,35 @@ def predictor_of_the_first(neurons: int) -> NeuronPredictor:
 def test_the_cold_part_of_a_feed_forward_may_be_sparse(
     tmp_path: Path, sparse_kernels: Kernels, tokens: int, predictor: NeuronPredictor | None
 ) -> None:
-    divisions = [HERE, HALF, SECOND]
-    found = []
+    splits = [CPU_ONLY, HALF_ON_GPU, SECOND]
+    result = []
     for sparse in (None, dict.fromkeys(range(3), predictor)):
-        with host_half("arcee in Q8_0", divisions, sparse_kernels, tmp_path, (), sparse) as (
+        with cpu_shard_of("arcee in Q8_0", splits, sparse_kernels, tmp_path, (), sparse) as (
             host,
             exchange_buffer,
         ):
-            functions = {function for turn in host.steps for function, _, _ in turn}
+            functions = {function for stage in host.steps for function, _, _ in stage}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
-            for turn in range(1, len(host.stages) + 1):
-                exchange_buffer.rows[:tokens] = rows_for(turn, tokens)
-                host.run_stage(turn, tokens, 0)
+            for stage in range(1, len(host.stages) + 1):
+                exchange_buffer.rows[:tokens] = rows_for(stage, tokens)
+                host.run_stage(stage, tokens, 0)
                 rows.append(exchange_buffer.rows[:tokens].copy())
-            found.append(np.array(rows))
-    assert np.linalg.norm(found[1] - found[0]) < 1e-5 * np.linalg.norm(found[0])
+            result.append(np.array(rows))
+    assert np.linalg.norm(result[1] - result[0]) < 1e-5 * np.linalg.norm(result[0])
 
 
-def test_a_predictor_is_asked_about_the_neurons_that_are_here(
-    tmp_path: Path, sparse_kernels: Kernels
-) -> None:
-    # Of the second layer the first half lies on the device: the neurons here are none that it names.
+def test_a_predictor_covers_the_neurons_of_the_shard(tmp_path: Path, sparse_kernels: Kernels) -> None:
+    # The first half of the second layer is on the device: the predictor selects none of the neurons here.
     sparse = {1: predictor_of_the_first(64)}
-    with host_half("arcee in Q8_0", [THERE, HALF, THERE], sparse_kernels, tmp_path, (), sparse) as (
+    with cpu_shard_of(
+        "arcee in Q8_0",
+        [ATTENTION_ON_GPU, HALF_ON_GPU, ATTENTION_ON_GPU],
+        sparse_kernels,
+        tmp_path,
+        (),
+        sparse,
+    ) as (
         host,
         box,
     ):
@@ -251,8 +268,8 @@ def test_a_predictor_is_asked_about_the_neurons_that_are_here(
         np.testing.assert_array_equal(box.rows[:1], rows_for(1, 1))
 
 
-def test_a_device_that_was_given_up_keeps_nobody_waiting(tmp_path: Path, kernels: Kernels) -> None:
-    with host_half("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, exchange_buffer):
+def test_a_device_that_timed_out_does_not_block_the_cpu(tmp_path: Path, kernels: Kernels) -> None:
+    with cpu_shard_of("llama", [SECOND, SECOND, SECOND], kernels, tmp_path) as (host, exchange_buffer):
         exchange_buffer.words[ANSWERED] = 1
         serving = threading.Thread(target=host.serve, args=(1, 0))
         serving.start()

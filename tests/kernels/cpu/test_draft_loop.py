@@ -1,4 +1,4 @@
-"""Guesses in one run of the team against the same guesses made one by one."""
+"""Drafts by the draft loop against the same drafts made one by one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,8 @@ from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_cpu_backend import cpu, engine_for
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 60).tolist()
@@ -28,37 +29,37 @@ def softmax_of(logits: npt.NDArray[np.float32], token: int) -> float:
     return float(1 / np.exp(wide - wide[token]).sum())
 
 
-def one_by_one(engine: NativeEngine, ids: list[int], count: int, choices: int) -> list[tuple[int, float]]:
-    """The best tokens behind `ids`, each with its softmax, and what is read for them."""
-    found, logits = list[tuple[int, float]](), engine.append(ids)[:choices]
+def one_by_one(engine: NativeEngine, ids: list[int], count: int, vocabulary: int) -> list[tuple[int, float]]:
+    """The most probable tokens after `ids`, each with its softmax, evaluated one by one."""
+    result, logits = list[tuple[int, float]](), engine.append(ids)[:vocabulary]
     for _ in range(count):
         token = int(logits.argmax())
-        found.append((token, softmax_of(logits, token)))
-        logits = engine.append([token])[:choices]
-    return found
+        result.append((token, softmax_of(logits, token)))
+        logits = engine.append([token])[:vocabulary]
+    return result
 
 
-def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int, choices: int) -> None:
+def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int, vocabulary: int) -> None:
     engine.rewind(0)
     engine.append(begin[:-given])
-    want = one_by_one(engine, begin[-given:], count, choices)
-    behind = engine.append([5])
+    expected = one_by_one(engine, begin[-given:], count, vocabulary)
+    next_logits = engine.append([5])
     engine.rewind(len(begin) - given)
-    got = engine.draft(begin[-given:], DraftRequest([0.0] * count, (), choices, GREEDY))
-    assert got.ids == [token for token, _ in want]
-    assert got.probs == pytest.approx([chance for _, chance in want], rel=1e-5)
-    assert got.candidates == ()
-    assert got.read == given + count - 1
-    assert engine.ids == [*begin, *got.ids[:-1]]
-    # What the loop left in the cache is what tokens read one by one leave there.
-    engine.append(got.ids[-1:])
-    np.testing.assert_array_equal(engine.append([5]), behind)
+    actual = engine.draft(begin[-given:], DraftRequest([0.0] * count, (), vocabulary, GREEDY))
+    assert actual.ids == [token for token, _ in expected]
+    assert actual.probs == pytest.approx([prob for _, prob in expected], rel=1e-5)
+    assert actual.candidates == ()
+    assert actual.read == given + count - 1
+    assert engine.ids == [*begin, *actual.ids[:-1]]
+    # The loop leaves the cache that single tokens leave.
+    engine.append(actual.ids[-1:])
+    np.testing.assert_array_equal(engine.append([5]), next_logits)
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
-def test_guesses_are_those_made_one_by_one(tmp_path: Path, isa: str, name: str) -> None:
+def test_the_draft_loop_equals_single_draft_steps(tmp_path: Path, isa: str, name: str) -> None:
     path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, cpu(isa))
     for given, count in ((1, 1), (1, 7), (2, 4), (16, 3)):
@@ -77,50 +78,52 @@ def draft(request: pytest.FixtureRequest) -> Iterator[NativeEngine]:
 
 
 def test_the_best_of_many_tokens_is_found_by_any_number_of_threads(draft: NativeEngine) -> None:
-    for choices in (draft.vocabulary_size, 3 * LOGITS_PER_PART, LOGITS_PER_PART + 1, 17, 1):
-        check_greedy(draft, IDS[:30], 2, 5, choices)
+    for vocabulary in (draft.vocabulary_size, 3 * LOGITS_PER_PART, LOGITS_PER_PART + 1, 17, 1):
+        check_greedy(draft, IDS[:30], 2, 5, vocabulary)
 
 
-def test_any_number_of_threads_gives_the_same_chances() -> None:
-    found = []
+def test_any_number_of_threads_gives_the_same_probs() -> None:
+    result = []
     for threads in (1, 2, 5):
         engine = engine_for(DRAFT, cpu(threads=threads), "f16")
-        found.append(engine.draft(IDS[:9], DraftRequest([0.0] * 6, (), engine.vocabulary_size, GREEDY)))
+        result.append(engine.draft(IDS[:9], DraftRequest([0.0] * 6, (), engine.vocabulary_size, GREEDY)))
         engine.close()
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]
 
 
-def guessed(engine: NativeEngine, least: list[float], further: list[float] | tuple[()] = ()) -> DraftedTokens:
+def drafted_tokens(
+    engine: NativeEngine, min_probs: list[float], max_probs: list[float] | tuple[()] = ()
+) -> DraftedTokens:
     engine.rewind(0)
-    return engine.draft(IDS[:9], DraftRequest(least, further, engine.vocabulary_size, GREEDY))
+    return engine.draft(IDS[:9], DraftRequest(min_probs, max_probs, engine.vocabulary_size, GREEDY))
 
 
-def test_guesses_end_before_the_first_that_is_too_unlikely_to_be_reached(draft: NativeEngine) -> None:
-    whole = guessed(draft, [0.0] * 6)
+def test_a_draft_ends_before_the_first_token_unlikely_to_be_reached(draft: NativeEngine) -> None:
+    whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
-    for kept in range(6):
-        least = [
-            *(0.999 * chance for chance in reached[:kept]),
-            *(1.001 * chance for chance in reached[kept:]),
+    for length in range(6):
+        min_probs = [
+            *(0.999 * prob for prob in reached[:length]),
+            *(1.001 * prob for prob in reached[length:]),
         ]
-        got = guessed(draft, least)
-        assert got.ids == whole.ids[:kept]
-        assert got.read == 9 + kept  # the guess that fell short was made behind all others
-        assert draft.ids == [*IDS[:9], *got.ids]
+        actual = drafted_tokens(draft, min_probs)
+        assert actual.ids == whole.ids[:length]
+        assert actual.read == 9 + length  # the rejected draft token comes after all others
+        assert draft.ids == [*IDS[:9], *actual.ids]
 
 
-def test_guesses_end_behind_one_from_which_another_is_not_worth_its_time(draft: NativeEngine) -> None:
-    whole = guessed(draft, [0.0] * 6)
+def test_a_draft_ends_after_the_last_profitable_token(draft: NativeEngine) -> None:
+    whole = drafted_tokens(draft, [0.0] * 6)
     reached = np.cumprod(whole.probs).tolist()
-    for kept in range(1, 6):
-        further = [*[0.0] * (kept - 1), 1.001 * reached[kept - 1], *[0.0] * (6 - kept)]
-        got = guessed(draft, [0.0] * 6, further)
-        assert got.ids == whole.ids[:kept]
-        assert got.read == 9 + kept - 1
-        assert draft.ids == [*IDS[:9], *got.ids[:-1]]
+    for length in range(1, 6):
+        max_probs = [*[0.0] * (length - 1), 1.001 * reached[length - 1], *[0.0] * (6 - length)]
+        actual = drafted_tokens(draft, [0.0] * 6, max_probs)
+        assert actual.ids == whole.ids[:length]
+        assert actual.read == 9 + length - 1
+        assert draft.ids == [*IDS[:9], *actual.ids[:-1]]
 
 
-MANNERS = {
+SAMPLING = {
     "top-k alone": DraftSampling(1.3, 7, 1.0, 0.0),
     "min-p": DraftSampling(1.0, 0, 1.0, 0.1),
     "one is left": DraftSampling(1.0, 1, 1.0, 0.0),
@@ -128,81 +131,83 @@ MANNERS = {
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("name", MANNERS)
+@pytest.mark.parametrize("name", SAMPLING)
 def test_candidates_are_those_of_the_sampler(draft: NativeEngine, name: str) -> None:
-    manner = MANNERS[name]
+    params = SAMPLING[name]
     settings = SamplingParams(
-        temperature=manner.temperature, top_k=manner.top_k, top_p=manner.top_p, min_p=manner.min_p
+        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
     )
     sampler = Sampler(settings, draft.vocabulary_size)
     for end in range(9, 30, 3):
         draft.rewind(0)
-        want_ids, want = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
+        expected_ids, expected = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         for number in (0.0, 0.3, 0.9999999):
             draft.rewind(end - 1)
-            got = draft.draft(
-                IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [number])
+            actual = draft.draft(
+                IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, params, [number])
             )
-            (ids, weights), chance = got.candidates[0], got.probs[0]
-            assert ids.tolist() == want_ids.tolist()
-            np.testing.assert_allclose(weights / weights.sum(), want, rtol=2e-5)
-            place = min(int(np.searchsorted(np.cumsum(want), number, side="right")), len(want) - 1)
-            assert got.ids == [int(want_ids[place])]
-            if len(want) > 1:
-                assert chance == pytest.approx(want[place], rel=2e-5)
+            (ids, weights), prob = actual.candidates[0], actual.probs[0]
+            assert ids.tolist() == expected_ids.tolist()
+            np.testing.assert_allclose(weights / weights.sum(), expected, rtol=2e-5)
+            index = min(int(np.searchsorted(np.cumsum(expected), number, side="right")), len(expected) - 1)
+            assert actual.ids == [int(expected_ids[index])]
+            if len(expected) > 1:
+                assert prob == pytest.approx(expected[index], rel=2e-5)
 
 
-@pytest.mark.parametrize("manner", [DEFAULT, DraftSampling(0.7, 50, 0.6, 0.0)])
-def test_top_p_may_leave_some_of_what_the_sampler_leaves(draft: NativeEngine, manner: DraftSampling) -> None:
+@pytest.mark.parametrize("params", [DEFAULT, DraftSampling(0.7, 50, 0.6, 0.0)])
+def test_draft_top_p_may_drop_sampler_candidates(draft: NativeEngine, params: DraftSampling) -> None:
     settings = SamplingParams(
-        temperature=manner.temperature, top_k=manner.top_k, top_p=manner.top_p, min_p=manner.min_p
+        temperature=params.temperature, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
     )
     sampler = Sampler(settings, draft.vocabulary_size)
     for end in range(9, 30, 3):
         draft.rewind(0)
-        wanted, chances = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
+        expected, probs = sampler.distribution(draft.append(IDS[:end]), IDS[:end])
         draft.rewind(end - 1)
-        got = draft.draft(IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
-        ids, weights = got.candidates[0]
-        places = np.searchsorted(wanted, ids)
-        assert wanted[places].tolist() == ids.tolist()
-        assert chances[places].sum() > 0.6
-        np.testing.assert_allclose(weights / weights.max(), chances[places] / chances.max(), rtol=2e-5)
+        actual = draft.draft(
+            IDS[end - 1 : end], DraftRequest([0.0], (), draft.vocabulary_size, params, [0.5])
+        )
+        ids, weights = actual.candidates[0]
+        indices = np.searchsorted(expected, ids)
+        assert expected[indices].tolist() == ids.tolist()
+        assert probs[indices].sum() > 0.6
+        np.testing.assert_allclose(weights / weights.max(), probs[indices] / probs.max(), rtol=2e-5)
 
 
-def test_too_many_candidates_are_cut_to_the_nearest(draft: NativeEngine) -> None:
+def test_too_many_candidates_are_truncated_to_the_most_probable(draft: NativeEngine) -> None:
     draft.rewind(0)
     logits = draft.append(IDS[:9])
     draft.rewind(0)
-    manner = DraftSampling(2.0, 0, 1.0, 0.0)
-    got = draft.draft(IDS[:9], DraftRequest([0.0], (), draft.vocabulary_size, manner, [0.5]))
-    ids, weights = got.candidates[0]
+    params = DraftSampling(2.0, 0, 1.0, 0.0)
+    actual = draft.draft(IDS[:9], DraftRequest([0.0], (), draft.vocabulary_size, params, [0.5]))
+    ids, weights = actual.candidates[0]
     assert MAX_CANDIDATES // 2 < len(ids) <= MAX_CANDIDATES
     assert set(ids.tolist()) == set(np.argsort(-logits, kind="stable")[: len(ids)].tolist())
     np.testing.assert_allclose(weights, np.exp((logits[ids] - logits.max()) / 2), rtol=1e-5)
 
 
-def test_what_a_seed_guesses_is_the_best_with_its_chance_among_the_candidates(draft: NativeEngine) -> None:
+def test_a_seeded_draft_is_the_best_token_with_its_candidate_probability(draft: NativeEngine) -> None:
     draft.rewind(0)
     settings = SamplingParams(temperature=0.7, top_k=0, top_p=1.0, min_p=0.1)
-    sampler, manner = Sampler(settings, draft.vocabulary_size), DraftSampling(0.7, 0, 1.0, 0.1)
-    ids, chances = sampler.distribution(draft.append(IDS[:12]), IDS[:12])
+    sampler, params = Sampler(settings, draft.vocabulary_size), DraftSampling(0.7, 0, 1.0, 0.1)
+    ids, probs = sampler.distribution(draft.append(IDS[:12]), IDS[:12])
     draft.rewind(0)
-    got = draft.draft(IDS[:12], DraftRequest([0.0] * 3, (), draft.vocabulary_size, manner))
-    assert got.ids[0] == int(ids[chances.argmax()])
-    assert got.probs[0] == pytest.approx(float(chances.max()), rel=2e-5)
-    assert got.candidates == ()
+    actual = draft.draft(IDS[:12], DraftRequest([0.0] * 3, (), draft.vocabulary_size, params))
+    assert actual.ids[0] == int(ids[probs.argmax()])
+    assert actual.probs[0] == pytest.approx(float(probs.max()), rel=2e-5)
+    assert actual.candidates == ()
 
 
-def test_logits_that_are_no_numbers_end_the_guesses(tmp_path: Path) -> None:
+def test_non_finite_logits_end_the_draft(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, lambda s, w, c: cpu()(replace(s, logit_scale=1e38), w, c))
-    got = engine.draft(IDS[:5], DraftRequest([0.0] * 3, (), VOCABULARY, GREEDY))
-    assert (got.ids, got.read, engine.ids) == ([], 5, IDS[:5])
+    actual = engine.draft(IDS[:5], DraftRequest([0.0] * 3, (), VOCABULARY, GREEDY))
+    assert (actual.ids, actual.read, engine.ids) == ([], 5, IDS[:5])
     engine.close()
 
 
-def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path: Path) -> None:
+def test_a_model_with_logit_transforms_drafts_one_token_at_a_time(tmp_path: Path) -> None:
     engine = engine_for(replace(ZOO["gemma2"], formats=("Q8_0",)).write(tmp_path / "capped.gguf"), cpu())
     assert engine.specification.logit_soft_cap
     assert engine.capabilities.max_draft_prompt == 0
@@ -212,9 +217,9 @@ def test_a_model_whose_logits_need_more_than_a_scale_guesses_one_by_one(tmp_path
     engine.close()
 
 
-def test_a_loop_takes_so_many_tokens_and_guesses(draft: NativeEngine) -> None:
+def test_a_draft_loop_limits_its_tokens_and_drafts(draft: NativeEngine) -> None:
     draft.rewind(0)
-    for ids, most in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
+    for ids, count in ((IDS[:17], 1), (IDS[:1], 17), (IDS[:1], 0)):
         with pytest.raises(ValueError, match="wanted 1 to 16 of each"):
-            draft.draft(ids, DraftRequest([0.0] * most, (), draft.vocabulary_size, GREEDY))
+            draft.draft(ids, DraftRequest([0.0] * count, (), draft.vocabulary_size, GREEDY))
     assert draft.ids == []

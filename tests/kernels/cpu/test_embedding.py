@@ -44,14 +44,14 @@ def test_a_row_is_decoded_to_the_bits_of_the_codec(
     for columns in (256, 1280):
         matrix = random_matrix(name, 5, columns, scale=0.02)
         for row in range(5):
-            want = matrix.decoded()[row : row + 1]
+            expected = matrix.decoded()[row : row + 1]
             np.testing.assert_array_equal(
-                written(matrix, kernels, [row]).view(np.uint32), want.view(np.uint32)
+                written(matrix, kernels, [row]).view(np.uint32), expected.view(np.uint32)
             )
 
 
 @pytest.mark.parametrize("name", best_formats(QUANTIZED))
-def test_any_bits_of_a_row_are_decoded_as_the_codec_does(
+def test_random_bits_of_a_row_decode_as_in_the_codec(
     kernels_for: Callable[[str, str], Kernels], name: str
 ) -> None:
     kernels = kernels_for(BEST, name)
@@ -59,37 +59,37 @@ def test_any_bits_of_a_row_are_decoded_as_the_codec_does(
     raw = np.random.default_rng(3).integers(0, 256, whole.raw.shape, dtype=np.uint8)
     matrix = Matrix(whole.name, name, 64, 512, raw)
     with np.errstate(all="ignore"):
-        want = matrix.decoded()
+        expected = matrix.decoded()
     for row in range(64):
-        np.testing.assert_array_equal(written(matrix, kernels, [row])[0], want[row])
+        np.testing.assert_array_equal(written(matrix, kernels, [row])[0], expected[row])
 
 
 @pytest.mark.parametrize("name", [*FLOATS, "TQ1_0"])
-def test_formats_without_a_decoder_come_through_the_codec(kernels: Kernels, name: str) -> None:
+def test_formats_without_a_decoder_use_the_codec(kernels: Kernels, name: str) -> None:
     matrix = random_matrix(name, 3, 256)
     np.testing.assert_array_equal(written(matrix, kernels, [2])[0], matrix.decoded()[2])
 
 
-def test_several_rows_come_in_the_order_of_their_ids(kernels: Kernels) -> None:
+def test_several_rows_are_in_the_order_of_their_ids(kernels: Kernels) -> None:
     matrix = random_matrix("Q4_K", 9, 256)
     np.testing.assert_array_equal(written(matrix, kernels, [7, 0, 7]), matrix.decoded()[[7, 0, 7]])
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
 def test_rows_are_written_to_a_strided_array(kernels: Kernels, name: str) -> None:
-    matrix, room = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
-    x = room[:, :256]
+    matrix, out = random_matrix(name, 9, 256), np.full((3, 300), np.nan, np.float32)
+    x = out[:, :256]
     write(matrix, kernels, [4, 8, 0], x)
     np.testing.assert_array_equal(x, matrix.decoded()[[4, 8, 0]])
-    assert np.isnan(room[:, 256:]).all()
+    assert np.isnan(out[:, 256:]).all()
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16"])
 @pytest.mark.parametrize("count", [1, STEP_TOKENS, STEP_TOKENS + 1, 70])
-def test_rows_are_scaled_by_one_thread_as_by_all(kernels: Kernels, name: str, count: int) -> None:
+def test_scaled_rows_do_not_depend_on_the_thread_count(kernels: Kernels, name: str, count: int) -> None:
     matrix, ids = random_matrix(name, 9, 512), [index * index % 9 for index in range(count)]
-    want = matrix.decoded()[ids] * np.float32(7.5)
-    np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), want)
+    expected = matrix.decoded()[ids] * np.float32(7.5)
+    np.testing.assert_array_equal(written(matrix, kernels, ids, 7.5), expected)
 
 
 @pytest.mark.parametrize("row", [-1, 9])

@@ -1,4 +1,4 @@
-"""Mixtures of experts on the CPU against the numpy reference: blocks on the same rows, whole models."""
+"""MoE layers on the CPU against the numpy reference: blocks on the same rows, whole models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,11 +28,12 @@ from tests.kernels.conftest import (
     built_kernels,
     isas_and_formats,
 )
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 BATCH = 128
-MIXTURES = [name for name, model in ZOO.items() if model.experts]
-WIDE = RandomModel("qwen2moe", 256, 2, 8, 4, 32, 512, experts=9, experts_used=4, expert_length=256,
+MOE_MODELS = [name for name, model in ZOO.items() if model.experts]
+WIDE = RandomModel("qwen2moe", 256, 2, 8, 4, 32, 512, experts=9, experts_per_token=4, expert_length=256,
                    shared_length=256, biases=("attn_q", "attn_k", "attn_v"))  # fmt: skip
 FORMATS = (
     *(("F16",), ("BF16", "Q8_0"), ("MXFP4",), ("Q4_K", "Q6_K"), ("Q4_0", "Q5_1", "IQ4_NL")),
@@ -45,21 +46,21 @@ Rows = npt.NDArray[np.floating]
 def both_backends(
     path: Path, isa: str = BEST, threads: int = 2, repack: bool = True
 ) -> Iterator[tuple[CpuBackend, ReferenceBackend]]:
-    """The model's backend and its exact evaluation, each with a routing to write to."""
+    """The model's backend and its reference, each with a buffer for the routing."""
     with GGUFFile.open(path) as file:
         config = read_config(file)
-        facts, weights = config.specification(), read_weights(file, config)
+        spec, weights = config.specification(), read_weights(file, config)
         kernels = built_kernels(isa, kernel_units(weights))
-        states = [DecoderState.allocate(facts, 2 * BATCH, "f32") for _ in range(2)]
+        states = [DecoderState.allocate(spec, 2 * BATCH, "f32") for _ in range(2)]
         backend = CpuBackend(
-            facts,
+            spec,
             weights,
             states[0],
             kernels,
             CpuOptions(BATCH, threads, [] if repack else weights.matrices()),
-            routing=Routing.allocate(facts, BATCH),
+            routing=Routing.allocate(spec, BATCH),
         )
-        exact = ReferenceBackend(facts, weights, states[1], np.float64, Routing.allocate(facts, BATCH))
+        exact = ReferenceBackend(spec, weights, states[1], np.float64, Routing.allocate(spec, BATCH))
         try:
             yield backend, exact
         finally:
@@ -87,26 +88,30 @@ def block_of(backend: CpuBackend | ReferenceBackend, x: Rows, layer: int = 0, at
     return np.asarray(inside - before)
 
 
-def chosen_by(backend: CpuBackend | ReferenceBackend, tokens: int, layer: int = 0) -> npt.NDArray[np.int64]:
+def selected_experts(
+    backend: CpuBackend | ReferenceBackend, tokens: int, layer: int = 0
+) -> npt.NDArray[np.int64]:
     routing = backend.routing
     assert routing is not None
     return routing.ids[layer, :tokens].copy()
 
 
-def relative(got: Rows, want: Rows) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def relative(actual: Rows, expected: Rows) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("tokens", [1, 3, 17, 64])
-@pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_of_floats_equals_its_formula(tmp_path: Path, name: str, tokens: int) -> None:
+@pytest.mark.parametrize("name", MOE_MODELS)
+def test_an_f32_moe_layer_equals_its_formula(tmp_path: Path, name: str, tokens: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     with both_backends(path) as (backend, exact):
         for layer in range(2):
             x = rows(tokens, ZOO[name].width, seed=layer)
             assert relative(block_of(backend, x, layer), block_of(exact, x, layer)) < 2e-6
-            assert np.array_equal(chosen_by(backend, tokens, layer), chosen_by(exact, tokens, layer))
+            assert np.array_equal(
+                selected_experts(backend, tokens, layer), selected_experts(exact, tokens, layer)
+            )
 
 
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
@@ -117,39 +122,39 @@ def test_experts_of_every_format_differ_by_the_rounding_of_activations_only(
     with both_backends(path, isa) as (backend, exact):
         for tokens in (1, 3, 17, 64):
             x = rows(tokens, WIDE.width)
-            found = block_of(backend, x, attention=False)
-            assert relative(found, block_of(exact, x, attention=False)) < 0.015
-            assert np.array_equal(chosen_by(backend, tokens), chosen_by(exact, tokens))
+            result = block_of(backend, x, attention=False)
+            assert relative(result, block_of(exact, x, attention=False)) < 0.015
+            assert np.array_equal(selected_experts(backend, tokens), selected_experts(exact, tokens))
 
 
 @pytest.mark.parametrize("isa", TILE_ISAS)
 @pytest.mark.parametrize("experts", [2, 5])
-def test_experts_with_many_tokens_are_multiplied_by_tiles(tmp_path: Path, isa: str, experts: int) -> None:
-    model = replace(WIDE, experts=experts, experts_used=2, formats=("Q4_K", "Q8_0"))
+def test_experts_with_many_tokens_use_amx(tmp_path: Path, isa: str, experts: int) -> None:
+    model = replace(WIDE, experts=experts, experts_per_token=2, formats=("Q4_K", "Q8_0"))
     path = model.write(tmp_path / "model.gguf")
     x = rows(117, WIDE.width)
     with both_backends(path, isa) as (backend, exact):
-        want = block_of(exact, x, attention=False)
-        by_tiles = relative(block_of(backend, x, attention=False), want)
+        expected = block_of(exact, x, attention=False)
+        by_tiles = relative(block_of(backend, x, attention=False), expected)
     with both_backends(path, PORTABLE) as (backend, _):
-        by_bytes = relative(block_of(backend, x, attention=False), want)
+        by_bytes = relative(block_of(backend, x, attention=False), expected)
     assert 0 < by_tiles < 0.8 * by_bytes
 
 
 @pytest.mark.parametrize("formats", best_formats([("F32",), ("MXFP4", "F16"), ("Q4_K", "Q6_K", "TQ1_0")]))
-def test_experts_left_in_the_file_give_the_same_rows(tmp_path: Path, formats: tuple[str, ...]) -> None:
+def test_memory_mapped_experts_give_the_same_rows(tmp_path: Path, formats: tuple[str, ...]) -> None:
     path = replace(WIDE, formats=formats).write(tmp_path / "model.gguf")
-    found = []
+    result = []
     for repack in (True, False):
         with both_backends(path, repack=repack) as (backend, _):
-            found.append([block_of(backend, rows(tokens, WIDE.width)) for tokens in (1, 17)])
-    for repacked, in_file in zip(*found, strict=True):
+            result.append([block_of(backend, rows(tokens, WIDE.width)) for tokens in (1, 17)])
+    for repacked, in_file in zip(*result, strict=True):
         assert np.array_equal(repacked, in_file)
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_odd_widths_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
-    model = RandomModel("gpt-oss", 60, 2, 5, 1, 12, experts=3, experts_used=3, expert_length=37,
+def test_odd_sizes_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
+    model = RandomModel("gpt-oss", 60, 2, 5, 1, 12, experts=3, experts_per_token=3, expert_length=37,
                         biases=ZOO["gpt-oss"].biases, extra={"attention.sliding_window": 6})  # fmt: skip
     path = model.write(tmp_path / "model.gguf")
     with both_backends(path, repack=repack) as (backend, exact):
@@ -162,19 +167,19 @@ def test_odd_widths_and_counts_are_padded(tmp_path: Path, repack: bool) -> None:
 @pytest.mark.parametrize("threads", [1, 3, 7])
 @pytest.mark.parametrize("used", [1, 4])
 def test_any_number_of_threads_gives_the_same_rows(tmp_path: Path, threads: int, used: int) -> None:
-    path = replace(WIDE, experts_used=used, formats=("Q8_0", "Q4_K")).write(tmp_path / "model.gguf")
-    found = []
+    path = replace(WIDE, experts_per_token=used, formats=("Q8_0", "Q4_K")).write(tmp_path / "model.gguf")
+    result = []
     for count in (threads, 2):
         with both_backends(path, threads=count) as (backend, _):
-            found.append([block_of(backend, rows(tokens, WIDE.width)) for tokens in (1, 3, 64)])
-    for one, other in zip(*found, strict=True):
+            result.append([block_of(backend, rows(tokens, WIDE.width)) for tokens in (1, 3, 64)])
+    for one, other in zip(*result, strict=True):
         assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["smallthinker", "qwen2moe", "gpt-oss"])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
-    found = []
+    result = []
     for together in (True, False):
         with both_backends(path) as (backend, _):
             for start, ids in ((0, [5, 6, 7, 8, 9]), (5, [10])):
@@ -184,31 +189,31 @@ def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str) 
                 else:
                     for index in backend.spec.indices():
                         backend.run_block(index, x, start)
-            found.append(x.copy())
-    assert np.array_equal(found[0], found[1])
+            result.append(x.copy())
+    assert np.array_equal(result[0], result[1])
 
 
-def test_leading_layers_may_be_dense_and_have_no_routing(tmp_path: Path) -> None:
+def test_leading_layers_may_be_dense_without_routing(tmp_path: Path) -> None:
     model = replace(ZOO["qwen3moe"], dense_layers=1)
     with both_backends(model.write(tmp_path / "model.gguf")) as (backend, exact):
         x = rows(4, model.width)
         for layer in range(2):
             assert relative(block_of(backend, x, layer), block_of(exact, x, layer)) < 2e-6
-        assert (chosen_by(backend, BATCH, 0) == NO_EXPERTS).all()
-        assert (chosen_by(backend, 4, 1) != NO_EXPERTS).all()
-        assert (chosen_by(backend, BATCH, 1)[4:] == NO_EXPERTS).all()
+        assert (selected_experts(backend, BATCH, 0) == NO_EXPERTS).all()
+        assert (selected_experts(backend, 4, 1) != NO_EXPERTS).all()
+        assert (selected_experts(backend, BATCH, 1)[4:] == NO_EXPERTS).all()
 
 
-def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> None:
+def test_non_finite_hidden_states_select_valid_experts(tmp_path: Path) -> None:
     path = ZOO["olmoe"].write(tmp_path / "model.gguf")
     with both_backends(path) as (backend, _):
         assert np.isnan(block_of(backend, np.full((3, 64), np.nan, np.float32))).all()
-        assert [sorted(ids) for ids in chosen_by(backend, 3).tolist()] == [[0, 1, 2, 3]] * 3
+        assert [sorted(ids) for ids in selected_experts(backend, 3).tolist()] == [[0, 1, 2, 3]] * 3
         assert np.isfinite(block_of(backend, rows(3, 64))).all()
 
 
 @pytest.mark.parametrize(
-    ("gating", "normalized", "wanted"),
+    ("gating", "normalized", "expected"),
     [
         ("softmax", False, [0.5, 0.25]),
         ("softmax", True, [2 / 3, 1 / 3]),
@@ -217,19 +222,21 @@ def test_rows_that_are_no_numbers_stay_within_the_experts(tmp_path: Path) -> Non
         ("sigmoid", True, [6 / 11, 5 / 11]),
     ],
 )
-def test_weights_follow_the_gating(gating: Gating, normalized: bool, wanted: list[float]) -> None:
+def test_expert_weights_follow_the_gating_function(
+    gating: Gating, normalized: bool, expected: list[float]
+) -> None:
     scores = np.log(np.array([[1.0, 2.0, 4.0, 1.0]]))
-    facts = MoeSpec("silu", 4, 2, 32, gating, normalized)
-    chosen, weights = route(scores, facts)
-    assert chosen.tolist() == [[2, 1]]
-    assert np.allclose(weights, [wanted])
-    assert np.allclose(route(scores, replace(facts, scale=2.5))[1], 2.5 * np.array([wanted]))
+    spec = MoeSpec("silu", 4, 2, 32, gating, normalized)
+    selected, weights = route(scores, spec)
+    assert selected.tolist() == [[2, 1]]
+    assert np.allclose(weights, [expected])
+    assert np.allclose(route(scores, replace(spec, scale=2.5))[1], 2.5 * np.array([expected]))
 
 
-def test_equal_scores_choose_the_lower_expert_and_tiny_sums_are_not_divided_by() -> None:
-    facts = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
-    chosen, weights = route(np.full((1, 4), -30.0), facts)
-    assert chosen.tolist() == [[0, 1]]
+def test_equal_scores_select_the_lower_expert_and_tiny_sums_do_not_normalize() -> None:
+    spec = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
+    selected, weights = route(np.full((1, 4), -30.0), spec)
+    assert selected.tolist() == [[0, 1]]
     assert np.allclose(weights, 2.0**14 / (1 + np.exp(30.0)))
 
 

@@ -1,4 +1,4 @@
-"""Recurrent state: steps equal a batch, rewinding and snapshots give what reading again gives."""
+"""Recurrent state: steps equal a batch; rewinding and snapshots equal evaluating again."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,8 @@ from edgeinfer_kernels.recurrent_state import (
     slots_for,
 )
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
-from tests.random_models import VOCABULARY, ZOO
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
@@ -33,16 +34,16 @@ def engine(tmp_path: Path, build: Build, kind: str) -> NativeEngine:
     return engine_for(ZOO[kind].write(tmp_path / "model.gguf"), build, context=CONTEXT)
 
 
-def logits_after(tested: NativeEngine, ids: list[int], kept: int) -> npt.NDArray[np.float32]:
-    """The logits of ids[kept:], processed after the first `kept`."""
-    tested.rewind(kept)
-    assert tested.ids == ids[:kept]
-    return tested.append_all(ids[kept:])
+def logits_after(tested: NativeEngine, ids: list[int], length: int) -> npt.NDArray[np.float32]:
+    """The logits of ids[length:], processed after the first `length`."""
+    tested.rewind(length)
+    assert tested.ids == ids[:length]
+    return tested.append_all(ids[length:])
 
 
 @pytest.mark.parametrize("hidden", [64, 80])
 @pytest.mark.parametrize("taps", [2, 3, 5])
-def test_short_convolution_equals_the_exact_evaluation(tmp_path: Path, hidden: int, taps: int) -> None:
+def test_a_short_convolution_equals_the_reference(tmp_path: Path, hidden: int, taps: int) -> None:
     path = replace(ZOO["lfm2"], width=hidden, taps=taps).write(tmp_path / "model.gguf")
     expected = engine_for(path, exact).append_all(IDS[:100])
     tested = engine_for(path, cpu())
@@ -64,39 +65,39 @@ def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("kept", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
+@pytest.mark.parametrize("length", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
-def test_rewound_state_continues_as_if_never_extended(
-    tmp_path: Path, build: Build, kept: int, kind: str
+def test_a_rewound_state_continues_as_if_later_tokens_were_never_evaluated(
+    tmp_path: Path, build: Build, length: int, kind: str
 ) -> None:
     tested = engine(tmp_path, build, kind)
-    expected = tested.append_all(IDS)[kept:]
-    found = logits_after(tested, IDS, kept)
+    expected = tested.append_all(IDS)[length:]
+    result = logits_after(tested, IDS, length)
     # The second time, the ring may hold the rows of later positions.
-    again = logits_after(tested, IDS, max(1, kept - 3))[-len(expected) :]
+    again = logits_after(tested, IDS, max(1, length - 3))[-len(expected) :]
     tested.close()
-    assert relative(found, expected) < TOLERANCE
+    assert relative(result, expected) < TOLERANCE
     assert relative(again, expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
-def test_rejected_drafts_read_no_token_again(tmp_path: Path, build: Build, kind: str) -> None:
+def test_rejected_drafts_evaluate_no_token_again(tmp_path: Path, build: Build, kind: str) -> None:
     """Steps of draft tokens, of which each time some are rejected, between single-token steps."""
     tested = engine(tmp_path, build, kind)
     expected = tested.append_all(IDS[:200])
     tested.rewind(0)
     tested.append(IDS[:40])
-    read, end = [], 40
+    evaluated, end = [], 40
     forward = tested.backend.forward
-    tested.backend.forward = lambda x, start: (read.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
+    tested.backend.forward = lambda x, start: (evaluated.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
     for count, accepted in ((5, 2), (8, 1), (8, 8), (1, 1), (1, 1), (6, 3), (2, 1)) * 4:
         logits = tested.append_all([*IDS[end : end + accepted], *IDS[:count]][:count])
         assert relative(logits[:accepted], expected[end : end + accepted]) < TOLERANCE
         end += accepted
         tested.rewind(end)
     tested.close()
-    assert sum(read) <= 31 * 4  # no position was processed by a rewind
+    assert sum(evaluated) <= 31 * 4  # no position was processed by a rewind
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,11 +111,11 @@ def test_snapshot_is_restored_to_any_length(tmp_path: Path, length: int, kind: s
     tested.append_all(IDS[::-1])
     tested.restore(snapshot, length)
     assert tested.ids == IDS[:length]
-    found = tested.append_all([7, 8])
+    result = tested.append_all([7, 8])
     tested.rewind(0)
     again = tested.append_all([*IDS[:length], 7, 8])[-2:]
     tested.close()
-    assert relative(found, again) < TOLERANCE
+    assert relative(result, again) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,21 +129,21 @@ def test_no_token_can_be_evicted(tmp_path: Path, kind: str) -> None:
 
 def test_prompts_keep_checkpoints_of_chunks_and_before_the_response(tmp_path: Path) -> None:
     tested = engine(tmp_path, cpu(), "qwen35")
-    read: list[int] = []
+    evaluated: list[int] = []
     forward = tested.backend.forward
-    tested.backend.forward = lambda x, start: (read.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
+    tested.backend.forward = lambda x, start: (evaluated.append(len(x)), forward(x, start))[1]  # type: ignore[method-assign,func-returns-value]
     tested.append(IDS[:500])
     for token in IDS[:100]:
         tested.append([token])
-    read.clear()
+    evaluated.clear()
     tested.rewind(495)
-    assert read == [3]
+    assert evaluated == [3]
     tested.close()
 
 
 def test_number_of_slots_follows_from_their_bytes() -> None:
     assert slots_for(1000) == WORKING_SLOTS + MAX_CHECKPOINTS
-    assert slots_for(50 << 20) == WORKING_SLOTS + 5
+    assert slots_for(25 << 20) == WORKING_SLOTS + 5
     assert slots_for(1 << 30) == WORKING_SLOTS + 2
 
 
@@ -160,9 +161,9 @@ def test_single_token_steps_leave_a_state_some_positions_back() -> None:
 def slots_reach(slots: StateSlots, length: int) -> bool:
     """Whether a rewind keeps all of `length` positions."""
     saved = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(slots).items()}
-    kept = slots.rewind(length)
+    length_after = slots.rewind(length)
     vars(slots).update(saved)
-    return kept == length
+    return length_after == length
 
 
 def test_checkpoints_are_spread_over_the_positions() -> None:
@@ -171,9 +172,9 @@ def test_checkpoints_are_spread_over_the_positions() -> None:
         slots.begin(start, 100)
         slots.checkpoint()
     for length in range(0, 6400, 50):
-        kept = StateSlots(WORKING_SLOTS + 4)
-        kept.restore(slots.description())
-        assert length - 6400 / 2 <= kept.rewind(length) <= length
+        copy = StateSlots(WORKING_SLOTS + 4)
+        copy.restore(slots.description())
+        assert length - 6400 / 2 <= copy.rewind(length) <= length
 
 
 def test_step_reads_one_slot_and_writes_another() -> None:

@@ -1,4 +1,4 @@
-"""Row kernels of every format and instruction set against float64 products of the decoded weights."""
+"""GEMV kernels of every format and instruction set against float64 products of the decoded weights."""
 
 from collections.abc import Callable
 
@@ -34,8 +34,8 @@ def columns_for(name: str, blocks: int) -> int:
     return 44 * blocks if name in FLOATS else 256 * blocks
 
 
-def relative(got: npt.NDArray[np.floating], want: npt.NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
+def relative(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-30)
 
 
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, FORMAT_NAMES))
@@ -48,9 +48,9 @@ def test_rows_times_activations_equal_the_decoded_weights(
     x = random.standard_normal((max(TOKENS), matrix.columns)).astype(np.float32)
     alone, _ = multiply(kernels, matrix, x[:1])
     for tokens in TOKENS:
-        got, want = multiply(kernels, matrix, x[:tokens])
-        assert relative(got, want) < 5e-6, tokens
-        assert np.array_equal(got[:1], alone), tokens
+        actual, expected = multiply(kernels, matrix, x[:tokens])
+        assert relative(actual, expected) < 5e-6, tokens
+        assert np.array_equal(actual[:1], alone), tokens
 
 
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, QUANTIZED))
@@ -66,12 +66,14 @@ def test_random_bits_of_codes_equal_the_decoded_weights(
     float_bytes = field.offset, field.offset + field.unit * field.count
     raw[..., slice(*float_bytes)] = scales[..., slice(*float_bytes)]
     matrix = Matrix(name, name, 32, 512, raw.reshape(32, -1))
-    got, want = multiply(kernels_for(isa, name), matrix, random.standard_normal((2, 512)).astype(np.float32))
-    assert relative(got, want) < 2e-6
+    actual, expected = multiply(
+        kernels_for(isa, name), matrix, random.standard_normal((2, 512)).astype(np.float32)
+    )
+    assert relative(actual, expected) < 2e-6
 
 
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(TILE_ISAS, QUANTIZED))
-def test_tiles_round_only_weights_and_activations_to_bfloat16(
+def test_amx_rounds_only_weights_and_activations_to_bfloat16(
     kernels_for: Callable[[str, str], Kernels], isa: str, name: str
 ) -> None:
     kernels, random = kernels_for(isa, name), np.random.default_rng(4)
@@ -79,8 +81,8 @@ def test_tiles_round_only_weights_and_activations_to_bfloat16(
         matrix = random_matrix(name, rows, 256 * blocks)
         for tokens in [1, 16, 50]:
             x = random.standard_normal((tokens, matrix.columns)).astype(np.float32)
-            got, want = multiply_by_tiles(kernels, matrix, x)
-            assert relative(got, want) < 3e-4, (rows, blocks, tokens)
+            actual, expected = multiply_by_tiles(kernels, matrix, x)
+            assert relative(actual, expected) < 3e-4, (rows, blocks, tokens)
 
 
 @pytest.mark.parametrize("isa", TILE_ISAS)
@@ -89,8 +91,8 @@ def test_more_tokens_than_a_panel_are_multiplied_panel_by_panel(
 ) -> None:
     matrix = random_matrix("Q4_K", 32, 256)
     x = np.random.default_rng(5).standard_normal((PANEL_TOKENS + 17, 256)).astype(np.float32)
-    got, want = multiply_by_tiles(kernels_for(isa, "Q4_K"), matrix, x)
-    assert relative(got, want) < 3e-4
+    actual, expected = multiply_by_tiles(kernels_for(isa, "Q4_K"), matrix, x)
+    assert relative(actual, expected) < 3e-4
 
 
 @pytest.mark.parametrize("name", best_formats(FORMAT_NAMES))
@@ -101,20 +103,20 @@ def test_extreme_scales_and_zeros_stay_exact(
     matrix = random_matrix(name, 48, columns_for(name, 1), scale)
     x = np.random.default_rng(3).standard_normal((3, matrix.columns)).astype(np.float32) / scale
     x[1] = 0
-    got, want = multiply(kernels_for(BEST, name), matrix, x)
-    assert relative(got, want) < 2e-6
-    assert not got[1].any()
+    actual, expected = multiply(kernels_for(BEST, name), matrix, x)
+    assert relative(actual, expected) < 2e-6
+    assert not actual[1].any()
 
 
 def test_a_float_row_that_is_no_multiple_of_four_is_padded(kernels: Kernels) -> None:
     for columns in (1, 7, 63, 111):
         matrix = random_matrix("F16", 5, columns)
-        got, want = multiply(kernels, matrix, np.ones((1, columns), np.float32))
-        assert relative(got, want) < 2e-6
+        actual, expected = multiply(kernels, matrix, np.ones((1, columns), np.float32))
+        assert relative(actual, expected) < 2e-6
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_interleaving_takes_the_bytes_of_whole_groups(kernels: Kernels, name: str) -> None:
+def test_interleaved_rows_have_the_bytes_of_whole_groups(kernels: Kernels, name: str) -> None:
     matrix = random_matrix(name, 33, 512)
     form = block_format(kernel_format(matrix))
     assert interleaved_bytes(matrix) == 48 * form.row_bytes(512)

@@ -1,4 +1,4 @@
-"""A sparse feed-forward gives what the dense one gives, whatever the format, and reads no neuron at rest."""
+"""A sparse feed-forward equals the dense one for every format, and reads no inactive neuron."""
 
 from ctypes import addressof
 from dataclasses import replace
@@ -60,25 +60,28 @@ def sparse_kernels(isa: str, name: str) -> Kernels:
 
 
 def by_lanes(quantized: npt.NDArray[np.uint8], blocks: int) -> npt.NDArray[np.uint32]:
-    """A token's blocks of activations, sixteen interleaved by words; zeros behind the last."""
+    """A token's blocks of activations, sixteen interleaved by words; zeros after the last."""
     words = np.zeros((-(-blocks // 16) * 16, ACTIVATION_BYTES // 4), np.uint32)
     words[:blocks] = quantized.view(np.uint32).reshape(blocks, -1)
     return np.ascontiguousarray(words.reshape(-1, 16, ACTIVATION_BYTES // 4).swapaxes(1, 2))
 
 
 def neuron_rows(
-    kernels: Kernels, matrix: Matrix, quantized: npt.NDArray[np.uint8], wanted: list[int]
+    kernels: Kernels, matrix: Matrix, quantized: npt.NDArray[np.uint8], expected: list[int]
 ) -> Rows:
-    """The products of the wanted rows, NaN elsewhere."""
+    """The products of the requested rows, NaN elsewhere."""
     laid_out, lanes = lay_out_rows(matrix, kernels), by_lanes(quantized, matrix.columns // 32)
     assert lanes.nbytes == lane_activations_bytes(matrix.columns)
     assert laid_out.nbytes - 4096 == matrix.rows * neuron_row_bytes(matrix)
-    neurons, out = np.array([*wanted, *[0] * ROWS_AHEAD], np.int32), np.full(matrix.rows, np.nan, np.float32)
+    neurons, out = (
+        np.array([*expected, *[0] * ROWS_AHEAD], np.int32),
+        np.full(matrix.rows, np.nan, np.float32),
+    )
     kernels.function(f"neuron_rows_{matrix.format}", 6)(
         address(laid_out),
         row_groups(matrix.columns),
         address(neurons),
-        len(wanted),
+        len(expected),
         address(lanes),
         address(out),
     )
@@ -92,7 +95,7 @@ def neuron_sums(
     first: int = 0,
     laid_out: npt.NDArray[np.uint8] | None = None,
 ) -> Rows:
-    """matrix · x by neurons, (tokens, outputs); what lies before `first` stays NaN."""
+    """matrix · x by neurons, (tokens, outputs); outputs before `first` stay NaN."""
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
@@ -120,21 +123,23 @@ def neuron_sums(
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize("columns", [256, 512, 1280])
-def test_rows_one_by_one_equal_the_exact_product(isa: str, name: str, columns: int) -> None:
+def test_single_rows_equal_the_reference_matmul(isa: str, name: str, columns: int) -> None:
     matrix = random_matrix(name, 63, columns)
     x = np.random.default_rng(2).standard_normal((1, columns)).astype(np.float32)
     quantized, exact = quantized_rows(x)
-    wanted = [62, 0, 17, 33, 34]
-    got = neuron_rows(sparse_kernels(isa, name), matrix, quantized[0], wanted)
-    want = (exact @ matrix.decoded().astype(np.float64).T)[0]
-    np.testing.assert_allclose(got[wanted], want[wanted], rtol=0, atol=2e-5 * np.abs(want).max())
-    assert np.isnan(np.delete(got, wanted)).all()
+    requested = [62, 0, 17, 33, 34]
+    actual = neuron_rows(sparse_kernels(isa, name), matrix, quantized[0], requested)
+    expected = (exact @ matrix.decoded().astype(np.float64).T)[0]
+    np.testing.assert_allclose(
+        actual[requested], expected[requested], rtol=0, atol=2e-5 * np.abs(expected).max()
+    )
+    assert np.isnan(np.delete(actual, requested)).all()
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "name"), isas_and_formats(ISA_NAMES, list(NEURON_FORMATS)))
 @pytest.mark.parametrize(("outputs", "tokens", "active"), [(111, 1, 0.2), (256, 3, 0.5), (128, 2, 1.0)])
-def test_sums_of_active_neurons_equal_the_exact_product(
+def test_sums_of_active_neurons_equal_the_reference_matmul(
     isa: str, name: str, outputs: int, tokens: int, active: float
 ) -> None:
     random = np.random.default_rng(3)
@@ -143,58 +148,58 @@ def test_sums_of_active_neurons_equal_the_exact_product(
     x[random.random(x.shape) >= active] = 0
     x[:, 64:128] = 0  # blocks without any active neuron
     quantized, exact = quantized_rows(x)
-    want = exact @ matrix.decoded().astype(np.float64).T
-    got = neuron_sums(sparse_kernels(isa, name), matrix, quantized)
-    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+    expected = exact @ matrix.decoded().astype(np.float64).T
+    actual = neuron_sums(sparse_kernels(isa, name), matrix, quantized)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_a_share_of_the_outputs_leaves_the_others_alone() -> None:
+def test_computing_some_outputs_does_not_change_the_others() -> None:
     matrix, x = random_matrix("Q4_0", 256, 64), np.ones((1, 64), np.float32)
-    got = neuron_sums(sparse_kernels(BEST, "Q4_0"), matrix, quantized_rows(x)[0], first=128)
-    assert np.isnan(got[:, :128]).all()
-    assert np.isfinite(got[:, 128:]).all()
+    actual = neuron_sums(sparse_kernels(BEST, "Q4_0"), matrix, quantized_rows(x)[0], first=128)
+    assert np.isnan(actual[:, :128]).all()
+    assert np.isfinite(actual[:, 128:]).all()
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
-def test_both_layouts_hold_the_files_values_bit_by_bit(name: str) -> None:
-    """One neuron with the activation 1 gives back its column; one column with it, that of all rows."""
+def test_both_layouts_hold_the_values_of_the_file_bit_by_bit(name: str) -> None:
+    """One neuron with the activation 1 returns its column; one column with it, that of all rows."""
     random = np.random.default_rng(7)
     kernels = sparse_kernels(BEST, name)
     matrix = random_matrix(name, 128, 512)
     weights = matrix.decoded()
     one = np.zeros((1, 512 // 32, ACTIVATION_BYTES), np.uint8)
-    exact = name != "Q6_K"  # 25 bits of a product are rounded before the offset goes off
+    exact = name != "Q6_K"  # a product has 25 bits before the offset is subtracted
     for column in random.choice(512, 12, replace=False):
-        block, place = divmod(int(column), 32)
+        block, index = divmod(int(column), 32)
         one[:] = 0
-        one[0, block, place] = 1
-        one[0, block, 32:].view(np.float32)[:] = (1, 1, place < 16, place >= 16)
-        for got in (
+        one[0, block, index] = 1
+        one[0, block, 32:].view(np.float32)[:] = (1, 1, index < 16, index >= 16)
+        for actual in (
             neuron_sums(kernels, matrix, one.reshape(1, -1))[0],
             neuron_rows(kernels, matrix, one.reshape(-1), list(range(128))),
         ):
             if exact:
-                assert np.array_equal(got, weights[:, column])
+                assert np.array_equal(actual, weights[:, column])
             else:
-                np.testing.assert_allclose(got, weights[:, column], rtol=3e-6, atol=1e-6)
+                np.testing.assert_allclose(actual, weights[:, column], rtol=3e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))
-def test_the_weights_of_neurons_at_rest_do_not_matter(name: str) -> None:
+def test_weights_of_inactive_neurons_have_no_effect(name: str) -> None:
     kernels, matrix = sparse_kernels(BEST, name), random_matrix(name, 128, 256)
     x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
     x[:, ::2] = 0
     quantized, layout = quantized_rows(x)[0], ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix)
-    want = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
+    expected = neuron_sums(kernels, matrix, quantized, laid_out=laid_out)
     super_blocks = laid_out[: layout.nbytes].reshape(-1, layout.super_bytes)[:, layout.super_factor_bytes :]
     shape = (-1, layout.blocks_per_super, layout.block_bytes)
     blocks = super_blocks.reshape(shape)[:, :, layout.factor_bytes :]
     neurons = blocks.reshape(*blocks.shape[:2], 32, layout.neuron_bytes)
     neurons[:, :, ::2] ^= 255
-    assert np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
+    assert np.array_equal(expected, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
     neurons[:, :, 1] ^= 255
-    assert not np.array_equal(want, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
+    assert not np.array_equal(expected, neuron_sums(kernels, matrix, quantized, laid_out=laid_out))
 
 
 def with_feed_forward(weights: DecoderWeights, block: FeedForwardWeights) -> DecoderWeights:
@@ -211,7 +216,7 @@ def decoder(
     attention = AttentionSpec(4, 2, 32, 0.2, norm, None)
     blocks = (attention, FeedForwardSpec(activation, NEURONS, gated))
     one = LayerSpec(tuple(ResidualBlock(block, norm, "norm") for block in blocks))
-    facts = DecoderSpec(WIDTH, 32, (one,) * layers, norm)
+    spec = DecoderSpec(WIDTH, 32, (one,) * layers, norm)
     random = np.random.default_rng(1)
 
     def matrix(name: str, rows: int, columns: int, seed: int) -> Matrix:
@@ -242,10 +247,10 @@ def decoder(
     weights = DecoderWeights(
         embedding, embedding, vector(WIDTH, 1, 0.1), None, tuple(layer(10 * i) for i in range(layers))
     )
-    return facts, weights
+    return spec, weights
 
 
-def everybody(weights: DecoderWeights) -> NeuronPredictor:
+def select_all(weights: DecoderWeights) -> NeuronPredictor:
     """A predictor that names every neuron."""
     neurons = dense_layer(weights, 0).ffn_up.rows
     return NeuronPredictor(
@@ -256,28 +261,28 @@ def everybody(weights: DecoderWeights) -> NeuronPredictor:
 
 
 def feed_forward(
-    facts: DecoderSpec,
+    spec: DecoderSpec,
     weights: DecoderWeights,
     x: Rows,
     sparse: SparseLayers | None,
     threads: int = 2,
     isa: str = BEST,
 ) -> Rows:
-    state = DecoderState.allocate(facts, 16, "f32")
+    state = DecoderState.allocate(spec, 16, "f32")
     units = kernel_units(weights, sparse=sparse)
     kernels = built_kernels(isa, units)
-    backend = CpuBackend(facts, weights, state, kernels, CpuOptions(32, threads, sparse=sparse or {}))
+    backend = CpuBackend(spec, weights, state, kernels, CpuOptions(32, threads, sparse=sparse or {}))
     rows = backend.embed([0] * len(x))
     rows[:] = x
-    for index in range(len(facts.layers)):
+    for index in range(len(spec.layers)):
         backend.run_block(BlockIndex(index, 1), rows, 0)
-    found = rows.copy()
+    result = rows.copy()
     backend.close()
-    return found
+    return result
 
 
-def relative(got: Rows, want: npt.NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+def relative(actual: Rows, expected: npt.NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 def inputs(tokens: int) -> Rows:
@@ -296,62 +301,62 @@ def inputs(tokens: int) -> Rows:
 def test_a_sparse_block_equals_the_dense_one(
     isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
 ) -> None:
-    facts, weights = decoder(activation, gated, formats, biases=True)
-    sparse = {index: everybody(weights) if predicted else None for index in range(2)}
+    spec, weights = decoder(activation, gated, formats, biases=True)
+    sparse = {index: select_all(weights) if predicted else None for index in range(2)}
     for tokens in (1, SPARSE_TOKENS):
         x = inputs(tokens)
-        dense = feed_forward(facts, weights, x, None, isa=isa)
-        got = feed_forward(facts, weights, x, sparse, isa=isa)
-        assert relative(got, dense) < 1e-6
+        dense = feed_forward(spec, weights, x, None, isa=isa)
+        actual = feed_forward(spec, weights, x, sparse, isa=isa)
+        assert relative(actual, dense) < 1e-6
         exact = x.astype(np.float64)
-        reference = ReferenceBackend(facts, weights, DecoderState(), np.float64)
+        reference = ReferenceBackend(spec, weights, DecoderState(), np.float64)
         for index in range(2):
             reference.run_block(BlockIndex(index, 1), exact, 0)
-        assert relative(got, exact) < 1.1 * relative(dense, exact) < 0.02
+        assert relative(actual, exact) < 1.1 * relative(dense, exact) < 0.02
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_any_number_of_threads_gives_the_same_sparse_block(threads: int) -> None:
-    facts, weights = decoder("relu", True, ("Q8_0", "Q8_0", "Q4_0"))
-    found = [feed_forward(facts, weights, inputs(1), {0: None, 1: None}, threads=t) for t in (1, threads)]
-    assert np.array_equal(found[0], found[1])
+    spec, weights = decoder("relu", True, ("Q8_0", "Q8_0", "Q4_0"))
+    result = [feed_forward(spec, weights, inputs(1), {0: None, 1: None}, threads=t) for t in (1, threads)]
+    assert np.array_equal(result[0], result[1])
 
 
-def test_steps_of_many_tokens_take_the_dense_block_and_layers_may_differ() -> None:
-    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
+def test_steps_of_many_tokens_use_the_dense_block_and_layers_may_differ() -> None:
+    spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
     x = inputs(SPARSE_TOKENS + 1)
-    assert np.array_equal(feed_forward(facts, weights, x, {1: None}), feed_forward(facts, weights, x, None))
+    assert np.array_equal(feed_forward(spec, weights, x, {1: None}), feed_forward(spec, weights, x, None))
     assert (
-        relative(feed_forward(facts, weights, x[:1], {1: None}), feed_forward(facts, weights, x[:1], None))
+        relative(feed_forward(spec, weights, x[:1], {1: None}), feed_forward(spec, weights, x[:1], None))
         < 1e-6
     )
 
 
-def test_a_predictor_that_names_nobody_leaves_x_alone_and_one_that_misses_some_misses_them_only() -> None:
-    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
-    every, x = everybody(weights), inputs(1)
-    nobody = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
-    assert np.array_equal(feed_forward(facts, weights, x, {0: nobody}), x)
-    half = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
+def test_neurons_missed_by_the_predictor_are_omitted() -> None:
+    spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+    every, x = select_all(weights), inputs(1)
+    none_active = replace(every, bias=np.full(NEURONS, -1e6, np.float32))
+    assert np.array_equal(feed_forward(spec, weights, x, {0: none_active}), x)
+    even_neurons = replace(every, bias=np.where(np.arange(NEURONS) % 2, -1e6, 1e6).astype(np.float32))
     w = dense_layer(weights, 0)
     assert w.ffn_gate_bias is not None
     off = np.where(np.arange(NEURONS) % 2, -1e6, w.ffn_gate_bias).astype(np.float32)
     others = with_feed_forward(weights, replace(w, ffn_gate_bias=off))
-    want = feed_forward(facts, others, x, None)
-    assert relative(feed_forward(facts, weights, x, {0: half}), want) < 1e-6
+    expected = feed_forward(spec, others, x, None)
+    assert relative(feed_forward(spec, weights, x, {0: even_neurons}), expected) < 1e-6
 
 
-def test_layers_that_cannot_be_sparse_say_why() -> None:
-    facts, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
+def test_layers_that_cannot_be_sparse_report_the_reason() -> None:
+    spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
     w = dense_layer(weights, 0)
-    assert why_dense(facts, weights, 0) is None
+    assert why_dense(spec, weights, 0) is None
     silu = decoder("silu", True, ("Q4_0", "Q4_0", "Q4_0"), layers=1)
     reason = why_dense(*silu, 0)
     assert reason == "its activation is silu, which is never exactly zero"
     reason = why_dense(
-        facts, with_feed_forward(weights, replace(w, ffn_down=random_matrix("F16", WIDTH, NEURONS))), 0
+        spec, with_feed_forward(weights, replace(w, ffn_down=random_matrix("F16", WIDTH, NEURONS))), 0
     )
     assert reason == "F16.weight is F16; sparse are Q4_0, Q8_0, Q4_K, Q5_K, Q6_K"
     narrow = FeedForwardWeights(random_matrix("Q4_0", 33, 64), random_matrix("Q4_0", 64, 64))
-    reason = why_dense(facts, with_feed_forward(weights, narrow), 0)
+    reason = why_dense(spec, with_feed_forward(weights, narrow), 0)
     assert reason == "Q4_0.weight isn't a multiple of 32 in both its sizes"

@@ -1,4 +1,4 @@
-"""Queries, keys and values for the attention tests, and the cache of the device read back."""
+"""Queries, keys and values for the attention tests, and the device cache as arrays."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +16,13 @@ from edgeinfer_kernels.layer_cache import CacheType
 NORM = NormSpec("rms", 1e-5)
 KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
 BYTE = 77
-"""What elements of a cache are where nothing was written."""
+"""The value of unwritten cache elements."""
 
 
 def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> AttentionSpec:
     rope = RopeSpec(tuple(10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)), neox=True)
-    facts = {"scale": head_dim**-0.5, "norm": NORM, "rope": rope} | more
-    return AttentionSpec(heads, kv_heads, head_dim, **facts)
+    spec = {"scale": head_dim**-0.5, "norm": NORM, "rope": rope} | more
+    return AttentionSpec(heads, kv_heads, head_dim, **spec)
 
 
 def spread(scales: Any, width: int) -> Any:
@@ -32,7 +32,7 @@ def spread(scales: Any, width: int) -> Any:
 
 @dataclass
 class DeviceCache:
-    """A layer's cache, poisoned where nothing was written."""
+    """A layer's cache, filled with NaN where nothing was written."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -41,8 +41,10 @@ class DeviceCache:
     head_dim: int
 
     @classmethod
-    def poisoned(cls, device: str, facts: AttentionSpec, positions: int, kind: CacheType) -> "DeviceCache":
-        heads, head_dim = facts.kv_heads, facts.head_dim
+    def filled_with_nan(
+        cls, device: str, spec: AttentionSpec, positions: int, kind: CacheType
+    ) -> "DeviceCache":
+        heads, head_dim = spec.kv_heads, spec.head_dim
         shape = (heads, positions, head_dim)
         if kind == "f16":
             empty = [torch.full(shape, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
@@ -57,7 +59,7 @@ class DeviceCache:
 
     @property
     def args(self) -> CacheArgs:
-        """What prompt kernels take."""
+        """The arguments of prompt kernels."""
         return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, self.keys.shape[1])
 
     def read(self, end: int) -> tuple[Any, Any]:
@@ -71,25 +73,25 @@ class DeviceCache:
         wide = scales[:, :end].double().cpu().numpy()
         if array.dtype == np.int8:
             return array * spread(wide, self.head_dim)
-        places = [place // 2 * 4 + place % 2 * 16 for place in range(8)]
-        codes = np.stack([array >> place & 15 for place in places], -1).reshape(*array.shape[:-1], -1) - 8
+        indices = [index // 2 * 4 + index % 2 * 16 for index in range(8)]
+        codes = np.stack([array >> index & 15 for index in indices], -1).reshape(*array.shape[:-1], -1) - 8
         codes = codes[..., : self.head_dim]
         return hadamard_rows(codes * spread(wide, self.head_dim)).astype(np.float64)
 
 
-def assert_rounded(kind: CacheType, written: Any, wanted: Any) -> None:
-    """What a cache gives back is what was to be written there, as near as its type comes."""
+def assert_rounded(kind: CacheType, written: Any, expected: Any) -> None:
+    """A cache holds the written values within the rounding of its type."""
     if kind == "f16":
-        np.testing.assert_allclose(written, wanted, rtol=1e-3, atol=2e-3)
+        np.testing.assert_allclose(written, expected, rtol=1e-3, atol=2e-3)
         return
     if kind == "q4_0":
-        written, wanted = hadamard_rows(written), hadamard_rows(wanted)
-        steps = spread(np.abs(rounded_to_nibbles(wanted)[1].astype(np.float64)), wanted.shape[-1])
+        written, expected = hadamard_rows(written), hadamard_rows(expected)
+        steps = spread(np.abs(rounded_to_nibbles(expected)[1].astype(np.float64)), expected.shape[-1])
     else:
-        groups = np.split(wanted, range(32, wanted.shape[-1], 32), axis=-1)
+        groups = np.split(expected, range(32, expected.shape[-1], 32), axis=-1)
         steps = np.concatenate([np.abs(g).max(-1, keepdims=True) / 127 + 0 * g for g in groups], axis=-1)
-    # The element furthest from 0 may be on the side of which four bits have one code less.
+    # The element furthest from 0 may have the sign for which four bits have one code less.
     over = 1.02 if kind == "q4_0" else 0.58
-    assert (np.abs(written - wanted) <= over * steps + 1e-5).all()
+    assert (np.abs(written - expected) <= over * steps + 1e-5).all()
     if kind == "q4_0":
-        assert np.mean(np.abs(written - wanted) <= 0.52 * steps + 1e-5) > 0.95
+        assert np.mean(np.abs(written - expected) <= 0.52 * steps + 1e-5) > 0.95

@@ -8,26 +8,26 @@ import pytest
 torch = pytest.importorskip("torch")
 HAS_GPU = torch.cuda.is_available()
 OBJECTS_BEFORE_COLLECTION = 70_000
-"""An interpreted kernel makes millions of short-lived objects, hardly any of them in a circle."""
+"""An interpreted kernel creates millions of short-lived objects, few of them in reference cycles."""
 pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Where the tensors of these tests lie."""
+    """The device of the tensors of these tests."""
     return "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _mended_interpreter() -> Iterator[None]:
-    """Triton's interpreter, mended for this numpy and sped up."""
+def _fixed_interpreter() -> Iterator[None]:
+    """Triton's interpreter, fixed for this numpy and made faster."""
     if HAS_GPU:
         yield
         return
-    from tests.kernels.cuda.interpreter import mended
+    from tests.kernels.cuda.interpreter import fixed_interpreter
 
     often = gc.get_threshold()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
-    with mended():
+    with fixed_interpreter():
         yield
     gc.set_threshold(*often)

@@ -1,4 +1,4 @@
-"""Small random decoders, what the reference makes of them, and the tested backend on the same tokens."""
+"""Small random decoders, their reference logits, and the tested backend on the same tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,17 +24,17 @@ from tests.random_models import RandomModel
 
 CONTEXT = 64
 SMALL = Tuning(splits=2, positions=16)
-"""Few stretches and small tiles: what an interpreter has patience for."""
+"""Few KV splits and small tiles, for the speed of the interpreter."""
 HEAD_ROWS = 72
-"""Of a head of its own where kernels are interpreted: some programs of sixteen rows, and a half."""
+"""Rows of a separate head where kernels are interpreted: some programs of sixteen rows, and a half."""
 FLOATS_AGREE = 2.5e-3
-"""Float weights: only the cache and the prompt's products are float16."""
+"""Float weights: only the cache and the prompt's matmuls are float16."""
 Logits = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as backends are given it; its file is open."""
+    """A decoder with the arguments of backends; its file is open."""
 
     specification: DecoderSpec
     weights: DecoderWeights
@@ -52,17 +52,17 @@ class Decoder:
         backend.forward(x, 0)
         return np.asarray(backend.logits(x), np.float64)
 
-    def slid_logits(
-        self, ids: Sequence[int], gone: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
+    def shifted_logits(
+        self, ids: Sequence[int], evicted: npt.NDArray[np.int64], more: Sequence[int], kind: CacheType
     ) -> Logits:
-        """Of `more` behind what is left of `ids` without the tokens at `gone`."""
-        facts = self.specification
-        state = DecoderState.allocate(facts, CONTEXT, kind)
-        backend = ReferenceBackend(facts, self.weights, state, np.float64)
+        """Logits of `more` after `ids` without the tokens at `gone`."""
+        spec = self.specification
+        state = DecoderState.allocate(spec, CONTEXT, kind)
+        backend = ReferenceBackend(spec, self.weights, state, np.float64)
         backend.forward(backend.embed(ids), 0)
-        backend.evict(gone, len(ids))
+        backend.evict(evicted, len(ids))
         x = backend.embed(more)
-        backend.forward(x, len(ids) - len(gone))
+        backend.forward(x, len(ids) - len(evicted))
         return np.asarray(backend.logits(x), np.float64)
 
     def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:
@@ -77,7 +77,7 @@ class Decoder:
         )
 
     def counted_bytes(self, device: str, **options: Any) -> int:
-        """What the backend says that it will take."""
+        """The predicted bytes of the backend."""
         parts = count_parts(
             self.specification,
             self.weights,
@@ -88,8 +88,8 @@ class Decoder:
         return sum(part.nbytes for part in parts)
 
 
-def choose_best(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
-    """The id of the highest logit behind a token, chosen on the device."""
+def sample_greedy(backend: CudaBackend, token_id: int, start: int, room: bool) -> int:
+    """The id of the highest logit after a token, sampled on the device."""
     return backend.sample_next(token_id, start, may_run_ahead=room)
 
 
@@ -113,28 +113,30 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
 
 
 def read(
-    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], wanted: int = 2, start: int = 0
+    backend: CudaBackend, ids: Sequence[int], counts: Sequence[int], expected: int = 2, start: int = 0
 ) -> dict[int, Logits]:
     """Take `counts` tokens at a time, to positions start…; place among `ids` -> logits of the last `wanted`
     of each time.
     """
-    found: dict[int, Logits] = {}
+    result: dict[int, Logits] = {}
     at = 0
     for count in counts:
         x = backend.embed(ids[at : at + count])
         backend.forward(x, start + at)
-        first = max(count - wanted, 0)
+        first = max(count - expected, 0)
         logits = backend.logits(x[first:]).astype(np.float64)
-        found |= {at + first + row: logits[row] for row in range(count - first)}
+        result |= {at + first + row: logits[row] for row in range(count - first)}
         at += count
-    return found
+    return result
 
 
-def distances(found: dict[int, Logits], want: Logits) -> list[float]:
-    """How far every row that was found is from the wanted one, over that one's length."""
-    return [float(np.linalg.norm(row - want[at]) / np.linalg.norm(want[at])) for at, row in found.items()]
+def distances(result: dict[int, Logits], expected: Logits) -> list[float]:
+    """The distance of every row from the expected one, over the length of that one."""
+    return [
+        float(np.linalg.norm(row - expected[at]) / np.linalg.norm(expected[at])) for at, row in result.items()
+    ]
 
 
-def worst(found: dict[int, Logits], want: Logits) -> float:
+def worst(result: dict[int, Logits], expected: Logits) -> float:
     """The largest of the distances."""
-    return max(distances(found, want))
+    return max(distances(result, expected))

@@ -1,4 +1,4 @@
-"""Matrices of random weights and bits as the device holds them, and activations as kernels read them."""
+"""Matrices of random weights and bits in the device layout, and activations as kernels read them."""
 
 from typing import Any
 
@@ -47,8 +47,8 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
     scale = form.scales
     assert scale is not None
     for at in range(scale.offset, scale.offset + 2 * scale.count, 2) if name != "MXFP4" else ():
-        sane = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
-        sampled = sane if scales is None else random.choice(scales, count)
+        small_scales = (random.uniform(0.01, 0.1, count) * random.choice([-1, 1], count)).astype(np.float16)
+        sampled = small_scales if scales is None else random.choice(scales, count)
         blocks[:, at : at + 2] = sampled[:, None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -75,7 +75,7 @@ def device_matrix(device: str, name: str, raw: Raw, columns: int) -> DeviceMatri
     return matrix
 
 
-def places(columns: int) -> npt.NDArray[np.int64]:
+def block_order(columns: int) -> npt.NDArray[np.int64]:
     """The index of each block of a row, with padding."""
     blocks = padded_blocks(columns)
     index = np.arange(blocks)
@@ -104,7 +104,7 @@ def activation_planes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
     ]
     words = np.concatenate(per_block, axis=-1).transpose(0, 2, 1)
     out = np.empty(words.shape, np.int32)
-    out[:, :, places(columns)] = words
+    out[:, :, block_order(columns)] = words
     return out
 
 
@@ -117,6 +117,6 @@ def values_read(name: str, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64
     return values.reshape(len(x), -1)[:, : x.shape[1]]
 
 
-def relative(got: Any, want: Any) -> float:
-    """The distance over the length of what is wanted."""
-    return float(np.linalg.norm(got - want)) / max(float(np.linalg.norm(want)), 1e-30)
+def relative(actual: Any, expected: Any) -> float:
+    """The distance over the length of the expected array."""
+    return float(np.linalg.norm(actual - expected)) / max(float(np.linalg.norm(expected)), 1e-30)

@@ -1,4 +1,4 @@
-"""Types, shapes and constants of Triton's interpreter, worked out once instead of at every operation."""
+"""Types, shapes and constants of Triton's interpreter, computed once instead of at every operation."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -13,11 +13,11 @@ from triton.runtime import interpreter
 
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 UNPROMOTED = frozenset((*WHOLE, "fp32", "fp64"))
-"""Types of which two give the same type again, whatever is done with them."""
+"""Types of which two give the same type again, for any operation."""
 
 
 class Shape(NamedTuple):
-    """What there is to know of a block's shape; there is one of each."""
+    """The properties of a block's shape; there is one object for each."""
 
     sizes: Any
     """As the type holds it: a Triton tuple of ints."""
@@ -37,17 +37,17 @@ NO_SHAPE = _shape(())
 
 
 def block_types() -> Callable[[Any, Any, Iterable[Any]], None]:
-    """In place of `block_type.__init__`: looks its shape up."""
+    """Replaces `block_type.__init__`: looks its shape up."""
     known: dict[tuple[int, ...], Shape] = {}
 
     def make(self: Any, element_ty: Any, shape: Iterable[Any]) -> None:
         sizes = tuple([getattr(size, "value", size) for size in shape])
         if not sizes:
             raise TypeError("0d block_type is forbidden")
-        found = known.get(sizes)
-        if found is None:
-            found = known[sizes] = _shape(sizes)
-        _set_facts(self, element_ty, found)
+        result = known.get(sizes)
+        if result is None:
+            result = known[sizes] = _shape(sizes)
+        _set_facts(self, element_ty, result)
 
     return make
 
@@ -58,7 +58,7 @@ def _set_facts(block_type: Any, element_ty: Any, facts: Shape) -> None:
 
 
 def of_element(self: Any, element_ty: Any) -> Any:
-    """In place of `block_type.with_element_ty`: the shape is known."""
+    """Replaces `block_type.with_element_ty`: the shape is known."""
     if element_ty is self.element_ty:
         return self
     made = tl.block_type.__new__(tl.block_type)
@@ -67,21 +67,21 @@ def of_element(self: Any, element_ty: Any) -> Any:
 
 
 def same_block(self: Any, other: Any) -> bool:
-    """In place of `block_type.__eq__`."""
+    """Replaces `block_type.__eq__`."""
     if not isinstance(other, tl.block_type):
         return False
     return self.facts is other.facts and bool(self.element_ty == other.element_ty)
 
 
 def make_tensor(self: Any, handle: Any, type: Any) -> None:
-    """In place of `tensor.__init__`."""
+    """Replaces `tensor.__init__`."""
     facts = type.facts if isinstance(type, tl.block_type) else NO_SHAPE
     self.handle, self.type, self.dtype = handle, type, type.scalar
     self.shape, self.numel = facts.constants, facts.constant_numel
 
 
 def make_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = None) -> None:
-    """In place of `TensorHandle.__init__`: numbers of more bytes than their type has are found by a look."""
+    """Replaces `TensorHandle.__init__`: finds numbers of more bytes than their type without copies."""
     self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
     size = data.itemsize
     if size > 1 and not isinstance(dtype, tl.pointer_type) and size * 8 > dtype.primitive_bitwidth:
@@ -89,17 +89,17 @@ def make_handle(self: Any, data: Any, dtype: Any, attr: dict[str, Any] | None = 
 
 
 def to_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of `to_tensor`, which every assignment of a kernel goes through: most assign tensors."""
+    """Replaces `to_tensor`, which every assignment of a kernel calls: most assign tensors."""
     return lambda self, x, *flags: x if type(x) is tl.tensor else original(self, x, *flags)
 
 
 def expanded(self: Any, handle: Any, axis: int) -> Any:
-    """In place of `create_expand_dims`: an index instead of numpy's function, which looks at its axes."""
+    """Replaces `create_expand_dims`: an index instead of numpy's function, which checks its axes."""
     return interpreter.TensorHandle(handle.data[(slice(None),) * axis + (None,)], handle.dtype.scalar)
 
 
 def loaded_whole() -> Callable[..., Any]:
-    """In place of `create_load`: masks that hide nothing, and what would stand for the hidden, made once."""
+    """Replaces `create_load`: masks that hide nothing and the default value are made once."""
     masks: dict[Any, Any] = {}
     others: dict[Any, Any] = {}
 
@@ -117,15 +117,15 @@ def loaded_whole() -> Callable[..., Any]:
 
 
 def numpy_types(original: Callable[[Any], "np.dtype[Any]"]) -> Callable[[Any], "np.dtype[Any]"]:
-    """In place of `_get_np_dtype`, which writes its table anew for every question."""
+    """Replaces `_get_np_dtype`, which builds its table at every call."""
     known: dict[str, np.dtype[Any]] = {}
 
     def numpy_type(dtype: Any) -> "np.dtype[Any]":
         element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-        found = known.get(element.name)
-        if found is None:
-            found = known[element.name] = original(element)
-        return found
+        result = known.get(element.name)
+        if result is None:
+            result = known[element.name] = original(element)
+        return result
 
     return numpy_type
 
@@ -141,12 +141,12 @@ def _retyped(operand: Any, block: Any) -> Any:
 
 
 def unwidened_operands() -> Callable[..., Operands]:
-    """In place of `broadcast_impl_value` for operands that are combined element by element: numpy widens them
+    """Replaces `broadcast_impl_value` for operands that are combined element by element: numpy widens them
     by itself, so that only their types are made to agree.
     """
     common: dict[tuple[int, int], Any] = {}
 
-    def beside(self: Any, lhs: Any, rhs: Any) -> Operands:
+    def operands(self: Any, lhs: Any, rhs: Any) -> Operands:
         if lhs.shape is rhs.shape:
             return lhs, rhs
         left, right = lhs.type, rhs.type
@@ -162,15 +162,15 @@ def unwidened_operands() -> Callable[..., Operands]:
             return widened, other
         return _retyped(lhs, block), _retyped(rhs, block)
 
-    return beside
+    return operands
 
 
 def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operands]:
-    """In place of `binary_op_type_checking_impl`: a look at operands that need no promotion, and constants
-    beside a tensor of some type and shape are made once.
+    """Replaces `binary_op_type_checking_impl`: a fast path for operands without promotion; constants
+    next to a tensor of a type and shape are made once.
     """
     constants: dict[tuple[Any, ...], Any] = {}
-    beside = unwidened_operands()
+    operands = unwidened_operands()
 
     def checked(self: Any, lhs: Any, rhs: Any, *flags: Any, **named: Any) -> Operands:
         if not isinstance(lhs, tl.tensor):
@@ -179,7 +179,7 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
             left, right = lhs.dtype.name, rhs.dtype.name
             moved = right in WHOLE and isinstance(lhs.dtype, tl.pointer_type) and flags[:1] == (True,)
             if moved or (left == right and left in UNPROMOTED):
-                return beside(self, lhs, rhs)
+                return operands(self, lhs, rhs)
             return original(self, lhs, rhs, *flags, **named)
         if type(rhs) in (int, float) and rhs and not math.isnan(rhs):
             key = (type(rhs), rhs, lhs.dtype.name, id(lhs.shape), flags, *named.items())
@@ -197,7 +197,7 @@ def checked_operands(original: Callable[..., Operands]) -> Callable[..., Operand
 
 
 def operands_of_one_shape(original: Callable[..., Operands]) -> Callable[..., Operands]:
-    """In place of `broadcast_impl_value`: which shape two blocks have in common is worked out once."""
+    """Replaces `broadcast_impl_value`: the common shape of two blocks is computed once."""
     known: dict[tuple[int, int], Any] = {}
 
     def widened(self: Any, operand: Any, sizes: Any) -> Any:
@@ -212,20 +212,20 @@ def operands_of_one_shape(original: Callable[..., Operands]) -> Callable[..., Op
         if not (isinstance(lhs.type, tl.block_type) and isinstance(rhs.type, tl.block_type)):
             return original(self, lhs, rhs)
         key = id(lhs.type.facts), id(rhs.type.facts)
-        found = known.get(key)
-        if found is None:
+        result = known.get(key)
+        if result is None:
             left, right = original(self, lhs, rhs)
             known[key] = left.type.shape
             return left, right
         if len(lhs.shape) != len(rhs.shape):
             return original(self, lhs, rhs)
-        return widened(self, lhs, found), widened(self, rhs, found)
+        return widened(self, lhs, result), widened(self, rhs, result)
 
     return of_one_shape
 
 
 def unwrapped(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """In place of `_unwrap_if_constexpr`, which asks what nearly nothing is: most of all are tensors."""
+    """Replaces `_unwrap_if_constexpr`, with a fast path for tensors, the most frequent argument."""
     plain = frozenset((tl.tensor, int, float, bool, type(None), tl.dtype))
 
     def unwrap(value: Any) -> Any:
@@ -238,7 +238,7 @@ def unwrapped(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def builtin_without_detours(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """In place of `_patch_attr`: the function itself, with its semantics."""
+    """Replaces `_patch_attr`: the function itself, with its semantics."""
     semantic, function = TritonSemantic(builder), getattr(member, "__wrapped__", member)
 
     def called(*args: Any, **named: Any) -> Any:
@@ -249,11 +249,11 @@ def builtin_without_detours(obj: Any, name: str, member: Any, builder: Any, scop
 
 
 def look_up_types(changes: pytest.MonkeyPatch) -> None:
-    """Put all of this in its place."""
+    """Install all of these replacements."""
     changes.setattr(tl.block_type, "__init__", block_types())
     changes.setattr(tl.block_type, "__eq__", same_block)
     changes.setattr(tl.block_type, "with_element_ty", of_element)
-    # What the interpreter's builder makes of a type is the type.
+    # The interpreter's builder returns the type unchanged.
     changes.setattr(tl.block_type, "to_ir", lambda self, builder: self)
     name = property(lambda self: f"<{self.shape}, {self.element_ty}>")
     changes.setattr(tl.block_type, "name", name, raising=False)

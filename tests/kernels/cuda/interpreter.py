@@ -1,4 +1,4 @@
-"""Triton's interpreter, mended: numbers for numpy 2.4, sorts by numpy, nothing done again and again."""
+"""Triton's interpreter with fixes: numbers for numpy 2.4, sorts by numpy, no repeated work."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ from tests.kernels.cuda.interpreted_types import look_up_types
 
 
 class _NothingToRestore:
-    """What a nested call gives back: the outermost one restores the language."""
+    """The result of a nested call: the outermost one restores the language."""
 
     def restore(self) -> None:
         """Nothing."""
 
 
 class _OncePatched:
-    """Patches the whole language for the outermost call; the original does it for each call anew, slowly."""
+    """Patches the whole language once, for the outermost call; the original does it for each call, slowly."""
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch
@@ -37,24 +37,24 @@ class _OncePatched:
         restore = scope.restore
         self._patched = True
 
-        def restore_and_forget() -> None:
+        def restore_and_clear() -> None:
             self._patched = False
             restore()
 
-        scope.restore = restore_and_forget
+        scope.restore = restore_and_clear
         return scope
 
 
 def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> Any:
-    """What Triton's bitonic sort gives, along the last dimension."""
+    """The result of Triton's bitonic sort, along the last dimension."""
     data = np.sort(x.handle.data, axis=-1)
     data = data[..., ::-1] if getattr(descending, "value", descending) else data
-    kept = data[..., : getattr(k, "value", k)].copy()
-    return tl.core.tensor(interpreter.TensorHandle(kept, x.dtype), tl.block_type(x.dtype, list(kept.shape)))
+    best = data[..., : getattr(k, "value", k)].copy()
+    return tl.core.tensor(interpreter.TensorHandle(best, x.dtype), tl.block_type(x.dtype, list(best.shape)))
 
 
 def _tuple_without_type(self: Any, args: Sequence[Any], type: Any = None) -> None:
-    """A tuple's type is spelled out when it is asked for: shapes are tuples, and nobody asks for theirs."""
+    """The text of a tuple's type is built on request: shapes are tuples, and theirs is never read."""
     self.values = list(args)
     if type is not None:
         self.type = type if isinstance(type, tl.core.tuple_type) else tl.core.tuple_type(type)
@@ -65,17 +65,17 @@ def _type_of_tuple(self: Any) -> Any:
 
 
 @contextmanager
-def mended() -> Iterator[None]:
-    """While this is open, kernels are interpreted by the mended interpreter."""
+def fixed_interpreter() -> Iterator[None]:
+    """In this context, kernels run in the fixed interpreter."""
     patch = interpreter._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
-        # Numbers are arrays of one element, which numpy 2.4 no longer turns into an int.
+        # Numbers are arrays of one element, which numpy 2.4 no longer converts to an int.
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     builder = interpreter.interpreter_builder
-    # Else every whole number is computed three times, to see whether it overflows.
+    # Otherwise every integer is computed three times, to check for overflow.
     unwatched = replace(builder.options, sanitize_overflow=False)
     late_type = cached_property(_type_of_tuple)
     late_type.__set_name__(tl.core.tuple, "type")

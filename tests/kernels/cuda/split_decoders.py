@@ -1,4 +1,4 @@
-"""Decoders that are divided between the tested device and the CPU."""
+"""Decoders that are split between the tested device and the CPU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +21,12 @@ from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 from tests.kernels.split_layers import LayerSplit, stages_of
 
 CHUNK = 16
-HERE = LayerSplit(on_gpu=False)
-"""All of a layer on the host."""
+CPU_ONLY = LayerSplit(on_gpu=False)
+"""The whole layer on the CPU."""
 
 
 def device_layer(decoder: Decoder, index: int) -> LayerSplit:
-    """All of a layer on the device."""
+    """The whole layer on the GPU."""
     second = decoder.weights.layers[index].blocks[1].block
     if isinstance(second, MoeWeights):
         return LayerSplit(True, experts=tuple(range(second.ffn_up_exps.experts)))
@@ -34,31 +34,31 @@ def device_layer(decoder: Decoder, index: int) -> LayerSplit:
 
 
 @contextmanager
-def divided(
+def split_decoder(
     decoder: Decoder,
     device: str,
-    divisions: Sequence[LayerSplit],
+    splits: Sequence[LayerSplit],
     kernels: Kernels,
     stream_min_tokens: int | None = None,
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
 ) -> Iterator[SplitBackend]:
-    """The decoder's layers as `divisions` say."""
-    facts, weights, where = decoder.specification, decoder.weights, torch.device(device)
-    stages = stages_of(facts, divisions)
-    exchange_buffer = ExchangeBuffer(where, CHUNK, facts.hidden_size, max_experts_per_token(facts))
+    """The decoder's layers, placed by `splits`."""
+    spec, weights, target_device = decoder.specification, decoder.weights, torch.device(device)
+    stages = stages_of(spec, splits)
+    exchange_buffer = ExchangeBuffer(target_device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
     upper = CudaBackend(
-        facts,
+        spec,
         weights,
         CONTEXT,
-        where,
+        target_device,
         DeviceOptions(chunk=CHUNK, kv=kv, stages=stages, stream_min_tokens=stream_min_tokens),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,
     )
-    here = list(chain.from_iterable(stage_blocks(facts, CPU, stages)))
-    state = DecoderState.allocate(facts, CONTEXT, "f32" if kv == "f16" else kv, here)
-    host = CpuShard(facts, weights, stages, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2))
+    here = list(chain.from_iterable(stage_blocks(spec, CPU, stages)))
+    state = DecoderState.allocate(spec, CONTEXT, "f32" if kv == "f16" else kv, here)
+    host = CpuShard(spec, weights, stages, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2))
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

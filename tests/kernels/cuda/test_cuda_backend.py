@@ -1,4 +1,4 @@
-"""The whole backend against the reference in float64: prompts, steps of some tokens, choices made ahead."""
+"""The whole backend against the reference in float64: prompts, small steps, samples queued ahead."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +15,15 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, choose_best, distances, opened, read, worst
-from tests.random_models import ZOO, RandomModel
+from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""
 QUANTIZED = ("Q8_0", "Q4_0")
 
-# what is special about it -> the model, and the layers that show it
+# property under test -> the model, and the layers that cover it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "nothing special": (ZOO["llama"], (0,)),
     "quantized": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
@@ -56,80 +57,80 @@ def tolerance(model: RandomModel) -> float:
 
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize("fact", FACTS)
-def test_a_prompt_and_steps_give_the_logits_of_the_reference(device: str, tmp_path: Path, fact: str) -> None:
+def test_a_prompt_and_steps_equal_the_reference(device: str, tmp_path: Path, fact: str) -> None:
     model, layers = FACTS[fact]
     with opened(model, tmp_path, layers) as decoder:
         ids = decoder.ids(14)
         backend = decoder.backend(device)
-        found = read(backend, ids, (11, 1, 2))
+        result = read(backend, ids, (11, 1, 2))
         backend.close()
-        assert sorted(found) == [9, 10, 11, 12, 13]
-        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
+        assert sorted(result) == [9, 10, 11, 12, 13]
+        assert worst(result, decoder.reference_logits(ids)) < tolerance(model)
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_long_cache_is_read_in_stretches(device: str, tmp_path: Path, name: str) -> None:
+def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
         backend = decoder.backend(device, chunk=40)
-        found = read(backend, ids, (40, 1, 3), wanted=1)
+        result = read(backend, ids, (40, 1, 3), expected=1)
         backend.close()
-        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
-def test_a_cache_of_eight_bits_costs_little(device: str, tmp_path: Path) -> None:
+def test_an_eight_bit_cache_differs_by_its_rounding_only(device: str, tmp_path: Path) -> None:
     with opened(ZOO["qwen3"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(14)
         backend = decoder.backend(device, kv="q8_0")
-        found = read(backend, ids, (11, 1, 2))
+        result = read(backend, ids, (11, 1, 2))
         backend.close()
-        error = worst(found, decoder.reference_logits(ids))
+        error = worst(result, decoder.reference_logits(ids))
         assert 1e-4 < error < 0.02
 
 
-def test_all_logits_of_a_prompt_can_be_had(device: str, tmp_path: Path) -> None:
+def test_all_logits_of_a_prompt_are_available(device: str, tmp_path: Path) -> None:
     with opened(ZOO["arcee"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(10)
         backend = decoder.backend(device)
-        found = read(backend, ids, (10,), wanted=10)
+        result = read(backend, ids, (10,), expected=10)
         backend.close()
-        assert sorted(found) == list(range(10))
-        assert worst(found, decoder.reference_logits(ids)) < FLOATS_AGREE
+        assert sorted(result) == list(range(10))
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
-def test_what_was_read_can_be_read_again_from_the_middle(device: str, tmp_path: Path) -> None:
+def test_a_prompt_can_be_evaluated_again_from_the_middle(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(12)
         other = [*ids[:9], *reversed(ids[9:])]
         backend = decoder.backend(device)
-        read(backend, other, (10, 1, 1), wanted=1)
+        read(backend, other, (10, 1, 1), expected=1)
         x = backend.embed(ids[9:])
         backend.forward(x, 9)
         logits, rows = backend.logits(x), backend.final_norm(x)
         backend.close()
-        want = decoder.reference_logits(ids)
+        expected = decoder.reference_logits(ids)
         head = decoder.weights.output.decoded().astype(np.float64)
-        assert worst({9 + row: head @ rows[row] for row in range(3)}, want) < FLOATS_AGREE
-        assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, want) < FLOATS_AGREE
+        assert worst({9 + row: head @ rows[row] for row in range(3)}, expected) < FLOATS_AGREE
+        assert worst({9 + row: logits[row].astype(np.float64) for row in range(3)}, expected) < FLOATS_AGREE
 
 
-def test_logits_stay_what_they_are_when_more_is_read(device: str, tmp_path: Path) -> None:
+def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(4)
         backend = decoder.backend(device)
-        kept, copies = [], []
+        logits_kept, copies = [], []
         for position in range(0, 4, 2):
             x = backend.embed(ids[position : position + 2])
             backend.forward(x, position)
-            kept.append(backend.logits(x))
-            copies.append(kept[-1].copy())
+            logits_kept.append(backend.logits(x))
+            copies.append(logits_kept[-1].copy())
         backend.close()
         assert not np.array_equal(copies[0], copies[1])
-        np.testing.assert_array_equal(kept, copies)
+        np.testing.assert_array_equal(logits_kept, copies)
 
 
-def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path) -> None:
+def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path: Path) -> None:
     steps = 12 if HAS_GPU else 3
     with opened(ZOO["starcoder2"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
@@ -140,19 +141,19 @@ def test_choices_made_ahead_are_those_of_plain_steps(device: str, tmp_path: Path
             plain.append(int(backend.logits(x)[0].argmax()))
         ahead = plain[:1]
         for position in range(steps):
-            ahead.append(choose_best(backend, ahead[-1], position, position + 1 < steps))
+            ahead.append(sample_greedy(backend, ahead[-1], position, position + 1 < steps))
         assert ahead == plain
-        # another token than the one that the device went on with, and from an earlier position
-        choose_best(backend, plain[0], 0, True)
+        # another token than the one that the device continued with, and from an earlier position
+        sample_greedy(backend, plain[0], 0, True)
         changed = (plain[1] + 1) % decoder.specification.vocabulary_size
-        chosen = choose_best(backend, changed, 1, False)
+        chosen = sample_greedy(backend, changed, 1, False)
         backend.close()
-        want = decoder.reference_logits([plain[0], changed])[1]
-        assert want.max() - want[chosen] < FLOATS_AGREE * np.linalg.norm(want)
+        expected = decoder.reference_logits([plain[0], changed])[1]
+        assert expected.max() - expected[chosen] < FLOATS_AGREE * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_the_bytes_are_known_before_they_are_taken(device: str, tmp_path: Path, kind: CacheType) -> None:
+def test_device_bytes_are_known_before_allocation(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
         backend = decoder.backend(device, kv=kind)
         counted = decoder.counted_bytes(device, kv=kind)
@@ -168,7 +169,7 @@ def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> No
         backend.close()
 
 
-def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str, tmp_path: Path) -> None:
+def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         head = replace(decoder.weights.output, format="TQ1_0")
         broken = replace(decoder, weights=replace(decoder.weights, output=head))
@@ -176,12 +177,12 @@ def test_a_matrix_without_a_kernel_is_named_before_anything_is_taken(device: str
             broken.backend(device)
 
 
-def test_experts_whose_rows_fill_no_program_are_named(device: str, tmp_path: Path) -> None:
-    model, wanted = (
+def test_experts_with_rows_smaller_than_a_program_are_named(device: str, tmp_path: Path) -> None:
+    model, expected = (
         replace(ZOO["qwen3moe"], expert_length=40),
         r"blk\.0\.ffn_up_exps\.weight: 40 rows per expert",
     )
-    with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=wanted):
+    with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=expected):
         decoder.backend(device)
 
 
@@ -194,13 +195,13 @@ def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path)
         backend = decoder.backend(device)
         assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
         backend.close()
-    # Of sixteen experts five are used.
-    share = resting["layer 0 resting experts"] / (nbytes["layer 0 feed-forward"])
+    # Five of sixteen experts are used.
+    share = resting["layer 0 inactive experts"] / (nbytes["layer 0 feed-forward"])
     assert 1.0 < share < 11 / 5
 
 
 ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
-# deep models of random weights make more of every rounding
+# deep models of random weights amplify every rounding
 DEEP = 3
 
 
@@ -208,7 +209,7 @@ DEEP = 3
 @ON_GPU
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)
 @pytest.mark.parametrize("name", ZOO)
-def test_every_architecture_gives_the_logits_of_the_reference(
+def test_every_architecture_equals_the_reference(
     device: str,
     tmp_path: Path,
     name: str,
@@ -219,30 +220,30 @@ def test_every_architecture_gives_the_logits_of_the_reference(
     with opened(model, tmp_path) as decoder:
         ids = decoder.ids(24)
         backend = decoder.backend(device)
-        logits = read(backend, ids, (12, 1, 3, 1, 3, 1, 3), wanted=12)
+        logits = read(backend, ids, (12, 1, 3, 1, 3, 1, 3), expected=12)
         backend.close()
-        found = distances(logits, decoder.reference_logits(ids))
-    record_property("median", f"{np.median(found):.2g}")
-    record_property("worst", f"{max(found):.2g}")
-    # a token whose router is all but undecided may go to another expert
-    judged = float(np.median(found)) if model.experts else max(found)
-    assert judged < DEEP * tolerance(model)
+        result = distances(logits, decoder.reference_logits(ids))
+    record_property("median", f"{np.median(result):.2g}")
+    record_property("worst", f"{max(result):.2g}")
+    # a token with a near-tie in the router may select another expert
+    distance = float(np.median(result)) if model.experts else max(result)
+    assert distance < DEEP * tolerance(model)
 
 
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
-def test_steps_of_any_width_give_the_logits_of_the_reference(device: str, tmp_path: Path, name: str) -> None:
+def test_steps_of_any_token_count_equal_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model = replace(ZOO[name], formats=QUANTIZED)
     with opened(model, tmp_path, (0,)) as decoder:
         ids = decoder.ids(48)
         backend = decoder.backend(device)
-        found = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), wanted=12)
+        result = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), expected=12)
         backend.close()
-        assert worst(found, decoder.reference_logits(ids)) < tolerance(model)
+        assert worst(result, decoder.reference_logits(ids)) < tolerance(model)
 
 
-def test_a_step_is_tuned_once_and_remembered(
+def test_a_step_is_tuned_once_and_the_result_is_stored(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = []

@@ -1,4 +1,4 @@
-"""What is counted without torch is what the device's memory is asked for, to the byte."""
+"""The byte counts without torch equal the allocations on the device, to the byte."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.kernels.split_layers import LayerSplit, stages_of
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
 MODELS: dict[str, RandomModel] = {
@@ -37,7 +38,7 @@ def divisible_bytes(layer: LayerSizes) -> int:
 
 
 def most_over(layer: LayerSizes) -> int:
-    """Each expert's biases are rounded up in the count, those of all in one vector on the device."""
+    """The count rounds up each expert's biases; the device has those of all in one vector."""
     block = layer.routed
     if not isinstance(block, MoeSizes):
         return 0
@@ -47,7 +48,7 @@ def most_over(layer: LayerSizes) -> int:
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, kind: CacheType) -> None:
+def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: CacheType) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         parts = count_parts(
             decoder.specification,
@@ -59,11 +60,13 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(parts, "attention", "convolution")
+    assert attention + sizes.rope_device_bytes(CONTEXT) == counted(
+        parts, "attention", "convolution", "delta net"
+    )
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
-    over = blocks - counted(parts, "feed-forward") - counted(parts, "resting experts")
+    over = blocks - counted(parts, "feed-forward") - counted(parts, "inactive experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
     caches = sum(block.state_device_bytes(CONTEXT, kind) for block in sizes.blocks)
     assert caches == counted(parts, "keys and values")
@@ -73,23 +76,24 @@ def test_counting_by_sizes_is_counting_by_building(tmp_path: Path, name: str, ki
     assert cuda_buffers.workspace_bytes(sizes) == counted(parts, "workspace")
 
 
-SENDING = {
+STREAMING = {
     "llama": LayerSplit(True),
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
     "lfm2": LayerSplit(False),
+    "qwen35": LayerSplit(False),
     "many formats": LayerSplit(False),
 }
 
 
-@pytest.mark.parametrize("name", SENDING)
-def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", STREAMING)
+def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: str) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
-        divisions = [SENDING[name]] * len(sizes.layers)
-        divisions[-1] = LayerSplit(True)
-        stages = stages_of(decoder.specification, divisions)
+        splits = [STREAMING[name]] * len(sizes.layers)
+        splits[-1] = LayerSplit(True)
+        stages = stages_of(decoder.specification, splits)
         taken = [
             sum(
                 part.nbytes
@@ -103,14 +107,14 @@ def test_sending_weights_takes_what_is_counted_for_it_and_hardly_less(tmp_path: 
             )
             for stream_min_tokens in (None, 1)
         ]
-    attends = not all(division.on_gpu for division in divisions)
-    counted = cuda_buffers.sent_bytes(sizes, CONTEXT, attends)
+    attends = not all(split.on_gpu for split in splits)
+    counted = cuda_buffers.streaming_bytes(sizes, CONTEXT, attends)
     assert taken[0] < taken[1] <= taken[0] + counted
-    pieces = cuda_buffers.SENT_PIECES * cuda_buffers.sent_piece_bytes(sizes)
+    pieces = cuda_buffers.STREAMED_PIECES * cuda_buffers.streamed_piece_bytes(sizes)
     assert taken[1] >= taken[0] + pieces
 
 
-def test_rows_that_the_kernels_can_not_have_are_refused_alike(tmp_path: Path) -> None:
+def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> None:
     model = replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24)
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: memory that comes back, replayed graphs, the same text as the CPU."""
+"""Tests that need a GPU: freed memory, replayed graphs, the same text as the CPU."""
 
 import gc
 import re
@@ -17,15 +17,15 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, choose_best, opened, read, worst
-from tests.random_models import ZOO
+from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
+from tests.model_zoo import ZOO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
 WIDE = 1 << 20
-"""Tokens of a chunk with which a small model takes more than a gibibyte."""
+"""Tokens of a chunk with which a small model uses more than a gibibyte."""
 
 
 def free_bytes() -> int:
@@ -37,23 +37,31 @@ def free_bytes() -> int:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Iterator[Decoder]:
-    with opened(replace(ZOO["qwen3"], formats=("Q8_0", "Q4_0")), tmp_path) as found:
-        yield found
+    with opened(replace(ZOO["qwen3"], formats=("Q8_0", "Q4_0")), tmp_path) as result:
+        yield result
 
 
 def use(backend: CudaBackend, ids: list[int]) -> None:
-    """A prompt, steps of two widths and choices: whatever takes memory."""
+    """A prompt, steps of two sizes and samples: everything that allocates memory."""
     read(backend, ids, (12, 1, 2))
-    choose_best(backend, ids[0], 15, True)
+    sample_greedy(backend, ids[0], 15, True)
 
 
-def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
+def warmed_up_free_bytes(decoder: Decoder, ids: list[int]) -> int:
+    """Free bytes after a backend was used and closed.
+
+    The first use loads kernels and the workspaces of GPU libraries, which a closed backend keeps.
+    """
+    backend = decoder.backend("cuda")
+    use(backend, ids)
+    backend.close()
+    del backend
+    return free_bytes()
+
+
+def test_closing_frees_the_memory(decoder: Decoder) -> None:
     ids = decoder.ids(16)
-    warm = decoder.backend("cuda")
-    use(warm, ids)
-    warm.close()
-    del warm
-    baseline = free_bytes()
+    baseline = warmed_up_free_bytes(decoder, ids)
     backend = decoder.backend("cuda", chunk=WIDE)
     use(backend, ids)
     assert baseline - free_bytes() > 512 * MIB
@@ -61,7 +69,7 @@ def test_closing_gives_the_memory_back(decoder: Decoder) -> None:
     assert abs(baseline - free_bytes()) < 64 * MIB
 
 
-def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
+def test_repeated_use_does_not_grow_memory(decoder: Decoder) -> None:
     ids = decoder.ids(16)
     backend = decoder.backend("cuda")
     use(backend, ids)
@@ -72,17 +80,17 @@ def test_nothing_grows_while_it_is_used(decoder: Decoder) -> None:
     backend.close()
 
 
-def test_a_failed_allocation_says_what_was_asked_and_what_was_free(decoder: Decoder) -> None:
-    baseline, chunk = free_bytes(), WIDE
+def test_a_failed_allocation_reports_requested_and_free_bytes(decoder: Decoder) -> None:
+    baseline, chunk = warmed_up_free_bytes(decoder, decoder.ids(16)), WIDE
     while decoder.counted_bytes("cuda", chunk=chunk) < torch.cuda.mem_get_info()[1]:
         chunk *= 2
-    asked = decoder.counted_bytes("cuda", chunk=chunk) / MIB
+    requested = decoder.counted_bytes("cuda", chunk=chunk) / MIB
     with pytest.raises(MemoryError) as caught:
         decoder.backend("cuda", chunk=chunk)
-    told = re.search(r"needs (\d+) MiB and the GPU has (\d+) MiB free", str(caught.value))
-    assert told is not None
-    assert abs(int(told[1]) - asked) <= 1
-    assert 0 < int(told[2]) < asked
+    reported = re.search(r"needs (\d+) MiB and the GPU has (\d+) MiB free", str(caught.value))
+    assert reported is not None
+    assert abs(int(reported[1]) - requested) <= 1
+    assert 0 < int(reported[2]) < requested
     del caught
     small = decoder.backend("cuda")
     small.close()
@@ -107,15 +115,15 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
 def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
     with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
         ids, backend = decoder.ids(8), decoder.backend("cuda")
-        backend.warm_up(EVERY_WIDTH)
-        for count in EVERY_WIDTH:
+        backend.warm_up(ALL_STEP_SIZES)
+        for count in ALL_STEP_SIZES:
             first = step_logits(backend, ids, count, "graph")
             for how in ("graph", "launches", "dependent launches", "graph"):
                 np.testing.assert_array_equal(step_logits(backend, ids, count, how), first, err_msg=how)
         backend.close()
 
 
-@pytest.mark.parametrize("widths", [FEW_WIDTHS, EVERY_WIDTH])
+@pytest.mark.parametrize("widths", [COMMON_STEP_SIZES, ALL_STEP_SIZES])
 def test_no_step_waits_for_a_compiler_or_a_graph(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]
 ) -> None:
@@ -128,14 +136,16 @@ def test_no_step_waits_for_a_compiler_or_a_graph(
 
     monkeypatch.setattr(JITFunction, "_do_compile", refuse)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", refuse)
-    want = decoder.reference_logits(ids)
-    for count in EVERY_WIDTH:
-        found = step_logits(backend, ids, count, "graph")
+    expected = decoder.reference_logits(ids)
+    for count in ALL_STEP_SIZES:
+        result = step_logits(backend, ids, count, "graph")
         for position in range(count):
-            distance = np.linalg.norm(found[position] - want[position]) / np.linalg.norm(want[position])
+            distance = np.linalg.norm(result[position] - expected[position]) / np.linalg.norm(
+                expected[position]
+            )
             assert distance < ROUNDING
-    choose_best(backend, ids[0], 8, True)
-    del found
+    sample_greedy(backend, ids[0], 8, True)
+    del result
     assert torch.cuda.memory_allocated() == memory
     backend.close()
 
@@ -174,39 +184,39 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
 
 
 @pytest.mark.parametrize("warps", [1, 8, 32])
-def test_threads_that_hold_the_same_element_go_on_with_the_same_value(tmp_path: Path, warps: int) -> None:
+def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_path: Path, warps: int) -> None:
     shape = Shape(64, warps)
     tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
-        want = decoder.reference_logits(ids)
+        expected = decoder.reference_logits(ids)
         backend = decoder.backend("cuda", tuning=tuning, chunk=40)
         for _ in range(10):
-            assert worst(read(backend, ids, (38, 2, 1, 3), wanted=3), want) < FLOATS_AGREE
+            assert worst(read(backend, ids, (38, 2, 1, 3), expected=3), expected) < FLOATS_AGREE
         backend.close()
 
 
 PROMPT = "Once upon a time"
 ROUNDING = 0.05
-"""Distance of the two devices' logits over their length: both round activations, each in its own groups."""
+"""Distance of the two devices' logits over their length: both quantize activations, in different groups."""
 
 
-def test_the_built_in_model_tells_the_same_story_up_to_a_near_tie(
+def test_the_built_in_model_generates_the_same_story_up_to_a_near_tie(
     record_property: Callable[[str, object], None],
 ) -> None:
     settings: dict[str, Any] = {"context": 512, "draft": None}
     with edgeinfer.load(device="cpu", **settings) as cpu, edgeinfer.load(device="cuda", **settings) as gpu:
         prompt = cpu.tokenizer.encode(PROMPT, bos=True)
-        stories = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
-        same = next((at for at, (a, b) in enumerate(zip(*stories, strict=False)) if a != b), None)
-        ids = [*prompt, *stories[0][:same]]
-        mine, theirs = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
-    distance = np.linalg.norm(mine - theirs) / np.linalg.norm(mine)
+        texts = [model.generate(prompt, max_tokens=200, temperature=0.0).ids for model in (cpu, gpu)]
+        same = next((at for at, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), None)
+        ids = [*prompt, *texts[0][:same]]
+        cpu_logits, gpu_logits = (np.asarray(model.logits(ids), np.float64)[-1] for model in (cpu, gpu))
+    distance = np.linalg.norm(cpu_logits - gpu_logits) / np.linalg.norm(cpu_logits)
     assert distance < ROUNDING
     if same is None:
-        assert len(stories[0]) == len(stories[1])
+        assert len(texts[0]) == len(texts[1])
         return
-    margin = mine[stories[0][same]] - mine[stories[1][same]]
+    margin = cpu_logits[texts[0][same]] - cpu_logits[texts[1][same]]
     record_property("stories part", f"at token {same}, by {margin:.4f}; logits differ by {distance:.2%}")
-    # what one device prefers, the other doubts by no more than they differ
-    assert 0 <= margin <= 2 * np.abs(mine - theirs).max()
+    # the second device prefers another token by no more than the difference of their logits
+    assert 0 <= margin <= 2 * np.abs(cpu_logits - gpu_logits).max()

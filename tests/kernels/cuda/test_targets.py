@@ -1,4 +1,4 @@
-"""Kernels are compiled for every GPU that is meant to run them, without one."""
+"""Kernels are compiled for every supported GPU, without one."""
 
 import os
 import subprocess
@@ -28,18 +28,18 @@ STEP_KERNELS = {
 PLANE_KERNELS = {"dequantize_kernel", "dequantize_experts_kernel", "embed_rows_kernel"}
 FOUR_BIT_KERNELS = {"hadamard_heads_kernel"}
 FOUR_BIT_TARGETS = (75, 86, 90, 120)
-"""Those that compile the prompt kernels of a cache of four bits; others those of eight."""
+"""Targets that compile the prompt kernels of a four-bit cache; the others those of an eight-bit one."""
 STEP_TARGETS = (75, 80, 90, 120)
-"""Those that compile steps in brief, each one for another family of formats."""
+"""Targets that compile a few steps, each one for another family of formats."""
 F16_1024 = ("75,80,86", "89,90,100,120")
-"""Targets by one process each; steps take longest, of which both halves compile two."""
+"""One process per target; steps take longest, two targets compile both halves of them."""
 KNOWN_SPILLS = {("sm_80", "decode_attention_kernel"): 8, ("sm_120", "gated_kernel"): 8}
-"""Bytes a thread, of a head of 64 in a step of two tokens and of Q4_K with one warp."""
+"""Bytes per thread, of a head of 64 in a step of two tokens and of Q4_K with one warp."""
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The rows that the benchmark prints, by a process that doesn't interpret."""
+    """The rows that the benchmark prints, by a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     parts = [ROOT, *(ROOT / name for name in ("kernels", "offload", "quant_formats", "tui"))]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))
@@ -65,17 +65,17 @@ def test_every_kernel_compiles_for_every_target(table: list[list[str]]) -> None:
         assert {row[1] for row in table if row[0] == f"sm_{target}"} == PROMPT_KERNELS | steps | four_bits
 
 
-def test_no_register_is_spilled_but_where_it_is_known(table: list[list[str]]) -> None:
+def test_only_listed_kernels_spill_registers(table: list[list[str]]) -> None:
     spilled = {(row[0], row[1]): int(row[5]) for row in table if int(row[5])}
     assert spilled.keys() <= KNOWN_SPILLS.keys()
-    assert all(count <= KNOWN_SPILLS[where] for where, count in spilled.items())
+    assert all(count <= KNOWN_SPILLS[kernel] for kernel, count in spilled.items())
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_shared_memory_is_what_the_target_has(table: list[list[str]], target: int) -> None:
+def test_shared_memory_fits_the_target(table: list[list[str]], target: int) -> None:
     assert max(int(row[6]) for row in table if row[0] == f"sm_{target}") <= SHARED_KIB[target] * 1024
 
 
-def test_only_steps_are_launched_dependently_and_only_where_that_exists(table: list[list[str]]) -> None:
+def test_only_decode_steps_use_dependent_launch_on_targets_with_support(table: list[list[str]]) -> None:
     dependent = {(row[0], row[1]) for row in table if row[7] == "yes"}
     assert dependent == {(f"sm_{target}", name) for target in (90, 120) for name in STEP_KERNELS}

@@ -1,4 +1,4 @@
-"""Free memory is bounded by every cgroup above the process."""
+"""Free memory is limited by every cgroup above the process."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def test_without_cgroups_it_is_what_the_machine_has(tmp_path: Path) -> None:
+def test_without_cgroups_the_limit_is_the_machine_memory(tmp_path: Path) -> None:
     memory = host_memory(tmp_path)
     assert memory.total_bytes == psutil.virtual_memory().total
     assert 0 < memory.free_bytes <= memory.total_bytes
@@ -40,7 +40,7 @@ def test_a_version_1_limit_bounds_it(tmp_path: Path) -> None:
     assert (memory.limit_bytes, memory.free_bytes) == (32 * MIB, 0)
 
 
-def test_a_limit_beyond_the_machine_is_none(tmp_path: Path) -> None:
+def test_a_limit_above_the_machine_memory_is_ignored(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/\n")
     write(tmp_path / "sys/fs/cgroup/memory.max", str(1 << 62))
     assert host_memory(tmp_path).limit_bytes is None

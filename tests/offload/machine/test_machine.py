@@ -1,4 +1,4 @@
-"""What a machine has: rates of formats, and GPUs."""
+"""A machine: rates of formats, and GPUs."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import dense_model, laptop, server
 
 
-def test_a_format_that_was_not_measured_is_read_at_a_share_of_the_bandwidth() -> None:
+def test_an_unmeasured_format_has_a_share_of_the_bandwidth() -> None:
     processor = replace(laptop().processor, kernels={"Q4_K": 2e10})
     assert processor.rate("Q4_K") == 2e10
     assert processor.rate("Q8_0") == pytest.approx(0.9 * 50e9)
 
 
-def test_a_machine_may_have_several_gpus_of_which_the_first_one_is_planned_for() -> None:
+def test_only_the_first_of_several_gpus_is_planned_for() -> None:
     (first,) = laptop().gpus
     (second,) = server().gpus
     machine = replace(laptop(), gpus=(first, second))

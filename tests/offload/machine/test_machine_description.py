@@ -1,4 +1,4 @@
-"""A line of text describes a machine; what can't be read is told in one line."""
+"""A line of text describes a machine; an invalid one gives a one-line error."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from edgeinfer_offload.machine.graphics_cards import cards, find_card
 from tests.offload.model_shapes import GIB
 
 
-def test_a_known_card_alone_will_do() -> None:
+def test_a_known_card_is_a_complete_description() -> None:
     machine = describe_machine("rtx 4060 laptop")
     assert machine.origin == "described"
     assert machine.graphics is not None
@@ -29,7 +29,7 @@ def test_a_known_card_alone_will_do() -> None:
         "mine: 8192MiB, 256GB/s, 29tflops, pcie 12GB/s, 64GB/s ram, 32GiB ram, 8 threads",
     ],
 )
-def test_many_ways_to_say_the_same(text: str) -> None:
+def test_equivalent_descriptions_are_equal(text: str) -> None:
     machine = describe_machine(text)
     assert machine.graphics is not None
     assert machine.link is not None
@@ -68,7 +68,7 @@ def test_a_machine_may_have_no_gpu() -> None:
         ("mine: 256GB/s", "'mine': no card in the table, and described without its memory, as 8GiB"),
         ("8GiB", "a GPU was described without its bandwidth, as 256GB/s"),
         ("256GB/s", "a GPU was described without its memory, as 8GiB"),
-        ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted more than nothing"),
+        ("mine: 0GiB, 256GB/s", "'0GiB': saw 0, wanted a positive number"),
         ("x: 8GiB, 256GB/s, pcie 9 x8", "'pcie 9 x8' in "),
         ("", "'': wanted a known card, or terms as"),
         (" : , ", "' : , ': wanted a known card, or terms as"),
@@ -79,7 +79,7 @@ def test_a_machine_may_have_no_gpu() -> None:
         ("cpu: 8GiB, 90GB/s ram", "'8GiB' in 'cpu: 8GiB, 90GB/s ram': 'cpu' means no GPU"),
     ],
 )
-def test_what_can_not_be_read_is_named(text: str, wrong: str) -> None:
+def test_an_invalid_description_is_named(text: str, wrong: str) -> None:
     with pytest.raises(DescriptionError) as caught:
         describe_machine(text)
     assert str(caught.value).startswith(wrong)
@@ -119,13 +119,13 @@ def test_a_rate_has_a_unit(rate: str, bytes_per_second: float) -> None:
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell", 96),
     ],
 )
-def test_cards_are_known_by_what_people_and_drivers_call_them(text: str, name: str, gib: float) -> None:
+def test_cards_are_found_by_common_and_driver_names(text: str, name: str, gib: float) -> None:
     graphics = describe_machine(text).graphics
     assert graphics is not None
     assert (graphics.name, graphics.total_bytes) == (name, gib * GIB)
 
 
-def test_the_cards_that_people_have_are_in_the_table() -> None:
+def test_common_cards_are_in_the_table() -> None:
     numbers = [
         *(f"rtx {n}" for n in (2060, 2070, 2080, 3050, 3060, 3070, 3080, 3090, 4060, 4070, 4080, 4090)),
         *(f"rtx {n}" for n in (5050, 5060, 5070, 5080, 5090)),
@@ -136,7 +136,7 @@ def test_the_cards_that_people_have_are_in_the_table() -> None:
     assert [name for name in numbers if find_card(name) is None] == []
 
 
-def test_every_card_is_found_by_its_drivers_name_and_plausible() -> None:
+def test_every_card_is_found_by_its_driver_name_and_plausible() -> None:
     for card in cards():
         family, _, rest = card.name.partition(" ")
         assert find_card(f"NVIDIA GeForce {family} {rest}") == card

@@ -1,4 +1,4 @@
-"""Measured figures: what is tried, what is chosen, what is remembered."""
+"""Measurements of the machine: thread counts, selection, storage."""
 
 import json
 import os
@@ -26,52 +26,50 @@ def test_threads_are_added_while_they_read_faster(rates: dict[int, float], best:
     assert measure.best_threads(rates) == best
 
 
-def test_the_choice_of_threads_gives_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selected_thread_count_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     monkeypatch.setattr(measure, "load_kernels", lambda folder, isa, progress: None)
     monkeypatch.setattr(measure, "sweep", lambda kernels, usable: {8: 50.0, 12: 80.0, 16: 81.0})
     monkeypatch.setattr(measure, "usable_cpus", lambda: 2)
     limit = "; the machine has 32, affinity or a quota allows no more"
-    assert measure.thread_choice(tmp_path) == measure.ThreadChoice(2, f"all usable processors{limit}")
+    assert measure.select_threads(tmp_path) == measure.ThreadSelection(2, f"all usable processors{limit}")
     monkeypatch.setattr(measure, "usable_cpus", lambda: 16)
-    found = measure.thread_choice(tmp_path)
-    assert found.count == 12
-    assert found.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
+    result = measure.select_threads(tmp_path)
+    assert result.count == 12
+    assert result.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    assert not measure.thread_choice(tmp_path).why.endswith(limit)
+    assert not measure.select_threads(tmp_path).why.endswith(limit)
 
 
-def test_a_measurement_is_made_once_and_then_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_is_made_once_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = iter([2.5e10, 1.0])
     monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: next(rates))
-    assert [measure.remembered_bandwidth(tmp_path, 2) for _ in range(3)] == [2.5e10] * 3
+    assert [measure.measured_bandwidth(tmp_path, 2) for _ in range(3)] == [2.5e10] * 3
 
 
 @pytest.mark.parametrize("damage", ["", "[1, 2", "[]", '{"x": "fast"}', '{"machine": 1, "figures": 2}'])
-def test_a_damaged_memory_is_measured_again(
+def test_a_damaged_measurement_file_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     (tmp_path / "measured.json").write_text(damage)
     monkeypatch.setattr(measure, "read_bandwidth", lambda folder, threads: 3e10)
-    assert measure.remembered_bandwidth(tmp_path, 1) == 3e10
+    assert measure.measured_bandwidth(tmp_path, 1) == 3e10
     assert 3e10 in json.loads((tmp_path / "measured.json").read_text())["figures"].values()
 
 
-def test_each_number_of_threads_has_a_figure_of_its_own(
+def test_each_thread_count_has_a_separate_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def reading(folder: Path, threads: int) -> float:
-        asked.append(threads)
+        requested.append(threads)
         return 1e9 * threads
 
     monkeypatch.setattr(measure, "read_bandwidth", reading)
     folder = tmp_path / "new" / "cache"
-    assert [measure.remembered_bandwidth(folder, threads) for threads in (2, 1, 2, 1)] == [2e9, 1e9, 2e9, 1e9]
-    assert asked == [2, 1]
+    assert [measure.measured_bandwidth(folder, threads) for threads in (2, 1, 2, 1)] == [2e9, 1e9, 2e9, 1e9]
+    assert requested == [2, 1]
     assert [path.name for path in folder.iterdir()] == ["measured.json"]
 
 

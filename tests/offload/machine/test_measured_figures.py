@@ -1,4 +1,4 @@
-"""Measured figures live as long as the machine is the same."""
+"""Stored measurements are valid for the same machine only."""
 
 import json
 import os
@@ -10,24 +10,24 @@ from edgeinfer_offload.machine import measured_figures
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 
-def test_figures_are_kept_and_added_to(tmp_path: Path) -> None:
-    figures = MeasuredFigures(tmp_path / "new", "one machine")
-    assert figures.known() == {}
-    figures.keep({"reading": 1e9})
-    figures.keep({"copying": 2e9, "reading": 3e9})
+def test_measurements_are_stored_and_extended(tmp_path: Path) -> None:
+    measurements = MeasuredFigures(tmp_path / "new", "one machine")
+    assert measurements.known() == {}
+    measurements.keep({"reading": 1e9})
+    measurements.keep({"copying": 2e9, "reading": 3e9})
     assert MeasuredFigures(tmp_path / "new", "one machine").known() == {"reading": 3e9, "copying": 2e9}
 
 
-def test_all_can_be_forgotten(tmp_path: Path) -> None:
-    figures = MeasuredFigures(tmp_path, "one machine")
-    figures.forget()
-    figures.keep({"reading": 1e9})
-    figures.forget()
-    assert figures.known() == {}
-    assert figures.figure("reading", lambda: 2e9) == 2e9
+def test_all_measurements_can_be_deleted(tmp_path: Path) -> None:
+    measurements = MeasuredFigures(tmp_path, "one machine")
+    measurements.forget()
+    measurements.keep({"reading": 1e9})
+    measurements.forget()
+    assert measurements.known() == {}
+    assert measurements.figure("reading", lambda: 2e9) == 2e9
 
 
-def test_another_machine_or_another_way_of_measuring_forgets_them(
+def test_another_machine_or_measurement_version_discards_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     MeasuredFigures(tmp_path, "8 cores").keep({"reading": 1e9})
@@ -38,32 +38,30 @@ def test_another_machine_or_another_way_of_measuring_forgets_them(
     assert MeasuredFigures(tmp_path, "8 cores").known() == {"copying": 2e9}
 
 
-@pytest.mark.parametrize(
-    "figures_there", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5]
-)
-def test_a_file_that_was_changed_is_measured_anew(tmp_path: Path, figures_there: object) -> None:
-    figures = MeasuredFigures(tmp_path, "m")
-    figures.keep({"reading": 1e9})
+@pytest.mark.parametrize("stored_file", [{"fast": "very"}, {"reading": 0}, {"reading": float("nan")}, [], 5])
+def test_a_changed_file_is_measured_again(tmp_path: Path, stored_file: object) -> None:
+    measurements = MeasuredFigures(tmp_path, "m")
+    measurements.keep({"reading": 1e9})
     content = json.loads((tmp_path / "measured.json").read_text())
-    (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": figures_there}))
-    assert figures.known() == {}
-    assert figures.figure("fast", lambda: 5.0) == 5.0
-    assert figures.known() == {"fast": 5.0}
+    (tmp_path / "measured.json").write_text(json.dumps(content | {"figures": stored_file}))
+    assert measurements.known() == {}
+    assert measurements.figure("fast", lambda: 5.0) == 5.0
+    assert measurements.known() == {"fast": 5.0}
 
 
 @pytest.mark.parametrize("content", [b"", b"[" * 200_000, b"\xff\xfe", b'{"machine": 1}', b"null", b"1e999"])
-def test_a_damaged_file_knows_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_counts_as_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "measured.json").write_bytes(content)
     assert MeasuredFigures(tmp_path, "m").known() == {}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
-def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_the_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "measured.json")
     assert MeasuredFigures(tmp_path, "m").known() == {}
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -72,11 +70,11 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_nothing_can_be_written_figures_are_known_while_the_program_runs(tmp_path: Path) -> None:
+def test_without_a_writable_folder_measurements_last_for_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    figures = MeasuredFigures(tmp_path / "file" / "cache", "one machine")
-    figures.keep({"reading": 1e9})
-    assert figures.figure("copying", lambda: 2e9) == 2e9
-    assert figures.known() == {"reading": 1e9, "copying": 2e9}
-    figures.forget()
-    assert figures.known() == {}
+    measurements = MeasuredFigures(tmp_path / "file" / "cache", "one machine")
+    measurements.keep({"reading": 1e9})
+    assert measurements.figure("copying", lambda: 2e9) == 2e9
+    assert measurements.known() == {"reading": 1e9, "copying": 2e9}
+    measurements.forget()
+    assert measurements.known() == {}

@@ -7,7 +7,7 @@ import numpy as np
 from edgeinfer_offload.machine.peak_memory import own_resident_bytes, peak_resident_bytes, reset_peak
 
 
-def test_the_peak_remembers_memory_that_was_given_back() -> None:
+def test_the_peak_includes_freed_memory() -> None:
     reset_peak()
     before = peak_resident_bytes()
     taken = np.ones(128 << 20, np.uint8)
@@ -15,7 +15,7 @@ def test_the_peak_remembers_memory_that_was_given_back() -> None:
     assert peak_resident_bytes() > before + (100 << 20)
 
 
-def test_after_a_reset_the_peak_is_what_is_held_now() -> None:
+def test_after_a_reset_the_peak_is_the_current_use() -> None:
     taken = np.ones(128 << 20, np.uint8)
     high = peak_resident_bytes()
     del taken
@@ -23,7 +23,7 @@ def test_after_a_reset_the_peak_is_what_is_held_now() -> None:
         assert peak_resident_bytes() < high - (100 << 20)
 
 
-def test_where_the_system_does_not_tell_pages_apart_all_resident_memory_counts(tmp_path: Path) -> None:
+def test_without_page_kinds_all_resident_memory_counts(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmRSS:\t 5 kB\nRssAnon:\t 3 kB\nRssShmem:\t 1 kB\n")
     assert own_resident_bytes(status) == 4096

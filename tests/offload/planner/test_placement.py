@@ -1,4 +1,4 @@
-"""What lies where, by what a machine has and what is wished for, and why nothing more is on a GPU."""
+"""Placement by machine and options, and the reason why nothing more is on a GPU."""
 
 from dataclasses import replace
 
@@ -14,20 +14,20 @@ from edgeinfer_offload.planner.planner import NO_EXPERT_CACHE, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,
-    WISHES,
+    PLAN_OPTIONS,
     cpu_only,
     dense_model,
     feed_forward,
     laptop,
     layer,
-    mixture_model,
+    moe_model,
     planned,
     server,
     with_link,
 )
 
 
-def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
+def test_a_model_that_fits_the_gpu_is_there_entirely() -> None:
     plan = planned(dense_model(), 8)
     assert plan.device == plan.head == plan.embedding == "gpu"
     assert plan.layers == (LayerPlacement("gpu", "gpu", 14336, 14336),) * 32
@@ -37,8 +37,8 @@ def test_a_model_that_fits_the_gpu_is_wholly_there() -> None:
     assert not [item.item for item in plan.items if item.bytes and item.device == "cpu"][1:]
 
 
-def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() -> None:
-    plan = plan_memory(dense_model(), cpu_only(), WISHES)
+def test_without_a_gpu_all_is_on_the_cpu_and_the_embedding_is_memory_mapped() -> None:
+    plan = plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS)
     assert (plan.device, plan.head, plan.embedding) == ("cpu", "cpu", "disk")
     assert plan.layers == (LayerPlacement("cpu", "cpu", 0, 14336),) * 32
     assert plan.bytes_on("gpu") == 0
@@ -49,7 +49,7 @@ def test_without_a_gpu_everything_is_on_the_cpu_and_the_embedding_in_the_file() 
     assert head.ms_per_token == pytest.approx(1000 * (head.bytes / (0.9 * 50e9) + CPU_BLOCK_SECONDS))
 
 
-def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so() -> None:
+def test_too_little_vram_for_the_buffers_uses_the_cpu_and_reports_it() -> None:
     for vram in (0, 0.5):
         plan = planned(dense_model(), vram)
         assert plan.device == "cpu"
@@ -58,30 +58,30 @@ def test_nothing_or_too_little_vram_for_the_buffers_ends_on_the_cpu_and_says_so(
         assert plan.limit_reason.endswith(f"{vram * 1024:.{1 if vram == 0 else 0}f} MiB may be used")
 
 
-def test_feed_forwards_are_split_so_that_both_sides_are_at_work() -> None:
+def test_feed_forwards_are_split_so_that_both_devices_work() -> None:
     plan = planned(dense_model(), 3)
     split = [item for item in plan.layers if 0 < item.hot_neurons < item.neurons]
     assert split
     assert all(item.hot_neurons % 512 == 0 for item in split)
-    halves = [item for item in plan.items if item.overlapped]
-    assert len(halves) == len(split)
+    overlapped = [item for item in plan.items if item.overlapped]
+    assert len(overlapped) == len(split)
     awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
     assert awaited == pytest.approx(plan.ms_per_token)
 
 
-def test_whole_layers_are_taken_where_a_hand_over_costs_more_than_it_brings() -> None:
+def test_whole_layers_are_placed_if_synchronization_costs_too_much() -> None:
     machine = server()
     slow = with_link(machine, sync_seconds=2e-3)
-    plan = plan_memory(dense_model(), slow, replace(WISHES, vram=3 * GIB))
+    plan = plan_memory(dense_model(), slow, replace(PLAN_OPTIONS, vram=3 * GIB))
     assert any(layer.whole_on == "gpu" for layer in plan.layers)
-    # At most two changes of side: none of the layers is divided but for one at the limit.
+    # At most two changes of device: no layer is split but one at the limit.
     assert sum(layer.whole_on is None for layer in plan.layers) <= 1
     crossings = sum(a.attention != b.attention for a, b in zip(plan.layers, plan.layers[1:], strict=False))
     assert crossings <= 2
 
 
-def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
-    small, large = planned(mixture_model(), 2.5), planned(mixture_model(), 8)
+def test_moe_attention_is_placed_first_and_experts_as_they_fit() -> None:
+    small, large = planned(moe_model(), 2.5), planned(moe_model(), 8)
     assert [layer.attention for layer in small.layers] == ["gpu"] * 48
     assert 0 < sum(len(layer.gpu_experts) for layer in small.layers) < 48 * 64
     assert sum(len(layer.gpu_experts) for layer in large.layers) > 2 * sum(
@@ -92,17 +92,17 @@ def test_of_a_mixture_attention_goes_first_and_experts_as_they_fit() -> None:
 
 
 def test_the_hottest_experts_are_on_the_gpu_and_make_it_faster() -> None:
-    chances = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
-    routing = (chances,) * 48
-    uniform, known = planned(mixture_model(), 3), planned(mixture_model(), 3, routing=routing)
+    probs = tuple(8 * 0.5 if number == 77 else 8 * 0.5 / 127 for number in range(128))
+    routing = (probs,) * 48
+    uniform, known = planned(moe_model(), 3), planned(moe_model(), 3, routing=routing)
     holding = [layer for layer in known.layers if layer.gpu_experts]
     assert holding
     assert all(77 in layer.gpu_experts for layer in holding)
     assert known.ms_per_token < uniform.ms_per_token
 
 
-def test_a_shared_expert_lies_with_its_attention() -> None:
-    plan = planned(mixture_model(shared=True), 3)
+def test_a_shared_expert_is_placed_with_its_attention() -> None:
+    plan = planned(moe_model(shared=True), 3)
     items = {(item.layer, item.device) for item in plan.items if "router and shared expert" in item.item}
     assert items == {(index, layer.attention) for index, layer in enumerate(plan.layers)}
 
@@ -111,10 +111,10 @@ def test_a_draft_model_goes_first() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     plan = planned(dense_model(), 1.8, draft=draft)
     assert plan.draft == "gpu"
-    without = plan_memory(dense_model(), cpu_only(), replace(WISHES, draft=draft))
+    without = plan_memory(dense_model(), cpu_only(), replace(PLAN_OPTIONS, draft=draft))
     assert without.draft == "cpu"
     assert without.prediction.seconds == pytest.approx(
-        plan_memory(dense_model(), cpu_only(), WISHES).prediction.seconds
+        plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS).prediction.seconds
     )
 
 
@@ -124,12 +124,12 @@ def test_token_embeddings_go_last() -> None:
     assert plan.head == "gpu"
 
 
-def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
+def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
     with pytest.raises(
         PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
     ):
         planned(dense_model(), 0, ram=2 * GIB)
-    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(WISHES, vram=0, disk=True))
+    plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(PLAN_OPTIONS, vram=0, disk=True))
     assert plan.bytes_on("cpu") <= 2 * GIB
     spilled = [item for item in plan.items if item.device == "disk" and item.layer is not None]
     assert spilled
@@ -141,17 +141,17 @@ def test_what_main_memory_lacks_stays_on_the_disk_if_that_is_allowed() -> None:
     assert "each token reads the rest from the disk again" in plan.explain()
 
 
-def test_nothing_stays_on_the_disk_that_memory_has_room_for() -> None:
+def test_weights_that_fit_memory_are_not_memory_mapped() -> None:
     for ram in (16, 5):
-        wishes = replace(WISHES, vram=3 * GIB, ram=ram * GIB)
-        plan = plan_memory(dense_model(), laptop(), wishes)
-        assert plan_memory(dense_model(), laptop(), replace(wishes, disk=True)) == plan
+        options = replace(PLAN_OPTIONS, vram=3 * GIB, ram=ram * GIB)
+        plan = plan_memory(dense_model(), laptop(), options)
+        assert plan_memory(dense_model(), laptop(), replace(options, disk=True)) == plan
 
 
-def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_nothing() -> None:
-    for model, vram in ((dense_model(), 3), (mixture_model(), 4)):
-        wishes = replace(WISHES, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
-        plan = plan_memory(model, laptop(), wishes)
+def test_a_split_model_over_main_memory_is_memory_mapped_and_streams_nothing() -> None:
+    for model, vram in ((dense_model(), 3), (moe_model(), 4)):
+        options = replace(PLAN_OPTIONS, vram=vram * GIB, ram=GIB, disk=True, expert_cache=True)
+        plan = plan_memory(model, laptop(), options)
         assert (plan.head, plan.options.disk) == ("gpu", True)
         assert plan.prediction.stream_min_tokens is None
         assert plan.bytes_on("cpu") <= GIB
@@ -160,35 +160,35 @@ def test_a_divided_model_keeps_on_the_disk_what_main_memory_lacks_and_sends_noth
         assert (NO_EXPERT_CACHE in plan.relaxations) == any(layer.has_some_experts for layer in plan.layers)
 
 
-def test_what_the_systems_cache_holds_is_read_from_the_disk_once_and_not_for_every_token() -> None:
-    wishes = replace(WISHES, device="cpu", ram=2 * GIB, disk=True)
-    small, large = (plan_memory(dense_model(), cpu_only(ram), wishes) for ram in (4 * GIB, 24 * GIB))
+def test_page_cached_weights_are_read_from_the_disk_once() -> None:
+    options = replace(PLAN_OPTIONS, device="cpu", ram=2 * GIB, disk=True)
+    small, large = (plan_memory(dense_model(), cpu_only(ram), options) for ram in (4 * GIB, 24 * GIB))
     assert small.layers == large.layers
     assert small.bytes_on("disk") == large.bytes_on("disk")
     assert "from the disk again" in small.explain()
     assert "from the disk again" not in large.explain()
-    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(wishes, ram=None))
+    whole = plan_memory(dense_model(), cpu_only(24 * GIB), replace(options, ram=None))
     assert whole.ms_per_token < large.ms_per_token < 3.1 * whole.ms_per_token < small.ms_per_token
 
 
-def test_weights_that_are_to_stay_in_the_file_take_no_memory() -> None:
-    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(WISHES, repack=False))
+def test_memory_mapped_weights_use_no_memory() -> None:
+    plan = plan_memory(dense_model(), cpu_only(2 * GIB), replace(PLAN_OPTIONS, repack=False))
     assert plan.bytes_on("cpu") < 2 * GIB
     assert plan.file_bytes == dense_model().nbytes
     assert {layer.rest for layer in plan.layers} == {"disk"}
     assert plan.head == "disk"
-    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(WISHES, repack=False))
+    roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(PLAN_OPTIONS, repack=False))
     read = sum(item.weights_read for item in plan.items)
     assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
 
 
-def test_a_cache_that_has_no_kernels_there_keeps_the_model_on_the_cpu() -> None:
+def test_a_cache_type_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
     plan = planned(dense_model(), 8, kv="f32")
     assert plan.device == "cpu"
     assert plan.limit_reason == "nothing is on a GPU: keys and values in f32 run on the CPU only"
 
 
-def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() -> None:
+def test_a_format_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
     plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8)
     assert plan.device == "cpu"
     assert plan.limit_reason is not None
@@ -199,18 +199,18 @@ def test_a_format_that_the_gpu_has_no_kernel_for_keeps_the_model_on_the_cpu() ->
         )
 
 
-def test_a_layer_whose_neurons_fill_no_group_moves_as_a_whole() -> None:
+def test_a_layer_smaller_than_a_neuron_group_is_not_split() -> None:
     tiny = layer(256, 4, 2, "Q8_0", feed_forward(256, 448, "Q8_0"))
     model = ModelSizes(256, 1024, (tiny,) * 4, MatrixSize("output", "Q8_0", 1024, 256))
     for vram in range(720, 800, 8):
-        plan = plan_memory(model, laptop(), replace(WISHES, context=64, vram=vram * MIB))
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, context=64, vram=vram * MIB))
         assert {layer.hot_neurons for layer in plan.layers} <= {0, 448}
 
 
-def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_main_memory() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
-    cached = plan_memory(mixture_model(), laptop(), wishes)
+def test_the_expert_cache_has_equal_slots_per_layer_and_all_experts_in_main_memory() -> None:
+    options = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
+    fixed = plan_memory(moe_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    cached = plan_memory(moe_model(), laptop(), options)
     slots = [len(layer.gpu_experts) for layer in cached.layers]
     assert len(set(slots)) == 1
     assert all(layer.expert_cache and layer.has_some_experts for layer in cached.layers)
@@ -222,7 +222,7 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     assert cached.bytes_on("gpu") <= fixed.bytes_on("gpu")
     assert cached.limit_reason is not None
     assert cached.limit_reason.startswith("the GPU's experts change while decoding")
-    # What is promised is even routing, for which whole layers are a little better.
+    # The prediction assumes uniform routing, for which whole layers are a little better.
     assert 1.0 < cached.prediction.seconds / fixed.prediction.seconds <= MAX_EXPERT_CACHE_SLOWDOWN
     there = sum(
         i.bytes for i in cached.items if i.device == "gpu" and i.layer is not None and "experts" in i.item
@@ -231,20 +231,20 @@ def test_experts_that_change_have_as_many_slots_in_every_layer_and_all_lie_in_ma
     assert 0.8 * there < more <= 1.05 * there
 
 
-def test_experts_stay_where_main_memory_has_no_room_for_all_or_where_even_routing_were_slower() -> None:
-    wishes = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
-    fixed = plan_memory(mixture_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
-    short = plan_memory(mixture_model(), laptop(), replace(wishes, ram=fixed.bytes_on("cpu") + GIB // 8))
+def test_no_expert_cache_without_main_memory_or_gain() -> None:
+    options = PlanOptions(4096, vram=4 * GIB, expert_cache=True)
+    fixed = plan_memory(moe_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
+    short = plan_memory(moe_model(), laptop(), replace(options, ram=fixed.bytes_on("cpu") + GIB // 8))
     assert not any(layer.expert_cache for layer in short.layers)
     assert short.prediction == fixed.prediction
     assert short.relaxations == (NO_EXPERT_CACHE,)
     slow = with_link(laptop(), sync_seconds=1e-3)
-    plan = plan_memory(mixture_model(), slow, wishes)
+    plan = plan_memory(moe_model(), slow, options)
     assert not any(layer.expert_cache for layer in plan.layers)
     assert plan.relaxations == ()
 
 
-def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
+def test_without_a_split_moe_model_the_plan_omits_experts() -> None:
     plan = plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB, expert_cache=True))
     assert plan == replace(
         plan_memory(dense_model(), laptop(), PlanOptions(4096, vram=2 * GIB)), options=plan.options
@@ -252,13 +252,13 @@ def test_without_a_divided_mixture_nothing_is_said_of_experts() -> None:
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("model", [dense_model(), mixture_model()], ids=["dense", "mixture"])
+@pytest.mark.parametrize("model", [dense_model(), moe_model()], ids=["dense", "mixture"])
 def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:
-    least = plan_memory(model, laptop(), replace(WISHES, vram=2 * GIB))
-    beside = sum(i.bytes for i in least.items if i.device == "gpu" and i.layer is None)
-    places = set()
-    for more in range(-30, 60, 3):
-        plan = plan_memory(model, laptop(), replace(WISHES, vram=beside + more * MIB))
-        places.add(plan.head)
+    smallest = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=2 * GIB))
+    non_layer_bytes = sum(i.bytes for i in smallest.items if i.device == "gpu" and i.layer is None)
+    head_devices = set()
+    for extra in range(-30, 60, 3):
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=non_layer_bytes + extra * MIB))
+        head_devices.add(plan.head)
         assert plan.head == "cpu" or any(layer.attention == "gpu" for layer in plan.layers)
-    assert places == {"cpu", "gpu"}
+    assert head_devices == {"cpu", "gpu"}

@@ -1,4 +1,4 @@
-"""A plan is a pure function of sizes, a machine and wishes: what it counts, predicts and tells."""
+"""A plan is a pure function of sizes, a machine and options: its bytes, predictions and text."""
 
 import json
 import re
@@ -9,35 +9,35 @@ import pytest
 from edgeinfer_kernels.blocks.block import DivisibleSizes
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
-from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES, sent_piece_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES, streamed_piece_bytes
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from tests.offload.model_shapes import (
     GIB,
     MIB,
-    WISHES,
+    PLAN_OPTIONS,
     cpu_only,
     dense_model,
     feed_forward,
     laptop,
     mixed_model,
-    mixture_model,
+    moe_model,
     planned,
     server,
     with_link,
 )
 
 
-def test_a_budget_of_more_than_the_machine_has_is_what_the_machine_has() -> None:
+def test_a_budget_is_limited_to_the_machine_memory() -> None:
     plan = planned(dense_model(), 1000, ram=1000 * GIB)
     assert (plan.vram_bytes, plan.ram_bytes) == (8 * GIB, 24 * GIB)
 
 
-def test_a_plain_token_does_not_wait_for_the_draft() -> None:
+def test_a_baseline_token_does_not_wait_for_the_draft() -> None:
     draft = dense_model(4, 1024, 4096, vocabulary=32000)
     for machine in (cpu_only(), laptop()):
-        plan = plan_memory(dense_model(), machine, replace(WISHES, draft=draft))
+        plan = plan_memory(dense_model(), machine, replace(PLAN_OPTIONS, draft=draft))
         (item,) = [item for item in plan.items if item.item == "draft model"]
         assert item.ms_per_token > 0
         awaited = sum(item.ms_per_token for item in plan.items if not item.overlapped)
@@ -46,14 +46,14 @@ def test_a_plain_token_does_not_wait_for_the_draft() -> None:
         assert line.endswith(", when it drafts")
 
 
-def test_experts_that_stay_on_the_disk_are_read_as_often_as_they_are_used() -> None:
-    plan = plan_memory(mixture_model(), laptop(ram=8 * GIB), replace(WISHES, vram=0, disk=True))
+def test_memory_mapped_experts_are_read_as_often_as_they_are_used() -> None:
+    plan = plan_memory(moe_model(), laptop(ram=8 * GIB), replace(PLAN_OPTIONS, vram=0, disk=True))
     spilled = [item for item in plan.items if item.bound == "disk"]
     whole = sum(item.bytes for item in spilled) / 2e9 * 1000
     assert whole / 16 < sum(item.ms_per_token for item in spilled) < whole / 12
 
 
-def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
+def test_a_sparse_cpu_shard_costs_its_bytes_read() -> None:
     model, neurons = dense_model(), 14336
     whole = feed_forward(4096, neurons, "Q4_K")
     held = sum(map(interleaved_bytes, whole.matrices()))
@@ -62,8 +62,8 @@ def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
     plans = []
     for activity in ((), hot_first):
         one = SparseLayer(held, held // 3 + held // 6, held // 6, 0, held, activity)
-        wish = SparseOptions(dict.fromkeys(range(32), one), 0, 0)
-        plans.append(plan_memory(model, laptop(), replace(WISHES, vram=3 * GIB, sparse=wish)))
+        sparse_options = SparseOptions(dict.fromkeys(range(32), one), 0, 0)
+        plans.append(plan_memory(model, laptop(), replace(PLAN_OPTIONS, vram=3 * GIB, sparse=sparse_options)))
     dense = planned(model, 3)
     assert plans[1].ms_per_token < plans[0].ms_per_token < 0.8 * dense.ms_per_token
     for plan in plans:
@@ -78,11 +78,11 @@ def test_a_cold_half_that_is_sparse_costs_what_it_reads() -> None:
         assert there == pytest.approx(here, rel=1e-6)
 
 
-def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:
+def test_a_budget_too_small_for_memory_mapping_gives_a_one_line_error() -> None:
     with pytest.raises(
         PlanError, match=r"^the model needs \d+\.\d MiB on the cpu, 1\.0 MiB may be used; "
     ) as e:
-        plan_memory(dense_model(), laptop(), replace(WISHES, device="gpu", ram=MIB, disk=True))
+        plan_memory(dense_model(), laptop(), replace(PLAN_OPTIONS, device="gpu", ram=MIB, disk=True))
     assert "\n" not in str(e.value)
     with pytest.raises(
         PlanError, match=r"^the model needs \d+ MiB on the cpu, 512 MiB may be used; the larg"
@@ -91,29 +91,29 @@ def test_a_budget_that_not_even_the_disk_saves_is_one_clear_line() -> None:
     assert "\n" not in str(e.value)
 
 
-def test_what_may_be_given_up_is_given_up_in_order_and_told() -> None:
-    only = replace(WISHES, device="gpu", vram=int(5.75 * GIB), context=16384)
+def test_options_are_relaxed_in_order_and_reported() -> None:
+    only = replace(PLAN_OPTIONS, device="gpu", vram=int(5.75 * GIB), context=16384)
     with pytest.raises(PlanError, match="on the gpu, 5888 MiB may be used"):
         plan_memory(dense_model(), laptop(), only)
-    eased = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, min_context=1024))
-    assert eased.options.kv == "q8_0"
-    assert eased.options.context < 16384
-    assert eased.relaxations == (
+    relaxed = plan_memory(dense_model(), laptop(), replace(only, kv_may_shrink=True, min_context=1024))
+    assert relaxed.options.kv == "q8_0"
+    assert relaxed.options.context < 16384
+    assert relaxed.relaxations == (
         "keys and values are q8_0 instead of f16",
-        f"the context is {eased.options.context}, not 16384",
+        f"the context is {relaxed.options.context}, not 16384",
     )
-    assert all(f"so that it fits, {step}" in eased.explain() for step in eased.relaxations)
+    assert all(f"so that it fits, {step}" in relaxed.explain() for step in relaxed.relaxations)
     shorter = plan_memory(dense_model(), laptop(), replace(only, min_context=1024))
     assert shorter.options.kv == "f16"
     assert len(shorter.relaxations) == 1
 
 
-def test_a_gpu_wants_some_main_memory_too() -> None:
+def test_a_gpu_also_needs_main_memory() -> None:
     with pytest.raises(PlanError, match=r"27\.9 MiB on the cpu, 1\.0 MiB may be used; .* pinned buffers"):
         planned(dense_model(), 8, device="gpu", ram=MIB)
 
 
-def test_a_cache_of_eight_bits_is_so_on_both_sides() -> None:
+def test_an_eight_bit_cache_is_used_on_both_devices() -> None:
     plan = planned(dense_model(), 2.5, kv="q8_0")
     caches = {item.device: item.bytes for item in plan.items if "keys and values" in item.item}
     here, there = (8 * (8192 + spare) * (128 + 4 * 2) * 2 for spare in (64, 16))
@@ -133,8 +133,8 @@ def test_the_bytes_on_the_gpu_are_those_of_the_kernels_layout() -> None:
     assert items["head"] == model.head_device_bytes()
 
 
-def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> None:
-    plan = planned(mixture_model(), 3)
+def test_the_next_item_for_the_gpu_is_named_with_the_free_bytes() -> None:
+    plan = planned(moe_model(), 3)
     left = plan.vram_bytes - plan.bytes_on("gpu")
     assert plan.limit_reason is not None
     room = f"{left / MIB:.1f} MiB are left of 3072 MiB"
@@ -144,16 +144,16 @@ def test_what_would_be_next_on_the_gpu_is_named_with_the_room_that_is_left() -> 
 
 
 def test_a_deeper_cache_is_slower_and_a_window_bounds_it() -> None:
-    found = plan_memory(dense_model(), cpu_only(), WISHES).prediction
-    assert found.seconds_empty < found.seconds < found.seconds_full
-    bounded = plan_memory(dense_model(window=512), cpu_only(), WISHES).prediction
-    assert bounded.seconds == bounded.seconds_full < found.seconds
+    result = plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS).prediction
+    assert result.seconds_empty < result.seconds < result.seconds_full
+    bounded = plan_memory(dense_model(window=512), cpu_only(), PLAN_OPTIONS).prediction
+    assert bounded.seconds == bounded.seconds_full < result.seconds
 
 
 def test_a_prompt_streams_weights_over_the_link_from_some_length_on() -> None:
-    found = planned(dense_model(), 4, context=1024).prediction
-    assert found.stream_min_tokens is not None
-    assert 8 < found.stream_min_tokens < 512
+    result = planned(dense_model(), 4, context=1024).prediction
+    assert result.stream_min_tokens is not None
+    assert 8 < result.stream_min_tokens < 512
     short, long = (planned(dense_model(), 4, context=1024, prompt=n).prediction for n in (4, 512))
     assert long.prefill_tokens_per_second > 5 * short.prefill_tokens_per_second
 
@@ -172,48 +172,52 @@ def test_the_speeds_measured_on_an_h200_are_predicted_within_fifteen_percent(
     model = dense_model(kind=kind) if shape == "8B" else dense_model(16, 2048, 8192, kind)
     if kind == "Q8_0":
         model = replace(model, head=replace(model.head, format="Q8_0"))
-    found = plan_memory(model, server(), PlanOptions(4160, depth=64)).prediction
-    assert 1 / found.seconds == pytest.approx(measured_empty, rel=0.15)
+    result = plan_memory(model, server(), PlanOptions(4160, depth=64)).prediction
+    assert 1 / result.seconds == pytest.approx(measured_empty, rel=0.15)
     if measured_full:
-        assert 1 / found.seconds_full == pytest.approx(measured_full, rel=0.15)
+        assert 1 / result.seconds_full == pytest.approx(measured_full, rel=0.15)
 
 
 def test_the_largest_context_is_where_planning_ends() -> None:
-    wishes = replace(WISHES, device="gpu", vram=6 * GIB)
-    most = largest_context(dense_model(), laptop(), wishes, trained=1 << 20)
-    plan_memory(dense_model(), laptop(), replace(wishes, context=most))
+    options = replace(PLAN_OPTIONS, device="gpu", vram=6 * GIB)
+    most = largest_context(dense_model(), laptop(), options, trained=1 << 20)
+    plan_memory(dense_model(), laptop(), replace(options, context=most))
     with pytest.raises(PlanError):
-        plan_memory(dense_model(), laptop(), replace(wishes, context=most + 1))
-    assert largest_context(dense_model(), laptop(), wishes, trained=2048) == 2048
+        plan_memory(dense_model(), laptop(), replace(options, context=most + 1))
+    assert largest_context(dense_model(), laptop(), options, trained=2048) == 2048
 
 
-def test_json_bears_every_item_and_the_prediction() -> None:
-    plan = planned(mixture_model(), 3)
-    told = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
-    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in told["items"])
-    assert sum(item["bytes"] for item in told["items"]) == sum(told["bytes"].values())
-    assert told["prediction"]["decode_tokens_per_second"] == pytest.approx(1000 / plan.ms_per_token)
-    assert len(told["layers"]) == 48
+def test_json_has_every_item_and_the_prediction() -> None:
+    plan = planned(moe_model(), 3)
+    reported = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    assert all({"item", "device", "bytes", "ms_per_token"} <= item.keys() for item in reported["items"])
+    assert sum(item["bytes"] for item in reported["items"]) == sum(reported["bytes"].values())
+    assert reported["prediction"]["decode_tokens_per_second"] == pytest.approx(1000 / plan.ms_per_token)
+    assert len(reported["layers"]) == 48
 
 
-def test_the_text_groups_layers_and_tells_what_repacking_cost() -> None:
-    plan = replace(plan_memory(mixed_model(), cpu_only(), WISHES), repacking=Repacking(200 * MIB, 0.25, True))
+def test_the_text_groups_layers_and_reports_repacking_cost() -> None:
+    plan = replace(
+        plan_memory(mixed_model(), cpu_only(), PLAN_OPTIONS), repacking=Repacking(200 * MIB, 0.25, True)
+    )
     lines = plan.explain().splitlines()
     assert lines[0].split() == ["item", "device", "MiB", "ms/token", "bound", "by"]
     assert lines[1].startswith("layers 0-31 attention  ")
     assert len(lines) < 20
     assert len(plan.explain(details=True).splitlines()) > 96
     assert "repacked 200 MiB in 0.25 s (0.8 GB/s); the file's pages were released" in lines
-    kept = replace(plan, repacking=Repacking(200 * MIB, 0.25, False)).explain()
-    assert "the file's pages stay mapped" in kept
+    explained = replace(plan, repacking=Repacking(200 * MIB, 0.25, False)).explain()
+    assert "the file's pages stay mapped" in explained
     nothing = replace(plan, repacking=Repacking(0, 0.0, False)).explain()
     assert "nothing was repacked: the weights are memory-mapped" in nothing
 
 
-def test_a_pinned_ring_is_counted_where_memory_is_not_pinned_in_place() -> None:
+def test_a_pinned_ring_is_counted_unless_memory_is_pinned_in_place() -> None:
     machine = laptop()
     other = with_link(machine, pins_in_place=False)
-    wishes = replace(WISHES, vram=3 * GIB)
-    plain, ring = (plan_memory(dense_model(), each, wishes) for each in (machine, other))
-    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == SENT_PIECES * sent_piece_bytes(dense_model())
+    options = replace(PLAN_OPTIONS, vram=3 * GIB)
+    plain, ring = (plan_memory(dense_model(), each, options) for each in (machine, other))
+    assert ring.bytes_on("cpu") - plain.bytes_on("cpu") == STREAMED_PIECES * streamed_piece_bytes(
+        dense_model()
+    )
     assert ring.prediction == plain.prediction

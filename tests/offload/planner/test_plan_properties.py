@@ -1,4 +1,4 @@
-"""What holds of every plan, whatever the model, the machine and the budgets."""
+"""Properties of every plan, for any model, machine and budgets."""
 
 from dataclasses import replace
 
@@ -14,14 +14,14 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, mixture_model, server, with_link
+from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, moe_model, server, with_link
 
 MODELS = {
     "dense": dense_model(),
     "mixed formats": mixed_model(),
     "small": dense_model(16, 2048, 8192, "Q8_0"),
-    "mixture": mixture_model(12),
-    "mixture, shared": mixture_model(12, shared=True),
+    "mixture": moe_model(12),
+    "mixture, shared": moe_model(12, shared=True),
 }
 MACHINES = {
     "laptop": laptop(),
@@ -32,7 +32,7 @@ BUDGETS = [0.0, 0.3, 0.9, *np.linspace(1.0, 8.0, 15).tolist()]
 
 
 def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
-    """Bytes of a layer's weights on the CPU and on the GPU, counted anew."""
+    """Bytes of a layer's weights on the CPU and on the GPU, counted independently."""
     sides = [0, 0]
     block = layer.divisible
     assert block is not None
@@ -72,11 +72,11 @@ def check(plan: MemoryPlan, model: ModelSizes) -> None:
 @pytest.mark.default_cases(3)
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("model", MODELS)
-def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
+def test_plans_fit_budgets_bytes_add_up_and_more_memory_is_never_slower(model: str, machine: str) -> None:
     sizes, before = MODELS[model], float("inf")
     for gibibytes in BUDGETS:
-        wishes = PlanOptions(4096, vram=int(gibibytes * GIB))
-        plan = plan_memory(sizes, MACHINES[machine], wishes)
+        options = PlanOptions(4096, vram=int(gibibytes * GIB))
+        plan = plan_memory(sizes, MACHINES[machine], options)
         check(plan, sizes)
         assert plan.ms_per_token <= before * MAX_PREFILL_SLOWDOWN
         before = min(before, plan.ms_per_token)
@@ -84,7 +84,7 @@ def test_budgets_are_kept_bytes_add_up_and_more_memory_is_never_slower(model: st
 
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> None:
+def test_random_machines_and_budgets_give_a_plan_or_a_one_line_error(seed: int) -> None:
     random = np.random.default_rng(seed)
 
     def between(low: float, high: float) -> float:
@@ -103,45 +103,45 @@ def test_random_machines_and_budgets_end_in_a_plan_or_in_one_line(seed: int) -> 
     )
     machine = Machine(processor, (graphics,))
     for name, model in MODELS.items():
-        wishes = PlanOptions(
+        options = PlanOptions(
             int(between(64, 65536)),
             kv="q8_0" if seed % 3 == 0 else "f16",
             vram=int(between(1, 9 * GIB)),
             ram=int(between(GIB // 4, 30 * GIB)),
             disk=bool(seed % 2),
         )
-        plan, told = plan_or_line(model, machine, wishes)
-        assert "\n" not in told, name
+        plan, reported = plan_or_line(model, machine, options)
+        assert "\n" not in reported, name
         if plan:
             assert plan.bytes_on("gpu") <= plan.vram_bytes
             assert plan.bytes_on("cpu") <= plan.ram_bytes
 
 
-def plan_or_line(model: ModelSizes, machine: Machine, wishes: PlanOptions) -> tuple[MemoryPlan | None, str]:
-    """The plan, or what is told in its stead."""
+def plan_or_line(model: ModelSizes, machine: Machine, options: PlanOptions) -> tuple[MemoryPlan | None, str]:
+    """The plan, or its error message."""
     try:
-        return plan_memory(model, machine, wishes), ""
+        return plan_memory(model, machine, options), ""
     except PlanError as error:
         return None, str(error)
 
 
-def test_the_plan_is_at_least_as_fast_as_whole_layers_would_be() -> None:
+def test_a_plan_is_at_least_as_fast_as_whole_layers() -> None:
     model = dense_model()
     from edgeinfer_offload.planner.placement_problem import PlacementProblem
     from edgeinfer_offload.planner.placement_search import CPU, GPU, LayerDevices
 
     for gibibytes in (2, 3, 4, 5):
-        placing = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
-        non_layer = placing.non_layer(GPU, CPU, None)
-        room = placing.vram - placing.min_gpu_bytes
+        problem = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
+        non_layer = problem.non_layer(GPU, CPU, None)
+        room = problem.vram - problem.min_gpu_bytes
         fitting = []
         for whole in range(33):
-            choices = [
+            placements = [
                 LayerDevices(GPU, cost.granules) if index >= 32 - whole else LayerDevices(CPU)
-                for index, cost in enumerate(placing.costs)
+                for index, cost in enumerate(problem.costs)
             ]
-            found = placing.search.placement(choices, non_layer)
-            if found.gpu_bytes <= room:
-                fitting.append(found.seconds)
+            result = problem.search.placement(placements, non_layer)
+            if result.gpu_bytes <= room:
+                fitting.append(result.seconds)
         plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         assert plan.prediction.seconds <= MAX_PREFILL_SLOWDOWN * min(fitting) + 1e-5

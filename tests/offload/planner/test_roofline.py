@@ -2,9 +2,9 @@
 
 import pytest
 
-from edgeinfer_offload.planner.roofline import Roof, Work, add, attention_product, linear, norm, softmax
+from edgeinfer_offload.planner.roofline import Roofline, Work, add, attention_product, linear, norm, softmax
 
-A6000 = Roof(155e12, 768e9)
+A6000 = Roofline(155e12, 768e9)
 WIDTH, HIDDEN, HEADS, HEAD, TOKENS = 4096, 11008, 32, 128, 2048
 
 # work -> operations, bytes, operations a byte, reachable operations a second, bound; rounded, as printed (the
@@ -36,7 +36,7 @@ def test_the_table_is_reproduced(work: Work, row: tuple[float, float, float, flo
     assert work.bound(A6000) == bound
 
 
-def test_the_turning_point_divides_what_is_bound_by_memory_from_what_is_bound_by_arithmetic() -> None:
+def test_the_ridge_point_separates_memory_bound_from_compute_bound() -> None:
     assert A6000.ridge_point == pytest.approx(202, abs=0.5)
     assert Work(A6000.ridge_point * 0.99, 1).bound(A6000) == "memory"
     assert Work(A6000.ridge_point * 1.01, 1).bound(A6000) == "compute"

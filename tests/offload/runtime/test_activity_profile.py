@@ -1,4 +1,4 @@
-"""Activity profiles: what is kept, where it lies, and what is said of a file that can't be used."""
+"""Activity profiles: their contents, their location, and the error for an invalid file."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import pytest
 from edgeinfer_offload.runtime.activity_profile import (
     ActivityProfile,
     ProfileError,
-    beside_model,
+    adjacent_profile_path,
     find_profile,
     model_hash,
     save_profile,
@@ -38,56 +38,57 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_profile_is_found_again_beside_its_model(model: Path, tmp_path: Path) -> None:
+def test_a_profile_is_found_next_to_its_model(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert find_profile(model, data) is None
-    kept = a_profile(model)
-    assert save_profile(kept, model, data) == beside_model(model)
-    found = find_profile(model, data)
-    assert found is not None
-    assert (found.model_hash, found.tokens, found.rule) == (kept.model_hash, (4, 2), "not exactly zero")
-    assert list(found.layers("neurons")) == [2, 10]
-    assert list(found.layers("experts")) == [2]
-    for name, counts in kept.counts.items():
-        assert np.array_equal(found.counts[name], counts)
-    assert np.array_equal(found.arrays["predictor.2.bias"], [0, 1, 2])
-    assert found.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
+    stored = a_profile(model)
+    assert save_profile(stored, model, data) == adjacent_profile_path(model)
+    result = find_profile(model, data)
+    assert result is not None
+    assert (result.model_hash, result.tokens, result.rule) == (stored.model_hash, (4, 2), "not exactly zero")
+    assert list(result.layers("neurons")) == [2, 10]
+    assert list(result.layers("experts")) == [2]
+    for name, counts in stored.counts.items():
+        assert np.array_equal(result.counts[name], counts)
+    assert np.array_equal(result.arrays["predictor.2.bias"], [0, 1, 2])
+    assert result.active_share("neurons.10") == pytest.approx(8 / (6 * 3))
 
 
-def test_a_folder_that_is_not_ours_leaves_the_data_folder(model: Path, tmp_path: Path) -> None:
+def test_an_unwritable_model_folder_falls_back_to_the_data_folder(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    beside_model(model).mkdir()  # nothing can be written there, whoever we are
+    adjacent_profile_path(model).mkdir()  # nothing can be written there, even by root
     path = save_profile(a_profile(model), model, data)
     assert path.parent == data / "profiles"
-    beside_model(model).rmdir()
+    adjacent_profile_path(model).rmdir()
     assert find_profile(model, data) is not None
     assert save_profile(a_profile(model), model, data, in_data_folder=True) == path
-    assert not beside_model(model).exists()
+    assert not adjacent_profile_path(model).exists()
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_foreign_profile_is_one_clear_line(model: Path, tmp_path: Path) -> None:
+def test_a_profile_of_another_model_gives_a_one_line_error(model: Path, tmp_path: Path) -> None:
     save_profile(replace(a_profile(model), model_hash="0" * 64), model, tmp_path)
-    wanted = model_hash(model)[:12]
+    expected = model_hash(model)[:12]
     line = (
-        f"profile of another model (hash 000000000000, wanted {wanted}); write it anew with edgeinfer profile"
+        f"profile of another model (hash 000000000000, wanted {expected}); "
+        "create it again with edgeinfer profile"
     )
     with pytest.raises(ProfileError, match=re.escape(line)):
         find_profile(model, tmp_path)
 
 
-def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> None:
+def test_damaged_profiles_give_a_one_line_error(model: Path, tmp_path: Path) -> None:
     path = save_profile(a_profile(model), model, tmp_path)
     whole = path.read_bytes()
     random = np.random.default_rng(1)
     for length in (0, 1, 40, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ProfileError, match=r"no sound activity profile \(.*\); write it anew"):
+        with pytest.raises(ProfileError, match=r"not a valid activity profile \(.*\); create it again"):
             ActivityProfile.load(path)
     for _ in range(200):
         mutated = bytearray(whole)
-        for place in random.integers(0, len(whole), 4):
-            mutated[place] = random.integers(0, 256)
+        for index in random.integers(0, len(whole), 4):
+            mutated[index] = random.integers(0, 256)
         path.write_bytes(mutated)
         with contextlib.suppress(ProfileError):
             ActivityProfile.load(path)
@@ -103,12 +104,12 @@ def test_damaged_profiles_are_one_clear_line(model: Path, tmp_path: Path) -> Non
         ("experts.0", np.zeros((2, 0), np.uint32)),
     ],
 )
-def test_counts_that_cannot_be_are_refused(
+def test_invalid_counts_are_refused(
     model: Path, tmp_path: Path, name: str, counts: "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]"
 ) -> None:
     path = tmp_path / "p.npz"
     replace(a_profile(model), counts={name: counts}).save(path)
-    with pytest.raises(ProfileError, match="no sound activity profile"):
+    with pytest.raises(ProfileError, match="not a valid activity profile"):
         ActivityProfile.load(path)
 
 
@@ -121,7 +122,7 @@ def test_an_older_version_is_named(model: Path, tmp_path: Path, monkeypatch: pyt
         ActivityProfile.load(path)
 
 
-def test_the_hash_sees_the_size_the_head_and_pieces_of_the_rest(model: Path) -> None:
+def test_the_hash_covers_the_size_the_header_and_samples_of_the_rest(model: Path) -> None:
     first = model_hash(model)
     assert first == model_hash(model)
     whole = model.read_bytes()

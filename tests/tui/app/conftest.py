@@ -1,4 +1,4 @@
-"""The chat with a fake model behind it, as Textual's pilot works it."""
+"""The chat with a fake model, driven by Textual's pilot."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 class PacedModel(FakeModel):
-    """Says as many words as it has been allowed to."""
+    """Generates as many words as the test has allowed."""
 
     def __init__(self, response: str = "There was a fox.") -> None:
         self._allowed = threading.Semaphore(0)
@@ -52,7 +52,7 @@ class ObservedChatApp(ChatApp):
 
 
 class Chat:
-    """A running chat: what is typed, and what is to be seen."""
+    """A running chat: input, and what is on the screen."""
 
     def __init__(self, pilot: "Pilot[None]", app: ObservedChatApp, store: Path) -> None:
         self.pilot, self.app, self.screen, self._store = pilot, app, app.chat_screen, store
@@ -62,23 +62,23 @@ class Chat:
         await self.pilot.pause()
 
     async def say(self, text: str, wait: bool = True) -> None:
-        """Write into the line, and Enter."""
+        """Type into the input line, and press Enter."""
         self.screen.input.text = text
         await self.press("enter")
         if wait:
             await self.settle()
 
     async def settle(self) -> None:
-        """Until nothing is going on any more."""
+        """Wait until the chat is idle."""
         await self.until(lambda: self.app.chat.running is None and not any(self.app.workers))
 
     async def click(self, message: int, word: str) -> None:
-        """Click a word of a turn's head, once that lies where it stays."""
+        """Click a word of a message's header, once its position is stable."""
         head, seen = self.views()[message].query_one(".head"), None
-        while seen != (found := (head.region, str(head.render()))):
-            seen = found
+        while seen != (result := (head.region, str(head.render()))):
+            seen = result
             await self.pilot.pause(0.1)
-        await self.pilot.click(head, offset=(found[1].index(word) + 1, 0))
+        await self.pilot.click(head, offset=(result[1].index(word) + 1, 0))
 
     async def until(self, holds: Callable[[], object]) -> None:
         end = time.monotonic() + TIMEOUT_SECONDS
@@ -120,7 +120,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
     async def open_chat(
         *models: FakeModel | Exception,
         stored: StoredChat | None = None,
-        kept: bool = True,
+        is_stored: bool = True,
         size: tuple[int, int] = (90, 30),
         load_when: threading.Event | None = None,
         missing: Sequence[str] = (),
@@ -128,14 +128,14 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
         warnings: Sequence[str] = (),
         **options: Any,
     ) -> AsyncIterator[Chat]:
-        coming = iter(models or [FakeModel()])
+        remaining = iter(models or [FakeModel()])
 
         def load(name: str | None, settings: dict[str, Any], *progress: Callable[[int, int], None]) -> Any:
             progress[0](1, 2)
             if load_when is not None:
                 load_when.wait(TIMEOUT_SECONDS)
                 progress[0](2, 2)
-            model = next(coming)
+            model = next(remaining)
             if isinstance(model, Exception):
                 raise model
             model.loaded_with = {"model": name, **settings}
@@ -147,11 +147,11 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
         monkeypatch.setattr(library, "load_model", load)
         monkeypatch.setattr(library, "check_model", check)
-        position = tmp_path / "chats.sqlite"
-        store = SessionStore(position, stored=stored) if kept else None
+        path = tmp_path / "chats.sqlite"
+        store = SessionStore(path, stored=stored) if is_stored else None
         app = ObservedChatApp(ParsedOptions("tiny", None, **options), store, warnings=warnings)
         async with app.run_test(size=size, notifications=notices_shown) as pilot:
-            chat = Chat(pilot, app, position)
+            chat = Chat(pilot, app, path)
             if load_when is None:
                 await chat.settle()
             else:

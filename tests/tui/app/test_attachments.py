@@ -22,7 +22,7 @@ def test_a_mentioned_file_follows_the_message(tmp_path: Path) -> None:
     )
 
 
-def test_an_at_that_names_no_file_stays() -> None:
+def test_an_at_sign_without_a_file_is_unchanged() -> None:
     for message in (
         "Write to me@example.org or @nobody.",
         "@",
@@ -34,7 +34,7 @@ def test_an_at_that_names_no_file_stays() -> None:
         assert with_files(message) == message
 
 
-def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> None:
+def test_a_binary_or_oversized_file_is_refused(tmp_path: Path) -> None:
     binary, latin, long = (tmp_path / name for name in ("binary", "latin", "long"))
     binary.write_bytes(b"a\0b")
     latin.write_bytes(b"caf\xe9")
@@ -61,7 +61,7 @@ def test_a_pasted_path_becomes_a_mention(tmp_path: Path) -> None:
         assert mention_of(pasted) is None
 
 
-async def test_a_file_in_a_message_reaches_the_model_an_invalid_one_is_reported(
+async def test_a_file_in_a_message_reaches_the_model_and_an_invalid_one_is_reported(
     opened: Opened, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").write_text("foxes", encoding="utf-8")
@@ -72,16 +72,16 @@ async def test_a_file_in_a_message_reaches_the_model_an_invalid_one_is_reported(
         await chat.until(lambda: chat.screen.input.text)
         assert chat.screen.input.text == f"@{tmp_path}/notes.txt "
         await chat.press("enter")
-        await chat.until(lambda: model.asked)
+        await chat.until(lambda: model.prompts)
         await chat.settle()
-        assert "notes.txt:\n```txt\nfoxes\n```" in model.asked[0]
+        assert "notes.txt:\n```txt\nfoxes\n```" in model.prompts[0]
         await chat.say(f"@{tmp_path}/binary")
         assert any("no text" in notice for notice in chat.notices())
         assert chat.screen.input.text == f"@{tmp_path}/binary"
-        assert len(model.asked) == 1
+        assert len(model.prompts) == 1
 
 
-async def test_a_pasted_text_stays_as_it_is_with_its_lines(opened: Opened) -> None:
+async def test_a_pasted_text_keeps_its_lines(opened: Opened) -> None:
     async with opened() as chat:
         chat.app.post_message(events.Paste("one\ntwo"))
         await chat.until(lambda: chat.screen.input.text)

@@ -1,4 +1,4 @@
-"""Turns that are gone to, changed, answered again, and stepped through."""
+"""Messages that are selected, edited, regenerated and switched between alternatives."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ async def test_a_regenerated_response_is_an_alternative(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
-        model.answer = "A bear."
+        model.response = "A bear."
         await chat.press("f5")
         await chat.settle()
         assert chat.shown() == ["Hi", "A bear."]
@@ -50,7 +50,7 @@ async def test_the_model_continues_from_the_branch_that_is_shown(opened: Opened)
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
-        model.answer = "A bear."
+        model.response = "A bear."
         await chat.press("f5")
         await chat.settle()
         await chat.press("tab", "left", "escape")
@@ -73,13 +73,13 @@ async def test_an_edited_message_begins_a_branch_and_the_old_one_stays(opened: O
         await chat.say("Three")
         assert chat.shown() == ["Three", ANSWER]
         assert "2/2" in head(chat, 0)
-        assert model.asked[-1] == "chat[None] Three"
+        assert model.prompts[-1] == "chat[None] Three"
         await chat.press("tab", "up", "left")
         await chat.settle()
         assert chat.shown() == ["One", ANSWER, "Two", ANSWER]
 
 
-async def test_escape_leaves_a_message_as_it_was(opened: Opened) -> None:
+async def test_escape_keeps_a_message_unchanged(opened: Opened) -> None:
     async with opened() as chat:
         await chat.say("One")
         await chat.say("/edit")
@@ -109,7 +109,7 @@ async def test_quickly_pressed_keys_move_one_message_each(opened: Opened) -> Non
 
 
 @pytest.mark.slow
-async def test_a_long_chat_shows_its_end_and_the_rest_when_it_is_gone_to(
+async def test_a_long_chat_shows_its_end_and_earlier_messages_on_scrolling(
     opened: Opened, tmp_path: Path
 ) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:

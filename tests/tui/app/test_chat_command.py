@@ -6,13 +6,13 @@ import sys
 from tests.tui.conftest import CommandLine
 
 
-def test_without_a_terminal_it_says_what_to_use(edgeinfer: CommandLine) -> None:
+def test_without_a_terminal_it_names_the_alternative(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("chat")
     assert outcome.code == 2
-    assert "chat wants a terminal; for pipes and scripts there is: edgeinfer run" in outcome.err
+    assert "chat needs a terminal; for pipes and scripts there is: edgeinfer run" in outcome.err
 
 
-def test_its_help_names_the_options_of_run(edgeinfer: CommandLine) -> None:
+def test_chat_help_lists_the_options_of_run(edgeinfer: CommandLine) -> None:
     out = edgeinfer("chat", "--help").out
     for option in ("--continue", "--session", "--private", "--system", "--context", "--draft", "--light"):
         assert option in out

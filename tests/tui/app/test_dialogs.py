@@ -1,4 +1,4 @@
-"""Help, settings, models, past chats, memory: the pages over the chat."""
+"""Help, settings, models, past chats, memory: the screens over the chat."""
 
 from pathlib import Path
 
@@ -31,12 +31,14 @@ def test_help_that_is_too_long_for_its_line_continues_indented(width: int, lines
     page = str(help_text(width)).split("\n")[:-1]
     assert max(map(len, page)) <= width
     at = next(index for index, line in enumerate(page) if line.split()[:1] == ["Esc"])
-    told = page[at : at + lines]
-    assert " ".join(" ".join(told).split()) == "Esc stop the response; leave a message that is being edited"
-    assert all(line.startswith("    ") for line in told[1:])
+    reported = page[at : at + lines]
+    assert (
+        " ".join(" ".join(reported).split()) == "Esc stop the response; leave a message that is being edited"
+    )
+    assert all(line.startswith("    ") for line in reported[1:])
 
 
-async def test_settings_hold_from_the_next_response_on(opened: Opened) -> None:
+async def test_settings_apply_from_the_next_response_on(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, generation={"top_k": 5, "stop": ["x"]}) as chat:
         await chat.press("f2")
@@ -47,13 +49,13 @@ async def test_settings_hold_from_the_next_response_on(opened: Opened) -> None:
         await chat.press("ctrl+s")
         await chat.say("Hi")
         assert chat.stored()[0].system == "Be kind."
-    assert model.asked == ["chat[Be kind.] Hi"]
+    assert model.prompts == ["chat[Be kind.] Hi"]
     assert model.settings == [{"temperature": 0.5, "stop": ["x"]}]
 
 
 async def test_a_wrong_setting_is_named_and_the_page_stays(opened: Opened) -> None:
     async with opened() as chat:
-        for field, value, told in (
+        for field, value, reported in (
             ("top_k", "many", "top_k: saw 'many', wanted a whole number"),
             ("temperature", "-1", "temperature"),
             ("max_tokens", "-3", "max_tokens: saw -3"),
@@ -61,7 +63,7 @@ async def test_a_wrong_setting_is_named_and_the_page_stays(opened: Opened) -> No
             await chat.press("f2")
             chat.app.screen.query_one(f"#{field}", Input).value = value
             await chat.press("ctrl+s")
-            assert told in str(chat.app.screen.query_one("#wrong").render())
+            assert reported in str(chat.app.screen.query_one("#wrong").render())
             await chat.press("escape")
         assert chat.app.chat.settings == {}
 
@@ -81,7 +83,7 @@ async def test_another_model_continues_with_the_chat(opened: Opened) -> None:
         assert [message["content"] for message in second.chats[0].messages][:2] == ["Hi", ANSWER]
 
 
-async def test_a_model_that_cannot_be_loaded_leaves_the_previous_one(opened: Opened) -> None:
+async def test_a_failed_load_keeps_the_previous_model(opened: Opened) -> None:
     again = FakeModel("Back again.")
     async with opened(FakeModel(), OSError("no room"), again) as chat:
         await chat.say("/model other")
@@ -92,7 +94,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_the_previous_one(opened: Ope
         assert again.loaded_with == {"model": "tiny"}
 
 
-async def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) -> None:
+async def test_an_unknown_model_name_starts_no_loading(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, missing=["mistyped"]) as chat:
         await chat.say("/model mistyped")
@@ -104,12 +106,12 @@ async def test_a_model_name_that_leads_nowhere_costs_no_loading(opened: Opened) 
         assert "fake" in str(chat.views()[1].query_one(".head").render())
 
 
-async def test_a_past_chat_is_found_by_the_text_so_far_in_it(opened: Opened, tmp_path: Path) -> None:
+async def test_a_past_chat_is_found_by_its_text(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
-        for output, answer in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
+        for output, completion in (("Of foxes", "They are red."), ("Of bears", "They are brown.")):
             made = store.new_chat("tiny").id
             user_message = store.add_message(made, None, "user", output)
-            store.add_message(made, user_message.id, "assistant", answer)
+            store.add_message(made, user_message.id, "assistant", completion)
     async with opened() as chat:
         await chat.press("ctrl+f")
         options = chat.app.screen.query_one(OptionList)
@@ -143,12 +145,14 @@ async def test_an_unknown_command_is_cleared_and_the_nearest_named(opened: Opene
     async with opened(model) as chat:
         await chat.say("/sytem x")
         assert any(notice == "/sytem: no such command; did you mean /system?" for notice in chat.notices())
-        assert model.asked == []
+        assert model.prompts == []
         assert chat.screen.input.text == ""
 
 
 @pytest.mark.parametrize("size", [(90, 30), (60, 16)])
-async def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, size: tuple[int, int]) -> None:
+async def test_a_notice_keeps_the_input_line_free_and_closes_with_esc(
+    opened: Opened, size: tuple[int, int]
+) -> None:
     async with opened(size=size, missing=["mistyped"], notices_shown=True) as chat:
         await chat.say("/model mistyped")
         toasts = chat.screen.query("Toast")
@@ -159,7 +163,7 @@ async def test_a_notice_leaves_the_line_free_and_goes_with_esc(opened: Opened, s
         assert chat.notices() == []
 
 
-async def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> None:
+async def test_the_memory_panel_shows_each_device_and_kind(opened: Opened) -> None:
     async with opened() as chat:
         await chat.press("f6")
         panel = chat.screen.query_one("#memory")
@@ -169,12 +173,12 @@ async def test_the_memory_panel_draws_each_place_and_kind(opened: Opened) -> Non
         assert "CPU  8.0 MiB of 16.0 MiB" in text
         assert "draft" in text
         assert "disk" not in text
-        assert "a remark on the loading" in text
+        assert "a warning of loading" in text
         await chat.press("f6")
         assert not panel.display
 
 
-async def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
+async def test_f7_toggles_dark_and_light(opened: Opened) -> None:
     async with opened() as chat:
         assert chat.app.current_theme.dark
         await chat.press("f7")
@@ -183,9 +187,9 @@ async def test_f7_goes_from_dark_to_light_and_back(opened: Opened) -> None:
         assert chat.app.current_theme.dark
 
 
-async def test_remarks_on_the_loading_stand_there_until_a_message_is_sent(opened: Opened) -> None:
+async def test_load_warnings_are_shown_until_a_message_is_sent(opened: Opened) -> None:
     async with opened() as chat:
-        note = chat.screen.query_one("#note")
-        assert str(note.render()) == "a remark on the loading"
+        warning = chat.screen.query_one("#note")
+        assert str(warning.render()) == "a warning of loading"
         await chat.say("Hi")
-        assert not note.display
+        assert not warning.display

@@ -1,17 +1,17 @@
-"""Drawing on a terminal that is closed meanwhile, or slow."""
+"""Drawing on a terminal that is closed, or slow."""
 
 import io
 import os
 import pty
 from typing import IO, TextIO, cast
 
-from edgeinfer_tui.app.disconnect_safe_driver import Screen
+from edgeinfer_tui.app.disconnect_safe_driver import TerminalFile
 
 
-def test_what_a_closed_terminal_cannot_take_is_dropped_and_leaves_nothing_to_fail_with() -> None:
+def test_output_to_a_closed_terminal_is_dropped() -> None:
     window, terminal = pty.openpty()
     file = os.fdopen(terminal, "w")
-    screen = Screen(file)
+    screen = TerminalFile(file)
     screen.write("seen")
     screen.flush()
     assert os.read(window, 16) == b"seen"
@@ -20,7 +20,7 @@ def test_what_a_closed_terminal_cannot_take_is_dropped_and_leaves_nothing_to_fai
         assert screen.write("x" * 20_000) == 20_000
         screen.flush()
     file.write("behind all of it")
-    file.close()  # as Python does when it ends: an error here would be its exit code
+    file.close()  # as Python does at exit: an error here would be its exit code
 
 
 class SlowOnce(io.TextIOBase):
@@ -42,10 +42,10 @@ class SlowOnce(io.TextIOBase):
         return self.file.fileno()
 
 
-def test_a_slow_terminal_is_not_taken_for_a_closed_one() -> None:
+def test_a_slow_terminal_is_not_treated_as_closed() -> None:
     window, terminal = pty.openpty()
     file = os.fdopen(terminal, "w")
-    screen, number = Screen(cast(IO[str], SlowOnce(file))), file.fileno()
+    screen, number = TerminalFile(cast(IO[str], SlowOnce(file))), file.fileno()
     assert screen.write("lost") == 4
     assert os.isatty(number)
     screen.write("still")

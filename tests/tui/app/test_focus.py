@@ -1,4 +1,4 @@
-"""Where typed characters go: into the message, unless a message is focused and shows a key."""
+"""Typed characters go into the message, unless a message is focused and shows a key."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from edgeinfer.history.records import title_of, written_part
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui.app.message_input import with_files
 from edgeinfer_tui.app.model_status import StatusBar, keys_text
-from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
+from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
 from tests.tui.app.conftest import Chat, Opened
 from tests.tui.fake_library import FakeModel
 
@@ -35,7 +35,7 @@ async def test_letters_are_written_after_a_chat_is_opened(opened: Opened, tmp_pa
         await chat.settle()
         await chat.press(*"recent")
         assert chat.screen.input.text == "recent"
-        assert model.asked == []
+        assert model.prompts == []
 
 
 async def test_the_footer_shows_the_keys_of_a_focused_message(opened: Opened) -> None:
@@ -50,14 +50,14 @@ async def test_the_footer_shows_the_keys_of_a_focused_message(opened: Opened) ->
         assert "tokens" in footer(chat)
 
 
-def test_a_narrow_footer_keeps_the_way_back() -> None:
+def test_a_narrow_footer_keeps_the_escape_key() -> None:
     keys = ["e edit", "r again", "c copy", "Esc write"]
     assert keys_text(80, keys) == "e edit · r again · c copy · Esc write"
     assert keys_text(30, keys) == "e edit · r again · Esc write"
     assert keys_text(5, keys) == "Esc write"
 
 
-async def test_a_letter_that_is_no_shown_key_is_written(opened: Opened) -> None:
+async def test_an_unbound_letter_is_inserted(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model) as chat:
         await chat.say("Hi")
@@ -68,7 +68,7 @@ async def test_a_letter_that_is_no_shown_key_is_written(opened: Opened) -> None:
         await chat.press("ctrl+u", "tab")
         await chat.press("t", "1")  # nothing can be unfolded and no code copied
         assert chat.screen.input.text == "t1"
-        assert len(model.asked) == 1
+        assert len(model.prompts) == 1
 
 
 async def test_tab_stays_in_a_message_that_is_being_written(opened: Opened) -> None:
@@ -122,7 +122,7 @@ async def test_tab_completes_commands_and_models(opened: Opened) -> None:
         assert chat.screen.input.text == "/model tiny"
 
 
-def test_completions_of_a_line() -> None:
+def test_a_line_has_completions() -> None:
     commands = {
         "/model": lambda text: [name for name in ("a1", "a2") if name.startswith(text)],
         "/exit": None,
@@ -134,9 +134,11 @@ def test_completions_of_a_line() -> None:
     assert completions("", commands) == []
     assert common_beginning(["/model a1", "/model a2"]) == "/model a"
     assert common_beginning([]) == ""
-    assert no_such_command("/modle", list(commands)) == "/modle: no such command; did you mean /model?"
-    assert no_such_command("/zzz", list(commands)) == "/zzz: no such command; there are /model /exit"
-    assert len(no_such_command("/" + "z" * 10_000, list(commands))) < 100
+    assert (
+        unknown_command_message("/modle", list(commands)) == "/modle: no such command; did you mean /model?"
+    )
+    assert unknown_command_message("/zzz", list(commands)) == "/zzz: no such command; there are /model /exit"
+    assert len(unknown_command_message("/" + "z" * 10_000, list(commands))) < 100
 
 
 # Files.
@@ -154,7 +156,7 @@ async def test_a_missing_file_is_reported_and_nothing_is_lost(opened: Opened, na
         await chat.say(f"Explain @{name}")
         assert chat.screen.input.text == f"Explain @{name}"
         assert any("no such file; the message wasn't sent" in notice for notice in chat.notices())
-        assert model.asked == []
+        assert model.prompts == []
 
 
 async def test_a_title_holds_no_text_of_a_file(opened: Opened, tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ async def test_a_title_holds_no_text_of_a_file(opened: Opened, tmp_path: Path) -
         assert "secret" not in chat.app.chat.session.title
 
 
-def test_titles_cut_files_only() -> None:
+def test_titles_omit_file_contents_only() -> None:
     assert title_of("One\ntwo  three") == "One two three"
     assert title_of("x" * 100) == "x" * 57 + "..."
     message = 'Look at @"a b.txt" and this:\n\nOutput:\n```\nerror\n```'

@@ -1,4 +1,4 @@
-"""The chat that fills the terminal: sending, streaming, stopping, keeping, leaving."""
+"""The full-screen chat: sending, streaming, stopping, storing, quitting."""
 
 import sqlite3
 import threading
@@ -13,7 +13,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_message_is_responded_to_and_both_are_saved(opened: Opened) -> None:
+async def test_a_message_and_its_response_are_saved(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model, generation={"temperature": 0.0}) as chat:
         await chat.say("Hi")
@@ -23,13 +23,13 @@ async def test_a_message_is_responded_to_and_both_are_saved(opened: Opened) -> N
             ("assistant", ANSWER, "whole"),
         ]
         assert chat.screen.input.text == ""
-    assert model.asked == ["chat[None] Hi"]
+    assert model.prompts == ["chat[None] Hi"]
     assert model.settings == [{"temperature": 0.0}]
     assert (model.snapshots, model.closed) == (1, True)
     assert model.snapshot_owners[0] is not None
 
 
-async def test_what_is_shown_of_a_response_in_progress_is_on_the_disk_already(opened: Opened) -> None:
+async def test_shown_text_of_a_running_response_is_already_saved(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -44,8 +44,8 @@ async def test_what_is_shown_of_a_response_in_progress_is_on_the_disk_already(op
         assert chat.messages()[1].state == "whole"
 
 
-async def test_a_text_that_slides_is_reported_while_the_response_comes(opened: Opened) -> None:
-    async with opened(FakeModel(slid_after=1), generation={"context_overflow": "shift"}) as chat:
+async def test_a_context_shift_is_reported_during_the_response(opened: Opened) -> None:
+    async with opened(FakeModel(shift_after=1), generation={"context_overflow": "shift"}) as chat:
         await chat.say("Hi")
         output = "the context of 1024 tokens was shifted: 256 after the first were evicted"
         assert chat.notices() == [output]
@@ -64,10 +64,10 @@ async def test_escape_stops_a_response_and_keeps_the_text(opened: Opened) -> Non
         assert (chat.messages()[1].text, chat.messages()[1].state) == ("There was a ", "stopped")
         model.allow(99)
         await chat.say("Go on")
-        assert model.asked == ["chat[None] Hi", "chat[None] Go on"]
+        assert model.prompts == ["chat[None] Hi", "chat[None] Go on"]
 
 
-async def test_leaving_in_the_middle_keeps_the_text(opened: Opened) -> None:
+async def test_quitting_during_a_response_keeps_its_text(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -80,7 +80,7 @@ async def test_leaving_in_the_middle_keeps_the_text(opened: Opened) -> None:
         assert model.closed
 
 
-async def test_a_second_message_waits_in_the_line_while_a_response_comes(opened: Opened) -> None:
+async def test_a_second_message_stays_in_the_input_line_during_a_response(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -89,7 +89,7 @@ async def test_a_second_message_waits_in_the_line_while_a_response_comes(opened:
         assert "a response is being generated; Esc stops it" in chat.notices()
         model.allow(99)
         await chat.settle()
-        assert model.asked == ["chat[None] Hi"]
+        assert model.prompts == ["chat[None] Hi"]
 
 
 async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(opened: Opened) -> None:
@@ -103,7 +103,7 @@ async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(op
         assert chat.shown()[2:] == ["Hi", ANSWER]
 
 
-async def test_a_chat_that_continues_is_shown_and_read_by_the_model(opened: Opened, tmp_path: Path) -> None:
+async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
         user_message = store.add_message(chat_id, None, "user", "Where?")
@@ -120,47 +120,45 @@ async def test_a_chat_that_continues_is_shown_and_read_by_the_model(opened: Open
             ANSWER,
         ]
         assert len(chat.stored()) == 1
-    assert model.asked == ["chat[Be brief.] And then?"]
+    assert model.prompts == ["chat[Be brief.] And then?"]
     assert model.chats[0].messages[:2] == [
         {"role": "user", "content": "Where?"},
         {"role": "assistant", "content": "In a den."},
     ]
 
 
-async def test_a_chat_that_continues_can_be_read_while_its_model_is_loaded(
-    opened: Opened, tmp_path: Path
-) -> None:
+async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", name="foxes").id
         user_message = store.add_message(chat_id, None, "user", "Where?")
         store.add_message(chat_id, user_message.id, "assistant", "In a den.")
         stored = store.chat("foxes")
-    coming = threading.Event()
-    async with opened(stored=stored, load_when=coming) as chat:
+    started = threading.Event()
+    async with opened(stored=stored, load_when=started) as chat:
         assert chat.shown() == ["Where?", "In a den."]
-        speakers = [str(view.query_one(".head").render()).split()[0] for view in chat.views()]
-        assert speakers == ["You", "Model"]
-        coming.set()
+        roles = [str(view.query_one(".head").render()).split()[0] for view in chat.views()]
+        assert roles == ["You", "Model"]
+        started.set()
         await chat.settle()
         assert str(chat.views()[1].query_one(".head").render()).split()[0] == "fake"
 
 
-async def test_a_private_chat_keeps_nothing(opened: Opened, tmp_path: Path) -> None:
-    async with opened(kept=False) as chat:
+async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> None:
+    async with opened(is_stored=False) as chat:
         await chat.say("Hi")
         assert chat.shown() == ["Hi", ANSWER]
     assert not (tmp_path / "chats.sqlite").exists()
 
 
-async def test_a_chat_that_cannot_be_kept_says_so_until_a_message_is_sent(opened: Opened) -> None:
-    async with opened(kept=False, warnings=["this chat won't be kept: no room"]) as chat:
-        note = chat.screen.query_one("#note")
-        assert str(note.render()) == "this chat won't be kept: no room; a remark on the loading"
+async def test_a_chat_that_cannot_be_stored_is_reported_until_a_message_is_sent(opened: Opened) -> None:
+    async with opened(is_stored=False, warnings=["this chat won't be kept: no room"]) as chat:
+        warning = chat.screen.query_one("#note")
+        assert str(warning.render()) == "this chat won't be kept: no room; a warning of loading"
         await chat.say("Hi")
-        assert not note.display
+        assert not warning.display
 
 
-async def test_a_model_that_cannot_be_loaded_ends_the_program_with_its_reason(opened: Opened) -> None:
+async def test_a_failed_load_ends_the_program_with_its_reason(opened: Opened) -> None:
     async with opened(MemoryError("no room")) as chat:
         await chat.until(lambda: chat.app.at_rest)
         assert str(chat.app.failure) == "no room"
@@ -182,28 +180,28 @@ async def test_the_status_line_reports_context_speed_and_help(opened: Opened) ->
         assert "F1 help" in line
 
 
-async def test_a_message_sent_while_the_model_is_loaded_goes_out_once_it_is_there(opened: Opened) -> None:
-    coming = threading.Event()
-    async with opened(load_when=coming) as chat:
+async def test_a_message_sent_during_loading_is_processed_after_it(opened: Opened) -> None:
+    started = threading.Event()
+    async with opened(load_when=started) as chat:
         await chat.say("Hi", wait=False)
         assert chat.shown() == []
         assert "loading the model 1 B/2 B (50%)" in str(chat.screen.query_one("#note").render())
-        coming.set()
+        started.set()
         await chat.until(lambda: chat.shown() == ["Hi", ANSWER])
         assert chat.screen.input.text == ""
 
 
-async def test_leaving_while_the_model_is_loaded_ends_the_loading(opened: Opened) -> None:
-    coming = threading.Event()
-    async with opened(load_when=coming) as chat:
+async def test_quitting_during_loading_cancels_it(opened: Opened) -> None:
+    started = threading.Event()
+    async with opened(load_when=started) as chat:
         await chat.press("ctrl+q")
-        coming.set()
+        started.set()
         await chat.until(lambda: chat.app.at_rest)
         assert chat.app.failure is None
         assert chat.app.chat.thread.model is None
 
 
-async def test_a_full_disk_is_reported_as_long_as_it_is_full_and_nothing_is_lost_then(
+async def test_a_full_disk_is_reported_while_it_is_full_and_loses_nothing(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*given: object) -> int:

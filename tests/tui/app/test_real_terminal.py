@@ -1,4 +1,4 @@
-"""The chat on a real terminal: a process of its own, colours, signals, the way out."""
+"""The chat on a real terminal: a separate process, colors, signals, exit."""
 
 import os
 import re
@@ -20,12 +20,12 @@ from tests.tui.terminal import Terminal
 pytestmark = pytest.mark.slow
 
 LEFT_ALTERNATE_SCREEN = "\x1b[?1049l"
-COLOUR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
+COLOR = re.compile(r"\x1b\[(?:[\d;]*;)?(?:[34]8;|(?:3|4|9|10)[0-7](?=[;m]))")
 
 
 @pytest.fixture
 def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
-    """Open the chat and say something; answers of the fake model are long and slow."""
+    """Open the chat and send a message; responses of the fake model are long and slow."""
     terminals: list[Terminal] = []
 
     def open_terminal(*arguments: str, variables: dict[str, str] | None = None) -> Terminal:
@@ -40,14 +40,14 @@ def begin(home: Path) -> Iterator[Callable[..., Terminal]]:
         terminal.close()
 
 
-def in_mid_answer(begin: Callable[..., Terminal]) -> Terminal:
+def during_response(begin: Callable[..., Terminal]) -> Terminal:
     terminal = begin()
     terminal.type("Hello\r")
     terminal.wait_for("word word word")
     return terminal
 
 
-def said(home: Path) -> tuple[str, str]:
+def stored_texts(home: Path) -> tuple[str, str]:
     with ChatStore(home / ".local/state/edgeinfer/chats.sqlite") as store:
         response = store.branch(store.chats(1)[0])[1]
     return response.text, response.state
@@ -56,34 +56,34 @@ def said(home: Path) -> tuple[str, str]:
 def test_quitting_during_a_response_keeps_its_text_and_restores_the_terminal(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = in_mid_answer(begin)
+    terminal = during_response(begin)
     terminal.type("\x11")
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
     assert "Traceback" not in terminal.seen
     assert termios.tcgetattr(terminal.slave) == terminal.before
-    text, state = said(home)
+    text, state = stored_texts(home)
     assert text.startswith("word word word")
     assert state == "stopped"
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_as_leaving_does(home: Path, begin: Callable[..., Terminal], name: str) -> None:
-    terminal = in_mid_answer(begin)
+def test_a_signal_ends_it_like_quitting(home: Path, begin: Callable[..., Terminal], name: str) -> None:
+    terminal = during_response(begin)
     terminal.process.send_signal(getattr(signal, name))
     assert terminal.exit_code() == 0
     assert LEFT_ALTERNATE_SCREEN in terminal.seen
     assert termios.tcgetattr(terminal.slave) == terminal.before
-    assert said(home)[1] == "stopped"
+    assert stored_texts(home)[1] == "stopped"
 
 
 def test_closing_the_terminal_during_a_response_keeps_its_text(
     home: Path, begin: Callable[..., Terminal]
 ) -> None:
-    terminal = in_mid_answer(begin)
+    terminal = during_response(begin)
     assert terminal.hang_up() == 0
-    assert said(home)[1] == "stopped"
+    assert stored_texts(home)[1] == "stopped"
 
 
 def test_after_kill_9_all_shown_text_is_saved(home: Path, begin: Callable[..., Terminal]) -> None:
@@ -93,7 +93,7 @@ def test_after_kill_9_all_shown_text_is_saved(home: Path, begin: Callable[..., T
         terminal.wait_for("word word word")
     terminal.process.kill()
     terminal.process.wait()
-    text, state = said(home)
+    text, state = stored_texts(home)
     assert text.startswith("word word word")
     assert state == "coming"
 
@@ -103,14 +103,14 @@ def test_no_color_is_supported(home: Path, begin: Callable[..., Terminal]) -> No
     terminal = begin(variables={"NO_COLOR": "1", "COLORTERM": "truecolor"})
     terminal.type("\x11")
     assert terminal.exit_code() == 0
-    assert COLOUR.search(terminal.seen) is None
-    coloured = begin(variables={"COLORTERM": "truecolor"})
-    coloured.type("\x11")
-    assert coloured.exit_code() == 0
-    assert COLOUR.search(coloured.seen) is not None
+    assert COLOR.search(terminal.seen) is None
+    colored = begin(variables={"COLORTERM": "truecolor"})
+    colored.type("\x11")
+    assert colored.exit_code() == 0
+    assert COLOR.search(colored.seen) is not None
 
 
-def test_a_wrong_model_is_one_line_before_anything_is_drawn(home: Path) -> None:
+def test_an_invalid_model_gives_a_one_line_error_before_drawing(home: Path) -> None:
     terminal = Terminal(home, "chat", "no-such-model")
     try:
         assert terminal.exit_code() == 1

@@ -1,4 +1,4 @@
-"""What a model thinks, told apart from what it says."""
+"""A model's reasoning is separated from its response."""
 
 import pytest
 
@@ -38,12 +38,12 @@ def test_reasoning_comes_before_the_response(text: str, reasoning: str, response
     assert not reply.thinking
 
 
-def test_reasoning_that_the_template_began_ends_where_its_mark_is() -> None:
+def test_reasoning_opened_by_the_template_ends_at_its_tag() -> None:
     assert parted("Hm.", opened=True, ended=False) == Reply("Hm.", "", True)
     assert parted("Hm.</think>Hi", opened=True, ended=False) == Reply("Hm.", "Hi")
 
 
-def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
+def test_a_partial_tag_is_not_shown_while_incomplete() -> None:
     text = "<think>Hm.</think>Hello <b>"
     for length in range(len(text) + 1):
         reply = parted(text[:length], ended=False)
@@ -52,7 +52,7 @@ def test_half_a_mark_is_not_shown_while_more_may_come() -> None:
     assert parted("<thi", ended=True).response == "<thi"
 
 
-def test_a_prompt_that_ends_in_an_open_reasoning_is_recognized() -> None:
+def test_a_prompt_that_ends_with_an_open_reasoning_tag_is_recognized() -> None:
     assert closing_mark("<|assistant|><think>\n") == "</think>"
     assert with_closed_reasoning("<|assistant|><think>\n") == "<|assistant|><think>\n\n</think>\n\n"
     for whole in ("<|assistant|><think>\n\n</think>\n\n", "<|assistant|>\n"):

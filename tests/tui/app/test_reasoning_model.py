@@ -1,4 +1,4 @@
-"""A model that thinks first, from its template to the screen, and answers that keep to a schema."""
+"""A reasoning model, from its template to the screen, and responses that follow a schema."""
 
 import json
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-TOLD = (
+TEMPLATE_START = (
     "{% for m in messages %}{{ m.role[0] | upper }}{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}A"
 )
-OPENING, PLAIN = TOLD + "<think>\n{% endif %}", TOLD + "{% endif %}"
+OPENING, PLAIN = TEMPLATE_START + "<think>\n{% endif %}", TEMPLATE_START + "{% endif %}"
 OPEN, CLOSE = VOCABULARY - 2, VOCABULARY - 1
-"""Of the marks, which this file calls control tokens as some do."""
+"""Of the tags, which are control tokens here as in some models."""
 SCHEMA = {
     "type": "object",
     "properties": {"age": {"enum": [7]}},
@@ -33,8 +33,8 @@ SCHEMA = {
 }
 
 
-class Thinker:
-    """Thinks, and answers with the number of letters that it was asked with."""
+class ReasoningModel:
+    """Emits reasoning, then the number of letters of the message."""
 
     def __init__(self, template: str, context: int = 512) -> None:
         metadata = vocabulary_metadata()
@@ -62,11 +62,11 @@ class Thinker:
         script = [OPEN, *byte_ids("Hm, let me see."), CLOSE, *byte_ids("\n\n" + response), END]
         if output.startswith("<think>"):
             output = output.removeprefix("<think>").removeprefix("\n").replace("</think>", "*")
-            script, begun = script[1:], len(output)
+            script, position = script[1:], len(output)
         else:
-            begun = 0
+            position = 0
         logits = np.zeros(VOCABULARY, np.float32)
-        logits[script[min(begun, len(script) - 1)]] = 30
+        logits[script[min(position, len(script) - 1)]] = 30
         return logits
 
 
@@ -83,9 +83,9 @@ def status(chat: Chat) -> str:
 
 
 @pytest.mark.parametrize("template", [OPENING, PLAIN])
-async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: str) -> None:
-    thinker = Thinker(template)
-    async with opened(thinker.model, generation={"temperature": 0.0}) as chat:
+async def test_reasoning_is_folded_and_not_in_the_next_prompt(opened: Opened, template: str) -> None:
+    reasoning_model = ReasoningModel(template)
+    async with opened(reasoning_model.model, generation={"temperature": 0.0}) as chat:
         await chat.say("fox")
         assert chat.shown() == ["fox", "It has 3."]
         reasoning = chat.views()[1].query_one("ReasoningView")
@@ -96,13 +96,13 @@ async def test_reasoning_is_folded_and_not_read_again(opened: Opened, template: 
         await chat.say("bear")
         assert chat.shown()[2:] == ["bear", "It has 4."]
         ending = "<think>\n" if template == OPENING else ""
-        assert thinker.prompts[-1] == f"Ufox</s>AIt has 3.</s>Ubear</s>A{ending}"
+        assert reasoning_model.prompts[-1] == f"Ufox</s>AIt has 3.</s>Ubear</s>A{ending}"
         assert "</think>\n\nIt has 4." in chat.messages()[3].text
         await chat.press("ctrl+y")
         assert chat.app.clipboard == "It has 4."
 
 
-async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again(
+async def test_interrupted_reasoning_is_shown_separately_after_reopening(
     opened: Opened, tmp_path: Path
 ) -> None:
     async with opened(FakeModel("<think>A red one")) as chat:
@@ -115,22 +115,22 @@ async def test_stopped_reasoning_is_reported_apart_when_the_chat_is_opened_again
         assert str(chat.views()[1].query_one("ReasoningView").render()) == "> reasoning (3 words)"
 
 
-async def test_a_response_by_a_schema_begins_after_the_reasoning(opened: Opened, schema: Path) -> None:
-    thinker = Thinker(OPENING)
-    # Of all that it wouldn't say anyway, spaces come last.
+async def test_a_schema_applies_after_the_reasoning(opened: Opened, schema: Path) -> None:
+    reasoning_model = ReasoningModel(OPENING)
+    # Spaces are the most probable of the disallowed tokens.
     settings = {"temperature": 0.0, "logit_bias": dict.fromkeys(byte_ids(" \t\n"), -20.0)}
-    async with opened(thinker.model, generation=settings) as chat:
+    async with opened(reasoning_model.model, generation=settings) as chat:
         await chat.say(f"/schema {schema}")
         await chat.say("fox")
         assert json.loads(chat.shown()[1]) == {"age": 7}
         assert not chat.views()[1].query_one("ReasoningView").display
-        assert thinker.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
+        assert reasoning_model.prompts[-1] == "Ufox</s>A<think>\n\n</think>\n\n"
         await chat.say("/schema off")
         await chat.say("bear")
         assert chat.shown()[3] == "It has 4."
 
 
-async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path) -> None:
+async def test_a_schema_is_set_shown_and_removed(opened: Opened, schema: Path) -> None:
     model = FakeModel()
     async with opened(model, generation={"grammar": 'root ::= "a"'}) as chat:
         assert "by a grammar" in status(chat)
@@ -161,7 +161,7 @@ async def test_a_schema_is_set_shown_and_taken_back(opened: Opened, schema: Path
         (b"\xff", "byte 0 isn't UTF-8"),
     ],
 )
-async def test_a_schema_that_is_none_changes_nothing(
+async def test_an_invalid_schema_changes_nothing(
     opened: Opened, schema: Path, content: bytes | None, message: str
 ) -> None:
     if content is None:

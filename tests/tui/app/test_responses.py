@@ -1,4 +1,4 @@
-"""How answers look and what can be done with them: Markdown, code to copy, the mouse, long messages."""
+"""How responses are shown and used: Markdown, code to copy, the mouse, long messages."""
 
 import functools
 
@@ -65,7 +65,7 @@ def shows(chat: Chat, output: str) -> bool:
     return "".join(chat.shown()[1:]).startswith(output)
 
 
-async def test_code_that_streamed_in_can_be_copied_block_by_block(opened: Opened) -> None:
+async def test_streamed_code_can_be_copied_block_by_block(opened: Opened) -> None:
     model = PacedModel(CODE)
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -114,7 +114,7 @@ async def test_json_is_shown_unchanged(opened: Opened, response: str, code: str 
         assert chat.app.clipboard == response
 
 
-async def test_html_in_a_response_stays_the_text_that_it_is(opened: Opened) -> None:
+async def test_html_in_a_response_is_shown_as_text(opened: Opened) -> None:
     async with opened(FakeModel("Use <b>bold</b> and \x1b[31mred.")) as chat:
         await chat.say("Hi")
         text = chat.views()[1].query_one("MarkdownParagraph").render()
@@ -122,7 +122,7 @@ async def test_html_in_a_response_stays_the_text_that_it_is(opened: Opened) -> N
         assert "\x1b" not in str(text)
 
 
-async def test_lines_of_a_response_stay_lines(opened: Opened) -> None:
+async def test_line_breaks_of_a_response_are_kept(opened: Opened) -> None:
     async with opened(FakeModel("One fox,\ntwo bears.")) as chat:
         await chat.say("Hi")
         assert str(chat.views()[1].query_one("MarkdownParagraph").render()) == "One fox,\ntwo bears."
@@ -133,14 +133,14 @@ async def test_clicks_regenerate_and_edit(opened: Opened) -> None:
     async with opened(model) as chat:
         await chat.say("Hi")
         await chat.click(1, "[again]")
-        await chat.until(lambda: len(model.asked) == 2)
+        await chat.until(lambda: len(model.prompts) == 2)
         await chat.settle()
         assert "2/2" in str(chat.views()[1].query_one(".head").render())
         await chat.click(0, "[edit]")
         await chat.until(lambda: chat.screen.input.text == "Hi")
 
 
-async def test_a_long_message_is_shown_in_part_until_it_is_unfolded(opened: Opened) -> None:
+async def test_a_long_message_is_truncated_until_unfolded(opened: Opened) -> None:
     async with opened() as chat:
         await chat.say("\n".join(f"line {number}" for number in range(100)))
         message = chat.views()[0].query_one(".message")
@@ -149,7 +149,7 @@ async def test_a_long_message_is_shown_in_part_until_it_is_unfolded(opened: Open
         assert "line 99" in str(message.render())
 
 
-async def test_a_response_that_was_cut_off_says_so(opened: Opened) -> None:
+async def test_a_truncated_response_is_marked(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
         await chat.say("Hi", wait=False)
@@ -161,7 +161,7 @@ async def test_a_response_that_was_cut_off_says_so(opened: Opened) -> None:
         assert "stopped" in str(chat.views()[1].query_one(".head").render())
 
 
-async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
+async def test_ctrl_c_twice_quits(opened: Opened) -> None:
     async with opened() as chat:
         await chat.press("ctrl+c")
         assert "Ctrl-C once more leaves" in chat.notices()
@@ -171,7 +171,7 @@ async def test_ctrl_c_twice_leaves(opened: Opened) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3, 17])
-async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Opened, step: int) -> None:
+async def test_streamed_markdown_gives_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:
         await chat.say("Hi")
         response = chat.views()[1].query_one(ResponseText)
@@ -185,11 +185,11 @@ async def test_markdown_that_comes_in_pieces_ends_as_the_same_blocks(opened: Ope
         assert response.source == "No."
 
 
-def test_progress_reports_how_long_it_will_take() -> None:
+def test_progress_reports_the_remaining_time() -> None:
     progress = Progress("reading the prompt", done=0, total=0)
     assert progress.line() == "reading the prompt ..."
     progress.done, progress.total = 25, 100
-    progress.since -= 10
+    progress.started -= 10
     assert progress.line() == "reading the prompt 25/100 (25%), 30 s left"
 
 

@@ -1,4 +1,4 @@
-"""`run` for scripts: a prompt a line, answers as JSON, exit codes."""
+"""`run` for scripts: one prompt per line, responses as JSON, exit codes."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
@@ -18,13 +18,17 @@ def records(out: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_a_response_as_json_says_what_it_took(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_json_response_includes_its_timing(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "--output", "json", "--speed")
-    (found,) = records(outcome.out)
-    assert (found["model"], found["prompt"], found["text"]) == ("fake", "Hi", ANSWER)
-    assert found["finish_reason"] == "stop"
-    assert found["usage"] == {"prompt_tokens": 9, "cached_tokens": 0, "generated_tokens": len(ANSWER.split())}
-    assert set(found["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
+    (result,) = records(outcome.out)
+    assert (result["model"], result["prompt"], result["text"]) == ("fake", "Hi", ANSWER)
+    assert result["finish_reason"] == "stop"
+    assert result["usage"] == {
+        "prompt_tokens": 9,
+        "cached_tokens": 0,
+        "generated_tokens": len(ANSWER.split()),
+    }
+    assert set(result["timings"]) >= {"seconds_to_first_token", "decode_tokens_per_second"}  # type: ignore[call-overload]
     assert (outcome.code, outcome.err) == (0, "")
 
 
@@ -33,36 +37,36 @@ def test_each_line_of_the_input_is_a_prompt(
 ) -> None:
     pipe_in(monkeypatch, "Ein Mädchen\r\n\n  \nAnd a fox".encode())
     assert edgeinfer("run", "tiny", "--batch").out == f"{ANSWER}\n" * 2
-    assert fake.asked == ["raw Ein Mädchen", "raw And a fox"]
+    assert fake.prompts == ["raw Ein Mädchen", "raw And a fox"]
     pipe_in(monkeypatch, b"A fox\nA bear\n")
     outcome = edgeinfer("run", "tiny", "Describe it.", "--batch", "--output", "json")
-    assert [found["prompt"] for found in records(outcome.out)] == [
+    assert [result["prompt"] for result in records(outcome.out)] == [
         "A fox\n\nDescribe it.",
         "A bear\n\nDescribe it.",
     ]
 
 
-def test_a_line_that_cannot_be_responded_to_is_reported_and_the_next_one_comes(
+def test_a_failed_line_is_reported_and_the_next_one_runs(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"A fox\noverflow\nA bear\n")
     outcome = edgeinfer("run", "tiny", "--batch", "--output", "json")
-    assert [found["prompt"] for found in records(outcome.out)] == ["A fox", "overflow", "A bear"]
+    assert [result["prompt"] for result in records(outcome.out)] == ["A fox", "overflow", "A bear"]
     assert records(outcome.out)[1]["error"] == "prompt: 2000 tokens, wanted at most 1024"
     assert (outcome.code, outcome.err) == (1, "edgeinfer: prompt: 2000 tokens, wanted at most 1024\n")
     pipe_in(monkeypatch, b"overflow\nA bear\n")
     assert edgeinfer("run", "tiny", "--batch").out == f"{ANSWER}\n"
 
 
-def test_no_lines_are_no_responses(
+def test_empty_input_gives_no_responses(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"\n")
     outcome = edgeinfer("run", "tiny", "--batch")
-    assert (outcome.code, outcome.out, fake.asked) == (0, "", [])
+    assert (outcome.code, outcome.out, fake.prompts) == (0, "", [])
 
 
-def test_a_line_that_is_no_text_is_named_after_the_responses_before_it(
+def test_an_undecodable_line_is_named_after_earlier_responses(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"good\nb\xffd\n")
@@ -71,7 +75,7 @@ def test_a_line_that_is_no_text_is_named_after_the_responses_before_it(
     assert "standard input, line 2: byte 1 isn't UTF-8, wanted a text" in outcome.err
 
 
-def test_lines_and_one_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_batch_and_chat_exclude_each_other(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "--batch", "--session", "x")
     assert outcome.code == 2
     assert "--session and --continue continue one chat, --batch has many" in outcome.err

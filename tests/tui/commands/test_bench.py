@@ -16,7 +16,7 @@ QUICK = ("--prompt-tokens", "8", "--max-tokens", "2", "-r", "2")
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory needn't be measured here."""
+    """Memory bandwidth need not be measured here."""
     monkeypatch.setattr(speed_runs, "read_bandwidth", lambda folder, threads: 1e10)
 
 
@@ -44,7 +44,7 @@ def test_csv_has_a_line_for_each_test(edgeinfer: CommandLine) -> None:
     assert float(rows[0]["tokens_per_second"]) > 0
 
 
-def test_a_test_beyond_the_trained_context_is_given_the_room(edgeinfer: CommandLine) -> None:
+def test_a_test_beyond_the_trained_context_gets_a_larger_context(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer(
         "bench", "--prompt-tokens", "0", "--max-tokens", "1", "-r", "1", "-d", "1024", "-t", "1", "--json"
     )
@@ -52,7 +52,7 @@ def test_a_test_beyond_the_trained_context_is_given_the_room(edgeinfer: CommandL
 
 
 @pytest.mark.llama_cpp
-def test_versus_llama_cpp_prints_both(edgeinfer: CommandLine) -> None:
+def test_versus_llama_cpp_prints_both_engines(edgeinfer: CommandLine) -> None:
     pytest.importorskip("llama_cpp")
     report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "--vs", "llama.cpp", "--json").out)
     assert len(report["results"][0]["llama.cpp"]["seconds"]) == 10
@@ -63,7 +63,7 @@ def test_versus_llama_cpp_prints_both(edgeinfer: CommandLine) -> None:
     assert table.splitlines()[2].count("x |") == 2
 
 
-def test_without_llama_cpp_versus_is_one_line(
+def test_versus_without_llama_cpp_gives_a_one_line_error(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
@@ -106,7 +106,7 @@ def test_a_shape_is_written_to_the_cache_and_measured(
         (["nowhere"], 1, "nowhere: no such model"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_an_invalid_benchmark_gives_a_one_line_error(
     edgeinfer: CommandLine, arguments: list[str], code: int, message: str
 ) -> None:
     outcome = edgeinfer("bench", *arguments)

@@ -1,4 +1,4 @@
-"""`edgeinfer doctor`: every probe answers or says why it can't."""
+"""`edgeinfer doctor`: every check reports a result or the reason for its failure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,12 +20,12 @@ def failing() -> Mapping[str, Any]:
     raise OSError("no such sensor")
 
 
-def test_a_probe_that_fails_says_why_and_stops_no_other() -> None:
+def test_a_failed_check_reports_its_reason_and_the_others_run() -> None:
     report = gather({"broken": failing, "sound": lambda: {"cores": 2}})
     assert report == {"broken": {"error": "OSError: no such sensor"}, "sound": {"cores": 2}}
 
 
-def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(
         {
             "memory": {"free_bytes": 3 << 30, "limit_bytes": None},
@@ -68,7 +68,7 @@ def test_no_threads_is_a_usage_error(edgeinfer: CommandLine) -> None:
     assert outcome.err.startswith("edgeinfer: --threads: saw 0, wanted a whole number of at least 1")
 
 
-def test_warming_builds_what_a_model_needs_and_nothing_twice(
+def test_warming_builds_the_kernels_of_a_model_once(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     user_message: list[list[str]] = []

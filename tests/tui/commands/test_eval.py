@@ -9,11 +9,11 @@ import pytest
 from edgeinfer_tui.output.progress_line import ProgressLine, shown_time
 from tests.tui.conftest import CommandLine
 
-LICENCE = str(Path(__file__).parents[3] / "LICENSE")
-QUICK = ("--text", LICENCE, "--context", "32", "--chunks", "2")
+LICENSE = str(Path(__file__).parents[3] / "LICENSE")
+QUICK = ("--text", LICENSE, "--context", "32", "--chunks", "2")
 
 
-def test_perplexity_for_a_person(edgeinfer: CommandLine) -> None:
+def test_perplexity_as_text(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("eval", "tiny", *QUICK)
     assert (outcome.code, outcome.err) == (0, "")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
@@ -23,14 +23,14 @@ def test_perplexity_for_a_person(edgeinfer: CommandLine) -> None:
     assert len(lines) == 2
 
 
-def test_a_base_adds_divergences(edgeinfer: CommandLine) -> None:
+def test_a_base_model_adds_divergences(edgeinfer: CommandLine) -> None:
     lines = [" ".join(line.split()) for line in edgeinfer("eval", *QUICK, "--base", "tiny").out.splitlines()]
     assert "perplexity / that of the base 1.000000 ± 0.000000" in lines
     assert "KL divergence, mean 0.000e+00 ± 0.000e+00" in lines
     assert "same most probable token 100.00% ± 0.00%" in lines
 
 
-def test_json_says_the_same(edgeinfer: CommandLine) -> None:
+def test_json_has_the_same_values(edgeinfer: CommandLine) -> None:
     report = json.loads(edgeinfer("eval", *QUICK, "--json").out)
     assert (report["tokens"], report["windows"], report["context"]) == (30, 2, 32)
     assert report["perplexity"]["value"] > 1
@@ -40,7 +40,7 @@ def test_json_says_the_same(edgeinfer: CommandLine) -> None:
 
 
 @pytest.mark.llama_cpp
-def test_llama_cpp_is_a_base(edgeinfer: CommandLine) -> None:
+def test_llama_cpp_can_be_the_base(edgeinfer: CommandLine) -> None:
     pytest.importorskip("llama_cpp")
     compared = json.loads(edgeinfer("eval", *QUICK, "--base", "llama.cpp", "--threads", "1", "--json").out)[
         "divergence"
@@ -48,7 +48,7 @@ def test_llama_cpp_is_a_base(edgeinfer: CommandLine) -> None:
     assert 0 < compared["mean"]["value"] < 1e-2
 
 
-def test_what_cannot_be_evaluated_is_one_line(edgeinfer: CommandLine, tmp_path: Path) -> None:
+def test_an_invalid_evaluation_gives_a_one_line_error(edgeinfer: CommandLine, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"text\xff")
     short = tmp_path / "short.txt"
@@ -82,5 +82,5 @@ def test_progress_reports_the_time_left() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(40, "40 s"), (600, "10 min"), (9000, "2.5 h")])
-def test_a_time_to_wait_is_rounded(seconds: float, shown: str) -> None:
+def test_a_remaining_time_is_rounded(seconds: float, shown: str) -> None:
     assert shown_time(seconds) == shown

@@ -1,4 +1,4 @@
-"""A model that edgeinfer's engine can't run bears the same words in `list`, `show`, `plan` and `run`."""
+"""`list`, `show`, `plan` and `run` use the same words for a model that the native engine can't run."""
 
 import json
 import struct
@@ -8,18 +8,18 @@ import pytest
 
 import edgeinfer as library
 from edgeinfer.errors import UnsupportedModelError
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models folder, with a sound model, one of an unknown architecture, and one of an unknown type."""
+    """The models folder, with a valid model, one of an unknown architecture, and one of an unknown type."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     models = tmp_path / "edgeinfer" / "models"
     models.mkdir(parents=True)
-    sound = ZOO["llama"].write(models / "sound.gguf")
-    content = sound.read_bytes()
+    valid = ZOO["llama"].write(models / "sound.gguf")
+    content = valid.read_bytes()
     (models / "words.gguf").write_bytes(
         content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
     )
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return models
 
 
-def test_the_same_words_in_every_command(edgeinfer: CommandLine, folder: Path) -> None:
+def test_every_command_uses_the_same_words(edgeinfer: CommandLine, folder: Path) -> None:
     words = "needs --engine llama.cpp"
     rows = {line.split()[0]: line for line in edgeinfer("list").out.splitlines()[1:] if line.strip()}
     assert (words in rows["sound"], words in rows["words"], words in rows["types"]) == (False, True, True)

@@ -8,7 +8,7 @@ import pytest
 from tests.tui.conftest import CommandLine
 
 
-def test_show_names_what_the_file_holds(edgeinfer: CommandLine) -> None:
+def test_show_lists_the_contents_of_the_file(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("show", "tiny")
     assert (outcome.code, outcome.err) == (0, "")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
@@ -21,13 +21,13 @@ def test_show_names_what_the_file_holds(edgeinfer: CommandLine) -> None:
     assert max(map(len, lines)) < 180
 
 
-def test_show_tensors_lists_every_one(edgeinfer: CommandLine) -> None:
+def test_show_tensors_lists_every_tensor(edgeinfer: CommandLine) -> None:
     lines = [" ".join(line.split()) for line in edgeinfer("show", "--tensors").out.splitlines()]
     assert "blk.9.ffn_up.weight Q4_K 2048 x 512 589,824" in lines
     assert sum(line.startswith("blk.") for line in lines) == 80
 
 
-def test_show_json_says_the_same(edgeinfer: CommandLine) -> None:
+def test_show_json_has_the_same_values(edgeinfer: CommandLine) -> None:
     report = json.loads(edgeinfer("show", "tiny", "--json").out)
     assert report["parameters"] == 31_730_176
     assert report["tensor_types"]["Q6_K"]["tensors"] == 11
@@ -37,7 +37,7 @@ def test_show_json_says_the_same(edgeinfer: CommandLine) -> None:
     assert len(json.loads(edgeinfer("show", "--json", "--tensors").out)["tensors"]) == 82
 
 
-def test_show_of_a_file_that_is_no_model_is_one_line(edgeinfer: CommandLine, tmp_path: Path) -> None:
+def test_show_of_an_invalid_file_gives_a_one_line_error(edgeinfer: CommandLine, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model at all, but long enough")
     outcome = edgeinfer("show", str(broken))
@@ -64,7 +64,7 @@ def test_list_has_the_built_in_model_first(
     assert (listed[0]["licence"], listed[0]["fits"], listed[1]["fits"]) == ("CC-BY-4.0", True, None)
 
 
-def test_list_all_shows_the_catalogue(
+def test_list_all_shows_the_registry(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -95,7 +95,7 @@ def test_version(edgeinfer: CommandLine) -> None:
 @pytest.mark.parametrize(
     "command", ["run", "bench", "eval", "show", "list", "quantize", "doctor", "pull", "rm"]
 )
-def test_every_command_explains_itself(edgeinfer: CommandLine, command: str) -> None:
+def test_every_command_has_a_help_text(edgeinfer: CommandLine, command: str) -> None:
     outcome = edgeinfer(command, "--help")
     assert outcome.code == 0
     assert f"Usage: edgeinfer {command}" in outcome.out

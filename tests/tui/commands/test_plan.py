@@ -1,4 +1,4 @@
-"""`edgeinfer plan`: a table for a person, JSON for a program, one line for what can't be."""
+"""`edgeinfer plan`: a table as text, JSON, and a one-line error for what can't be planned."""
 
 import json
 from dataclasses import replace
@@ -13,14 +13,14 @@ from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.planner.plan_text import PlanLine
-from tests.edgeinfer.model_config.test_file_sizes import write_mixture
-from tests.random_models import ZOO
+from tests.edgeinfer.model_config.test_file_sizes import write_moe
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 LAPTOP = "rtx 4060 laptop"
 
 
-def test_the_table_has_a_line_for_like_layers(edgeinfer: CommandLine) -> None:
+def test_equal_layers_share_a_line_of_the_table(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP)
     assert (outcome.code, outcome.err) == (0, "")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
@@ -44,7 +44,7 @@ def test_json_reports_every_item(edgeinfer: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: CommandLine, repack: bool) -> None:
+def test_the_plan_of_this_machine_equals_loading(edgeinfer: CommandLine, repack: bool) -> None:
     options = ["--device", "cpu", "--threads", "2", "--json", *([] if repack else ["--no-repack"])]
     message = json.loads(edgeinfer("plan", "tiny", *options).out)
     assert message["machine"]["origin"] == "measured"
@@ -55,7 +55,7 @@ def test_this_machine_is_measured_and_planned_as_it_is_loaded(edgeinfer: Command
     assert {(item["item"], item["device"]): item["bytes"] for item in message["items"]} == loaded
 
 
-def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> None:
+def test_the_draft_that_loading_uses_is_planned(edgeinfer: CommandLine) -> None:
     drafts = []
     for device, draft in (("cpu:", "auto"), ("cpu:", "none"), (LAPTOP, "auto"), (LAPTOP, "tiny")):
         outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", draft, "--json")
@@ -65,7 +65,7 @@ def test_the_draft_that_loading_takes_is_planned_too(edgeinfer: CommandLine) -> 
     assert outcome.err == ""
 
 
-def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) -> None:
+def test_a_draft_that_loading_omits_is_not_planned(edgeinfer: CommandLine) -> None:
     sizes = {}
     for ram in ("1GiB", "37MiB"):
         outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
@@ -81,7 +81,7 @@ def test_a_draft_that_loading_leaves_out_is_not_planned(edgeinfer: CommandLine) 
     assert outcome.err.endswith("; with a context of 1024 it fits (--context, context=)\n")
 
 
-def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
+def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
     edgeinfer: CommandLine, tmp_path: Path
 ) -> None:
     path = ZOO["llama"].write(tmp_path / "zoo.gguf")
@@ -98,25 +98,25 @@ def test_a_draft_of_another_vocabulary_is_left_out_as_in_loading(
         assert message in model.warnings
 
 
-def test_a_machine_without_a_gpu_says_so(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: None)
+def test_a_machine_without_a_gpu_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_plan, "usable_gpu", lambda index: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
     assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
 
 
-def test_a_machine_can_be_measured_anew(
+def test_a_machine_can_be_measured_again(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    figures = MeasuredFigures(tmp_path, "one machine")
-    figures.keep({"2 threads": 1.0})
-    monkeypatch.setattr(measure, "remembered_figures", lambda folder: figures)
+    measurements = MeasuredFigures(tmp_path, "one machine")
+    measurements.keep({"2 threads": 1.0})
+    monkeypatch.setattr(measure, "stored_figures", lambda folder: measurements)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
-    assert figures.known() == {"2 threads": 1.0}
+    assert measurements.known() == {"2 threads": 1.0}
     assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0
-    assert figures.known() == {}
+    assert measurements.known() == {}
 
 
-def test_a_gpu_here_is_measured_and_planned_for(
+def test_the_gpu_of_this_machine_is_measured_and_planned_for(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
@@ -133,10 +133,8 @@ def test_a_gpu_here_is_measured_and_planned_for(
     assert message["budgets"]["vram"] == 7 << 30
 
 
-def test_a_mixture_that_is_not_run_yet_is_planned_all_the_same(
-    edgeinfer: CommandLine, tmp_path: Path
-) -> None:
-    path = write_mixture(tmp_path / "mixture.gguf")
+def test_an_unsupported_moe_architecture_is_planned(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    path = write_moe(tmp_path / "mixture.gguf")
     outcome = edgeinfer("plan", str(path), "--device", LAPTOP)
     assert outcome.code == 0
     assert outcome.err.startswith("edgeinfer: needs --engine llama.cpp: architecture mixture isn't")
@@ -171,7 +169,9 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
         (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
     ],
 )
-def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str], text: str) -> None:
+def test_an_invalid_plan_gives_a_one_line_error(
+    edgeinfer: CommandLine, options: list[str], text: str
+) -> None:
     outcome = edgeinfer("plan", "tiny", *options)
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith(f"edgeinfer: {text}")
@@ -179,13 +179,13 @@ def test_what_can_not_be_is_one_line(edgeinfer: CommandLine, options: list[str],
 
 
 @pytest.mark.parametrize("option", ["--context", "--threads"])
-def test_a_number_below_its_minimum_is_wrong_usage(edgeinfer: CommandLine, option: str) -> None:
+def test_a_number_below_its_minimum_is_a_usage_error(edgeinfer: CommandLine, option: str) -> None:
     outcome = edgeinfer("plan", "tiny", option, "0")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith(f"edgeinfer: {option}: saw 0, wanted a whole number of at least 1")
 
 
-def test_a_draft_whose_time_is_unknown_has_no_empty_cell() -> None:
+def test_a_draft_without_a_time_has_no_empty_cell() -> None:
     line = PlanLine("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
     assert line.cells() == ("draft model", "cpu", "5.0", "-", "when it drafts")
     line = PlanLine("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)

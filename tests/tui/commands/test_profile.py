@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
-LICENCE = str(Path(__file__).parents[3] / "LICENSE")
+LICENSE = str(Path(__file__).parents[3] / "LICENSE")
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str) -> None:
-    outcome = edgeinfer("profile", model, "--text", LICENCE, "--tokens", "128")
+    outcome = edgeinfer("profile", model, "--text", LICENSE, "--tokens", "128")
     assert outcome.code == 0
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert lines[0] == "layer units active hottest 10% hottest 20% hottest 30% hottest 50% hot set"
@@ -29,9 +29,9 @@ def test_the_report_has_a_row_for_each_layer(edgeinfer: CommandLine, model: str)
     assert Path(f"{model}.profile.npz").exists()
 
 
-def test_json_says_the_same_with_predictors(edgeinfer: CommandLine, model: str) -> None:
+def test_json_includes_predictors(edgeinfer: CommandLine, model: str) -> None:
     outcome = edgeinfer(
-        "profile", model, "--text", LICENCE, "--tokens", "256", "--predictor", "--rank", "32", "--json"
+        "profile", model, "--text", LICENSE, "--tokens", "256", "--predictor", "--rank", "32", "--json"
     )
     report = json.loads(outcome.out)
     assert report["tokens"] == [128, 128]
@@ -41,7 +41,9 @@ def test_json_says_the_same_with_predictors(edgeinfer: CommandLine, model: str) 
     assert list(report["overall"]["covered_by_hottest"]) == ["10%", "20%", "30%", "50%"]
 
 
-def test_what_cannot_be_profiled_is_one_line(edgeinfer: CommandLine, model: str, tmp_path: Path) -> None:
+def test_an_invalid_profile_run_gives_a_one_line_error(
+    edgeinfer: CommandLine, model: str, tmp_path: Path
+) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"text\xff")
     outcome = edgeinfer("profile", model, "--text", str(binary))

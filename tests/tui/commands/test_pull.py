@@ -1,4 +1,4 @@
-"""`edgeinfer pull` and `edgeinfer rm`, and `run` of what isn't here yet."""
+"""`edgeinfer pull` and `edgeinfer rm`, and `run` of a model that isn't downloaded."""
 
 import io
 import json
@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The models folder of a user who has nothing yet, and on whose machine there are no other programs."""
+    """The models folder of a new user, on a machine without other programs."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HOME", "HF_HUB_CACHE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME"):
@@ -62,7 +62,7 @@ def put(models: Path, name: str, content: bytes = b"GGUF") -> Path:
     return models / name
 
 
-def test_pull_prints_the_path_and_says_the_rest_on_stderr(
+def test_pull_prints_the_path_to_stdout_and_the_rest_to_stderr(
     edgeinfer: CommandLine, server: HostileServer, models: Path
 ) -> None:
     outcome = edgeinfer("pull", server.url("/small.gguf"))
@@ -71,43 +71,42 @@ def test_pull_prints_the_path_and_says_the_rest_on_stderr(
     lines = outcome.err.splitlines()
     assert lines[-2].startswith("edgeinfer: small is here: ")
     assert lines[-2].endswith("run it with: edgeinfer run small")
-    assert "small.gguf: nobody says what its sha256 must be; it is " in lines[-1]
+    assert "small.gguf: not verified, because no expected sha256 is known; it is " in lines[-1]
     again = edgeinfer("pull", server.url("/small.gguf"))
     assert (again.out, again.err.count("is here already")) == (f"{path}\n", 1)
 
 
-def test_a_failed_pull_is_one_line(edgeinfer: CommandLine, server: HostileServer, models: Path) -> None:
-    server.otherwise = does.status(404)
+def test_a_failed_pull_gives_a_one_line_error(
+    edgeinfer: CommandLine, server: HostileServer, models: Path
+) -> None:
+    server.default = does.status(404)
     outcome = edgeinfer("pull", server.url("/small.gguf"))
     assert (outcome.code, outcome.out) == (1, "")
-    assert (
-        outcome.err
-        == f"edgeinfer: {server.url('/small.gguf')}: 404 Not Found; nothing of that name is there\n"
-    )
+    assert outcome.err == f"edgeinfer: {server.url('/small.gguf')}: 404 Not Found; no such file\n"
 
 
-def in_a_program(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def in_subprocess(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     variables = {**environment(home), "HF_ENDPOINT": hub.url("").rstrip("/"), "HF_HUB_OFFLINE": "0"}
     return subprocess.run(
         [*COMMAND, *arguments], env=variables, cwd=ROOT, capture_output=True, text=True, check=False
     )
 
 
-def test_a_catalogue_model_is_pulled_from_the_hub_of_the_environment(
+def test_a_registry_model_is_pulled_from_the_hub_of_the_environment(
     hub: FakeHub, models: Path, tmp_path: Path
 ) -> None:
-    done = in_a_program(hub, tmp_path, "pull", "qwen3-4b")
+    done = in_subprocess(hub, tmp_path, "pull", "qwen3-4b")
     assert done.returncode == 0, done.stderr
     path = Path(done.stdout.strip())
     assert path.parts[-3:] == ("Qwen", "Qwen3-4B-GGUF", "Qwen3-4B-Q8_0.gguf")
     assert "edgeinfer: Q8_0: the best of Q8_0, Q4_K_M that fits and is fast: " in done.stderr
     assert "edgeinfer: Qwen3-4B-Q8_0.gguf: sha256 as the hub says" in done.stderr
     assert done.stderr.endswith("which may make it faster: edgeinfer pull qwen3-0.6b\n")
-    assert in_a_program(hub, tmp_path, "rm", "qwen3-4b:Q8_0").returncode == 0
+    assert in_subprocess(hub, tmp_path, "rm", "qwen3-4b:Q8_0").returncode == 0
     assert not path.parent.parent.exists()
 
 
-def test_ctrl_c_keeps_what_came_and_says_how_to_continue(
+def test_ctrl_c_keeps_the_partial_download_and_names_the_resume_command(
     server: HostileServer, models: Path, tmp_path: Path, opened: list[Terminal]
 ) -> None:
     server.script = [does.stall(100_000)]
@@ -122,11 +121,11 @@ def test_ctrl_c_keeps_what_came_and_says_how_to_continue(
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.exit_code() == 130
     assert f"stopped; partial data is kept, continue with: edgeinfer pull {url}" in terminal.seen
-    kept = list(tmp_path.rglob("small.gguf.partial"))
-    assert [path.stat().st_size for path in kept] == [100_000]
+    partial = list(tmp_path.rglob("small.gguf.partial"))
+    assert [path.stat().st_size for path in partial] == [100_000]
 
 
-def test_run_of_a_model_that_is_not_here_names_the_command(
+def test_run_of_a_missing_model_names_the_pull_command(
     edgeinfer: CommandLine, fake: FakeModel, models: Path
 ) -> None:
     outcome = edgeinfer("run", "qwen3-8b", "Hi")
@@ -145,7 +144,7 @@ def test_run_on_a_terminal_offers_to_pull(tmp_path: Path, models: Path, opened: 
     assert "fetch it with: edgeinfer pull qwen3-8b" in terminal.seen
 
 
-def test_rm_frees_what_it_says_and_nothing_before_all_names_are_known(
+def test_rm_frees_the_reported_bytes_and_resolves_all_names_first(
     edgeinfer: CommandLine, models: Path
 ) -> None:
     own = put(models, "deep/own.gguf")
@@ -162,7 +161,7 @@ def test_rm_frees_what_it_says_and_nothing_before_all_names_are_known(
     assert models.exists()
 
 
-def test_rm_says_what_else_uses_the_file(edgeinfer: CommandLine, models: Path) -> None:
+def test_rm_lists_other_uses_of_the_file(edgeinfer: CommandLine, models: Path) -> None:
     draft = put(models, "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf")
     put(models, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf")
     os.link(draft, models / "backup")
@@ -172,7 +171,7 @@ def test_rm_says_what_else_uses_the_file(edgeinfer: CommandLine, models: Path) -
     assert "removed, freed 0 B" in outcome.err
 
 
-def test_rm_takes_what_a_stopped_pull_left(edgeinfer: CommandLine, models: Path) -> None:
+def test_rm_deletes_a_partial_download(edgeinfer: CommandLine, models: Path) -> None:
     put(models, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf.partial", b"GGUF" * 10)
     put(models, "Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf.partial.json", b"{}")
     assert edgeinfer("rm", "qwen3-8b").err == "edgeinfer: qwen3-8b: removed, freed 42 B\n"
@@ -180,10 +179,10 @@ def test_rm_takes_what_a_stopped_pull_left(edgeinfer: CommandLine, models: Path)
     assert "there is nothing to remove" in edgeinfer("rm", "qwen3-8b").err
 
 
-def test_rm_leaves_what_is_not_ours(edgeinfer: CommandLine, models: Path, tmp_path: Path) -> None:
+def test_rm_keeps_files_of_other_programs(edgeinfer: CommandLine, models: Path, tmp_path: Path) -> None:
     own = put(tmp_path / "elsewhere", "mine.gguf")
-    assert "built in; it goes with edgeinfer itself" in edgeinfer("rm", "tiny").err
-    assert f"{own}: a file of your own, outside {models}" in edgeinfer("rm", str(own)).err
+    assert "built in; it is removed with edgeinfer itself" in edgeinfer("rm", "tiny").err
+    assert f"{own}: a file outside {models}" in edgeinfer("rm", str(own)).err
     ollama = tmp_path / ".ollama" / "models"
     layers = [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:ab"}]
     put(ollama, "blobs/sha256-ab")
@@ -197,9 +196,7 @@ def test_rm_leaves_what_is_not_ours(edgeinfer: CommandLine, models: Path, tmp_pa
     assert "belongs to Ollama; remove it with ollama rm; ollama/small:latest shares its file" in generated
 
 
-def test_show_of_a_model_that_is_not_here_reports_what_the_catalogue_does(
-    edgeinfer: CommandLine, models: Path
-) -> None:
+def test_show_of_a_missing_model_shows_its_registry_entry(edgeinfer: CommandLine, models: Path) -> None:
     outcome = edgeinfer("show", "qwen3-8b")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert "from hf:Qwen/Qwen3-8B-GGUF" in lines
@@ -224,7 +221,7 @@ class FakeTerminal(io.StringIO):
         return True
 
 
-def test_progress_on_a_terminal_reports_the_rate_of_now_and_the_time_left() -> None:
+def test_progress_on_a_terminal_reports_the_current_rate_and_the_time_left() -> None:
     clock, stream = Clock(), FakeTerminal()
     progress = TransferProgress(stream, clock)
     progress.update(100 << 20, 1000 << 20)  # from an earlier run: no rate yet
@@ -237,7 +234,7 @@ def test_progress_on_a_terminal_reports_the_rate_of_now_and_the_time_left() -> N
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_progress_elsewhere_is_a_line_for_each_tenth() -> None:
+def test_progress_without_a_terminal_is_a_line_for_each_tenth() -> None:
     clock, stream = Clock(), io.StringIO()
     progress = TransferProgress(stream, clock)
     for step in range(101):
@@ -249,7 +246,7 @@ def test_progress_elsewhere_is_a_line_for_each_tenth() -> None:
     assert lines[-1] == "100.0 KiB/100.0 KiB (100%), 1.0 KiB/s"
 
 
-def test_progress_of_an_unknown_length_reports_what_came() -> None:
+def test_progress_of_an_unknown_length_reports_the_received_bytes() -> None:
     stream = FakeTerminal()
     TransferProgress(stream, Clock()).update(5000, None)
     assert stream.getvalue().endswith("4.9 KiB")

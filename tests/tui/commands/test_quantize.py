@@ -34,18 +34,20 @@ def test_help_lists_every_type(edgeinfer: CommandLine) -> None:
     assert set(MIXES) <= set(words)
 
 
-def test_a_smaller_file_is_written_and_said_so_on_stderr(
+def test_a_smaller_file_is_written_and_reported_on_stderr(
     edgeinfer: CommandLine, source: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "small.gguf"
     outcome = edgeinfer("quantize", str(source), str(target))
     assert (outcome.code, outcome.out) == (0, "")
-    assert outcome.err.startswith(f"edgeinfer: {target}: Q4_K_M, 5.0 KiB -> 2.1 KiB, 7.56 bits a weight, in ")
+    assert outcome.err.startswith(
+        f"edgeinfer: {target}: Q4_K_M, 5.0 KiB -> 2.1 KiB, 7.56 bits per weight, in "
+    )
     with GGUFFile.open(target) as file:
         assert file.tensors["blk.0.attn_q.weight"].format.name == "Q4_K"
 
 
-def test_a_dry_run_prints_what_each_tensor_would_become(edgeinfer: CommandLine, source: Path) -> None:
+def test_a_dry_run_prints_the_format_of_each_tensor(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--type", "q8_0", "--dry-run")
     assert (outcome.code, outcome.err) == (0, "")
     assert [line.split() for line in outcome.out.splitlines()] == [
@@ -53,12 +55,12 @@ def test_a_dry_run_prints_what_each_tensor_would_become(edgeinfer: CommandLine, 
         ["output_norm.weight", "256", "F32", "-", "1,024"],
         ["blk.0.attn_q.weight", "8", "x", "256", "F16", "Q8_0", "2,176"],
         [],
-        ["Q8_0:", "5.0", "KiB", "->", "3.1", "KiB,", "11.11", "bits", "a", "weight"],
+        ["Q8_0:", "5.0", "KiB", "->", "3.1", "KiB,", "11.11", "bits", "per", "weight"],
     ]
     assert [path.name for path in source.parent.iterdir()] == [source.name]
 
 
-def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
+def test_json_has_the_same_values(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--dry-run", "--json", "--tensor", "attn_.=Q6_K")
     report = json.loads(outcome.out)
     assert report["type"] == "Q4_K_M"
@@ -77,7 +79,7 @@ def test_json_says_the_same(edgeinfer: CommandLine, source: Path) -> None:
         ([], "OUT is missing: the file to write"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(
+def test_an_invalid_command_line_gives_a_one_line_error(
     edgeinfer: CommandLine, source: Path, arguments: list[str], message: str
 ) -> None:
     outcome = edgeinfer("quantize", str(source), *arguments)
@@ -86,7 +88,7 @@ def test_a_wrong_command_line_is_one_line(
     assert outcome.err.count("\n") == 1
 
 
-def test_a_refusal_is_one_line_and_names_the_option(edgeinfer: CommandLine, source: Path) -> None:
+def test_a_refusal_gives_one_line_that_names_the_option(edgeinfer: CommandLine, source: Path) -> None:
     target = source.with_name("small.gguf")
     target.write_bytes(b"old")
     outcome = edgeinfer("quantize", str(source), str(target))
@@ -97,7 +99,7 @@ def test_a_refusal_is_one_line_and_names_the_option(edgeinfer: CommandLine, sour
     assert edgeinfer("quantize", str(source), str(target), "--force").code == 0
 
 
-def test_remarks_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
+def test_warnings_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
     outcome = edgeinfer("quantize", str(source), "--type", "Q2_K_S", "--dry-run")
     assert (
         outcome.err == "edgeinfer: Q2_K_S is made for an importance matrix (--imatrix); expect a poor model\n"
@@ -105,7 +107,7 @@ def test_remarks_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model-F16.gguf", rows=1 << 15)
     command = "from edgeinfer_tui.command_line import main; main()"
     process = subprocess.Popen(

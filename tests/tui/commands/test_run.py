@@ -14,7 +14,7 @@ from tests.tui.fake_library import ANSWER, FakeModel
 
 
 class Input(io.TextIOWrapper):
-    """Standard input that holds some bytes."""
+    """Standard input with these bytes."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8")
@@ -30,14 +30,14 @@ def pipe_in(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(prompt_source, "is_ready", lambda raw: True)
 
 
-def test_the_response_alone_goes_to_stdout(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_only_the_completion_is_on_stdout(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Once upon a time")
     assert (outcome.code, outcome.out, outcome.err) == (0, ANSWER + "\n", "")
-    assert fake.asked == ["raw Once upon a time"]
+    assert fake.prompts == ["raw Once upon a time"]
     assert fake.closed
 
 
-def test_the_model_is_the_built_in_one_unless_named(
+def test_the_default_model_is_the_built_in_one(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: Any
 ) -> None:
     pipe_in(monkeypatch, b"Once")
@@ -53,7 +53,7 @@ def test_speed_prints_a_status_line_to_stderr(edgeinfer: CommandLine, fake: Fake
     )
 
 
-def test_options_reach_the_library_by_its_own_names(
+def test_options_reach_the_library_by_keyword(
     edgeinfer: CommandLine, fake: FakeModel, tmp_path: Path
 ) -> None:
     template = tmp_path / "own.jinja"
@@ -92,7 +92,7 @@ def test_options_reach_the_library_by_its_own_names(
     ]
 
 
-def test_references_reach_the_library_as_paths(
+def test_lookup_files_reach_the_library_as_paths(
     edgeinfer: CommandLine, fake: FakeModel, tmp_path: Path
 ) -> None:
     paths = [tmp_path / name for name in ("one.py", "two.py")]
@@ -102,7 +102,7 @@ def test_references_reach_the_library_as_paths(
     assert fake.loaded_with == {"model": "tiny", "lookup_files": paths}
 
 
-def test_several_responses_follow_one_another(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_several_completions_follow_one_another(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Once", "-n", "3", "--seed", "4", "--best-of", "5")
     assert outcome.out == f"{ANSWER}\n" * 3
     assert fake.settings == [{"seed": 4}]
@@ -110,34 +110,32 @@ def test_several_responses_follow_one_another(edgeinfer: CommandLine, fake: Fake
     edgeinfer("run", "tiny", "Once", "--beams", "2", "--chat", "--system", "Be kind.")
     assert fake.counts == {"beams": 2}
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Once"}]
-    assert fake.asked == ["Once", str(messages)]
+    assert fake.prompts == ["Once", str(messages)]
     assert edgeinfer("run", "tiny", "Once", "-n", "0").code == 2
 
 
-def test_nothing_given_leaves_every_default_to_the_library(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_omitted_options_use_the_defaults_of_the_library(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Once")
     assert fake.loaded_with == {"model": "tiny"}
     assert fake.settings == [{}]
 
 
-def test_a_prompt_is_a_chat_turn_where_the_model_prefers_that(
-    edgeinfer: CommandLine, fake: FakeModel
-) -> None:
+def test_a_prompt_is_a_chat_message_if_the_model_prefers_it(edgeinfer: CommandLine, fake: FakeModel) -> None:
     fake.prompt_style = None
     edgeinfer("run", "tiny", "Hi")
     edgeinfer("run", "tiny", "Hi", "--raw")
     fake.chat_format = None
     edgeinfer("run", "tiny", "Hi")
-    assert fake.asked == ["chat[None] Hi", "raw Hi", "raw Hi"]
+    assert fake.prompts == ["chat[None] Hi", "raw Hi", "raw Hi"]
 
 
-def test_chat_and_system_ask_for_the_template(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_chat_and_system_apply_the_template(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi", "--chat")
     edgeinfer("run", "tiny", "Hi", "--system", "Be brief.")
-    assert fake.asked == ["chat[None] Hi", "chat[Be brief.] Hi"]
+    assert fake.prompts == ["chat[None] Hi", "chat[Be brief.] Hi"]
 
 
-def test_a_chat_without_a_template_says_what_to_do(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_chat_without_a_template_names_the_option(edgeinfer: CommandLine, fake: FakeModel) -> None:
     fake.chat_format = None
     outcome = edgeinfer("run", "tiny", "Hi", "--chat")
     assert (outcome.code, outcome.out) == (1, "")
@@ -151,7 +149,7 @@ def test_piped_text_is_the_prompt_less_its_last_newline(
 ) -> None:
     pipe_in(monkeypatch, "Es war einmal ein Mädchen\n".encode())
     edgeinfer("run", "tiny")
-    assert fake.asked == ["raw Es war einmal ein Mädchen"]
+    assert fake.prompts == ["raw Es war einmal ein Mädchen"]
 
 
 def test_piped_text_comes_before_the_prompt(
@@ -159,7 +157,7 @@ def test_piped_text_comes_before_the_prompt(
 ) -> None:
     pipe_in(monkeypatch, b"a diff\nof two lines\n")
     edgeinfer("run", "tiny", "Explain this.")
-    assert fake.asked == ["raw a diff\nof two lines\n\nExplain this."]
+    assert fake.prompts == ["raw a diff\nof two lines\n\nExplain this."]
 
 
 def test_a_pipe_without_a_writer_is_ignored(
@@ -167,11 +165,11 @@ def test_a_pipe_without_a_writer_is_ignored(
 ) -> None:
     monkeypatch.setattr(prompt_source, "is_ready", lambda raw: False)
     outcome = edgeinfer("run", "tiny", "Hi")
-    assert fake.asked == ["raw Hi"]
+    assert fake.prompts == ["raw Hi"]
     assert outcome.err == ("edgeinfer: standard input had no data within 5 s: using the prompt alone\n")
 
 
-def test_input_that_is_no_text_is_a_usage_error(
+def test_undecodable_input_is_a_usage_error(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe_in(monkeypatch, b"abc\xff")
@@ -189,17 +187,17 @@ def test_logprobs_go_to_stderr(edgeinfer: CommandLine, fake: FakeModel) -> None:
 def test_verbose_shows_plan_and_settings(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-v", "--seed", "3")
     assert "edgeinfer: given: seed 3\neverything lies in RAM\n" in outcome.err
-    assert outcome.err.startswith("edgeinfer: a remark on the loading\nedgeinfer: fake loaded in ")
+    assert outcome.err.startswith("edgeinfer: a warning of loading\nedgeinfer: fake loaded in ")
     assert "context 1024 tokens" in outcome.err
 
 
-def test_weights_may_be_left_in_the_file(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_weights_can_be_memory_mapped(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert "given: repack False\n" in edgeinfer("run", "tiny", "Hi", "-v", "--no-repack").err
     assert "given: repack True\n" in edgeinfer("run", "tiny", "Hi", "-v", "--repack").err
 
 
 def test_an_interrupted_response_keeps_the_text(edgeinfer: CommandLine, fake: FakeModel) -> None:
-    fake.behaviour["interrupt_after"] = 2
+    fake.options["interrupt_after"] = 2
     outcome = edgeinfer("run", "tiny", "Hi", "--speed")
     assert (outcome.code, outcome.out) == (INTERRUPTED, "There was \n")
     assert outcome.err.endswith("context 11/1024 · stopped by you\n")
@@ -253,7 +251,7 @@ def test_an_interrupt_while_loading_is_quiet(edgeinfer: CommandLine, monkeypatch
         (["nope"], 2, "No such command 'nope'"),
     ],
 )
-def test_a_mistake_is_one_line_and_an_exit_code(
+def test_an_error_is_one_line_and_an_exit_code(
     edgeinfer: CommandLine, fake: FakeModel, arguments: list[str], code: int, message: str
 ) -> None:
     outcome = edgeinfer(*arguments)
@@ -271,7 +269,7 @@ def test_a_traceback_is_printed_on_request(
     assert outcome.err.endswith("(a bug in edgeinfer; see above)\n")
 
 
-def test_the_readers_of_json_get_json(edgeinfer: CommandLine) -> None:
+def test_errors_in_json_mode_are_json(edgeinfer: CommandLine) -> None:
     assert json.loads(edgeinfer("list", "--json").out)[0]["name"] == "tiny"
 
 

@@ -1,4 +1,4 @@
-"""`edgeinfer serve` as a program of its own: it says where it listens, answers, and ends at Ctrl-C."""
+"""`edgeinfer serve` as a process: it prints its address, serves requests, and ends at Ctrl-C."""
 
 import json
 import os
@@ -25,28 +25,28 @@ PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The program, and its address."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [*PROGRAM, "serve", "tiny", "--port", "0", "--device", "cpu", "--draft", "none", *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": paths},
     )
-    assert started.stderr is not None
+    assert process.stderr is not None
     try:
         output = ""
-        while not (found := re.search(r"http://[\d.:]+/v1", output)):
-            line = started.stderr.readline()
+        while not (result := re.search(r"http://[\d.:]+/v1", output)):
+            line = process.stderr.readline()
             assert line, output
             output += line
-        yield started, found[0]
+        yield process, result[0]
     finally:
-        if started.poll() is None:
-            started.kill()
-        started.communicate()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
-def ask(address: str, **headers: str) -> str:
+def get(address: str, **headers: str) -> str:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     request = urllib.request.Request(
         f"{address}/chat/completions",
@@ -57,11 +57,11 @@ def ask(address: str, **headers: str) -> str:
         return str(json.load(reply)["choices"][0]["message"]["content"])
 
 
-def test_it_responds_and_ctrl_c_ends_it() -> None:
+def test_it_serves_requests_until_ctrl_c() -> None:
     with serving("--key", "secret") as (program, address):
-        assert ask(address, Authorization="Bearer secret")
+        assert get(address, Authorization="Bearer secret")
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            ask(address)
+            get(address)
         program.send_signal(signal.SIGINT)
         out, err = program.communicate(timeout=20)
     assert out == ""
@@ -69,7 +69,7 @@ def test_it_responds_and_ctrl_c_ends_it() -> None:
     assert program.returncode == 0
 
 
-def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(edgeinfer: CommandLine) -> None:
+def test_a_used_port_is_reported_before_loading(edgeinfer: CommandLine) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -82,14 +82,14 @@ def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(edgeinfer: C
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "0", "0x0", "::", "::0", "0.0", "::ffff:0.0.0.0", "192.0.2.1", "*"]
 )
-def test_whatever_others_can_reach_wants_a_key(edgeinfer: CommandLine, host: str) -> None:
+def test_a_public_address_needs_an_api_key(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host)
     assert outcome.code == 2
-    assert f"--host {host} lets the whole network in; give a --key" in outcome.err
+    assert f"--host {host} is reachable from the whole network; give a --key" in outcome.err
 
 
 @pytest.mark.parametrize("host", ["a" * 300, "nowhere.invalid", "1.2.3.4.5"])
-def test_an_address_that_is_none_is_refused_in_one_line(edgeinfer: CommandLine, host: str) -> None:
+def test_an_invalid_address_gives_a_one_line_error(edgeinfer: CommandLine, host: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--host", host, "--port", "0")
     assert outcome.code == 1
     assert "can't listen there (" in outcome.err
@@ -97,13 +97,13 @@ def test_an_address_that_is_none_is_refused_in_one_line(edgeinfer: CommandLine, 
 
 
 @pytest.mark.parametrize("key", ["", " ", "\u00e4", "a\nb"])
-def test_a_key_that_is_none_is_refused(edgeinfer: CommandLine, key: str) -> None:
+def test_an_invalid_key_is_refused(edgeinfer: CommandLine, key: str) -> None:
     outcome = edgeinfer("serve", "tiny", "--key", key)
     assert outcome.code == 2
     assert "--key: wanted printable ASCII characters, at least one" in outcome.err
 
 
-def test_what_is_missing_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     outcome = edgeinfer("serve", "tiny")
     assert outcome.code == 1

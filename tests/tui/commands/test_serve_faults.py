@@ -1,4 +1,4 @@
-"""A real server under clients that stall, leave, flood and lie: it goes on, and its log stays short."""
+"""A real server under clients that stall, disconnect, flood and send wrong data: it stays up."""
 
 import contextlib
 import http.client
@@ -24,7 +24,7 @@ from edgeinfer.serving.app import serving_app
 from edgeinfer_tui.system import http_server
 from tests.edgeinfer.serving.http_client import HELLO, JSON, TOOL_TEMPLATE, fake
 from tests.edgeinfer.serving.mutations import mutated
-from tests.tui.commands.test_serve import ask, serving
+from tests.tui.commands.test_serve import get, serving
 
 pytestmark = pytest.mark.slow
 
@@ -93,37 +93,37 @@ def head(length: int, path: str = CHAT) -> bytes:
 
 
 def until_closed(connection: socket.socket) -> bytes:
-    found = b""
+    result = b""
     while True:
         try:
             part = connection.recv(65536)
         except ConnectionError:
-            return found
+            return result
         if not part:
-            return found
-        found += part
+            return result
+        result += part
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET / HTTP/1.1\r\nHost: x\r\nX-A: "])
-def test_a_head_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+def test_an_endless_request_header_is_aborted(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.1)
     with Served(fake()) as served, served.raw(sent) as connection:
         assert until_closed(connection) == b""
         assert served.health() == 0
 
 
-def test_a_body_that_never_comes_is_responded_to_408(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_body_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeinfer.serving.bodies.BODY_SECONDS", 0.1)
     with Served(fake()) as served, served.raw(head(100)) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_head_beyond_its_limit_is_refused() -> None:
+def test_a_request_header_over_the_limit_is_refused() -> None:
     with Served(fake()) as served, served.raw(b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000) as connection:
         assert until_closed(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_client_that_does_not_read_is_dropped_and_frees_the_model(
+def test_a_client_that_does_not_read_is_disconnected_and_frees_the_model(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http_server, "STALL_SECONDS", 0.1)
@@ -141,7 +141,9 @@ def test_a_client_that_does_not_read_is_dropped_and_frees_the_model(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_client_that_leaves_in_mid_upload_leaves_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_disconnects_during_upload_leaves_no_traceback(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with Served(fake()) as served:
         for _ in range(5):
             served.raw(head(1000) + b'{"messages": [').close()
@@ -151,7 +153,7 @@ def test_a_client_that_leaves_in_mid_upload_leaves_no_traceback(capfd: pytest.Ca
 
 
 @pytest.mark.slow
-def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
+def test_connections_over_the_limit_are_refused_and_the_server_recovers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 8)
@@ -165,25 +167,25 @@ def test_connections_beyond_the_limit_are_turned_away_and_the_server_recovers(
     assert capfd.readouterr().err == ""
 
 
-def test_health_is_responded_to_while_a_prompt_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, begun, go_on = fake(), threading.Event(), threading.Event()
+def test_health_responds_during_tokenization(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, started, may_continue = fake(), threading.Event(), threading.Event()
     encode = model.tokenizer.encode
 
     def slow(*given: Any, **named: Any) -> list[int]:
-        begun.set()
-        assert go_on.wait(30)
+        started.set()
+        assert may_continue.wait(30)
         return encode(*given, **named)
 
     monkeypatch.setattr(model.tokenizer, "encode", slow)
     body = json.dumps(BODIES[0][1]).encode()
     with Served(model) as served, served.raw(head(len(body)) + body) as connection:
-        assert begun.wait(30)
+        assert started.wait(30)
         assert served.health() == 1
-        go_on.set()
+        may_continue.set()
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
-def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_of_a_disconnected_client_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = fake(), threading.Event()
     count = 0
     vectors = Model.text_vectors
@@ -209,7 +211,7 @@ def test_embeddings_of_a_client_that_leaves_are_cancelled(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="limits of another process: Linux only")
 @pytest.mark.slow
-def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
+def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None:
     with serving() as (program, address):
         parts, process = urlsplit(address), psutil.Process(program.pid)
         process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 10, 1024))
@@ -217,12 +219,12 @@ def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
         held = [socket.create_connection(target, timeout=30) for _ in range(60)]
         for connection in held:
             connection.close()
-        answered = ""
-        for _ in range(200):  # those that were waiting come first
+        health = ""
+        for _ in range(200):  # queued ones come first
             with contextlib.suppress(OSError):
-                answered = ask(address)
+                health = get(address)
                 break
-        assert answered
+        assert health
         program.send_signal(signal.SIGINT)
         _, err = program.communicate(timeout=30)
     assert "Traceback" not in err
@@ -230,9 +232,9 @@ def test_a_server_without_open_files_left_recovers_and_says_so_once() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_server_that_is_responding_without_a_traceback(number: signal.Signals) -> None:
+def test_a_signal_ends_a_busy_server_without_a_traceback(number: signal.Signals) -> None:
     with serving() as (program, address):
-        assert ask(address)
+        assert get(address)
         parts = urlsplit(address)
         body = json.dumps({"messages": HELLO, "stream": True, "max_tokens": 3_000}).encode()
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as reader:
@@ -245,7 +247,7 @@ def test_a_signal_ends_a_server_that_is_responding_without_a_traceback(number: s
 
 
 @pytest.mark.slow
-def test_thousands_of_mutated_requests_are_responded_to_or_refused(
+def test_thousands_of_mutated_requests_are_served_or_refused(
     capfd: pytest.CaptureFixture[str], scaled: Callable[[int], int]
 ) -> None:
     source, counts, requests = random.Random(45), Counter[int](), scaled(REQUESTS)
@@ -272,10 +274,10 @@ def test_thousands_of_mutated_requests_are_responded_to_or_refused(
 def test_mutated_bytes_of_requests_never_stop_the_server(scaled: Callable[[int], int]) -> None:
     source = random.Random(46)
     body = json.dumps(BODIES[0][1]).encode()
-    sound = head(len(body)) + body
+    valid = head(len(body)) + body
     with Served(fake()) as served:
         for _ in range(scaled(600)):
-            data = bytearray(sound)
+            data = bytearray(valid)
             for _ in range(source.choice((1, 2, 8))):
                 data[source.randrange(len(data))] = source.randrange(256)
             with served.raw(
@@ -294,7 +296,7 @@ def tiny() -> Iterator[Model]:
 def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
     """One of eight kinds in turn."""
     kind = index % 8
-    if kind == 5:  # a reader who leaves early
+    if kind == 5:  # a reader that disconnects early
         body = json.dumps({"messages": HELLO, "stream": True, "max_tokens": 200}).encode()
         with served.raw(head(len(body)) + body) as reader:
             assert reader.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -308,13 +310,13 @@ def mixed_request(served: Served, index: int, counts: Counter[str]) -> None:
         status, raw = served.post(CHAT, {"messages": HELLO, "max_tokens": 40, "response_format": form})
         json.loads(json.loads(raw)["choices"][0]["message"]["content"])
     else:
-        path, sound = BODIES[kind]
-        status, _ = served.post(path, {**sound, "seed": index} if kind < 4 else sound)
+        path, valid = BODIES[kind]
+        status, _ = served.post(path, {**valid, "seed": index} if kind < 4 else valid)
     counts[str(status)] += 1
 
 
 @pytest.mark.slow
-def test_two_thousand_mixed_requests_leave_nothing_after(tiny: Model, scaled: Callable[[int], int]) -> None:
+def test_two_thousand_mixed_requests_leak_nothing(tiny: Model, scaled: Callable[[int], int]) -> None:
     process, counts, mixed = psutil.Process(), Counter[str](), 8 * scaled(MIXED // 8)
     with Served(tiny) as served:
         for index in range(mixed):

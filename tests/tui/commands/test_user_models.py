@@ -1,4 +1,4 @@
-"""Entries of a user's own models.toml, and what `list` says of models and their use."""
+"""Entries of a user's models.toml, and what `list` shows of models and their use."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.tui.conftest import CommandLine
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's models.toml, with one entry whose file is there, one whose file isn't."""
+    """The user's models.toml, with one entry whose file exists, one whose file doesn't."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     file = tmp_path / "config" / "edgeinfer" / "models.toml"
@@ -22,18 +22,18 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_an_own_entry_is_not_built_in(edgeinfer: CommandLine, own: Path, tmp_path: Path) -> None:
+def test_a_user_entry_is_not_built_in(edgeinfer: CommandLine, own: Path, tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(edgeinfer("list", "--json").out)}
     assert rows["mine"]["source"] == "models.toml"
     assert rows["tiny"]["source"] == "built in"
     assert "lost" not in rows
     outcome = edgeinfer("rm", "mine", "--yes")
     assert outcome.code == 1
-    assert "a file of your own" in outcome.err
+    assert "remove it yourself" in outcome.err
     assert (tmp_path / "mine.gguf").exists()
 
 
-def test_a_missing_file_of_an_own_entry_is_named_with_the_entry(
+def test_a_missing_file_of_a_user_entry_is_named_with_the_entry(
     edgeinfer: CommandLine, own: Path, tmp_path: Path
 ) -> None:
     assert edgeinfer("show", "lost").err == (
@@ -43,7 +43,7 @@ def test_a_missing_file_of_an_own_entry_is_named_with_the_entry(
     assert f"short: {folder}/s.gguf: no such file;" in edgeinfer("show", "short").err
 
 
-def test_last_used_is_when_edgeinfer_loaded_it(edgeinfer: CommandLine, own: Path, tmp_path: Path) -> None:
+def test_last_used_is_the_time_of_loading(edgeinfer: CommandLine, own: Path, tmp_path: Path) -> None:
     os.utime(tmp_path / "mine.gguf", (10**9, 10**9))
     line = next(line for line in edgeinfer("list").out.splitlines() if line.startswith("mine "))
     assert "never" in line
@@ -57,7 +57,7 @@ def test_last_used_is_when_edgeinfer_loaded_it(edgeinfer: CommandLine, own: Path
     assert "now" in line
 
 
-# What is removed.
+# Removing models.
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, *completions: str) -> None:
-    """As if a person sat there, who answers so."""
-    coming = iter([*(f"{response}\n" for response in completions), ""])
+    """As if a person typed these responses at the terminal."""
+    lines = iter([*(f"{response}\n" for response in completions), ""])
     monkeypatch.setattr("edgeinfer_tui.confirmation.on_terminal", lambda stream: True)
-    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(coming)})())
+    monkeypatch.setattr("sys.stdin", type("Typed", (), {"readline": lambda self: next(lines)})())
 
 
 @pytest.mark.parametrize("completions", [(), ("",), ("n",), ("what?", "no")])
-def test_removing_asks_a_person_and_no_is_the_default(
+def test_removing_on_a_terminal_prompts_with_default_no(
     edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch, completions: tuple[str, ...]
 ) -> None:
     on_terminal(monkeypatch, *completions)
@@ -88,14 +88,16 @@ def test_removing_asks_a_person_and_no_is_the_default(
     assert pulled.exists()
 
 
-def test_removing_is_agreed_to(edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_proceeds_after_yes(
+    edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_terminal(monkeypatch, "Yes")
     assert edgeinfer("rm", "mine").out == f"{pulled}\n"
     assert not pulled.exists()
 
 
 @pytest.mark.parametrize("option", ["--yes", "-y", "--dry-run"])
-def test_yes_and_a_dry_run_ask_nothing(
+def test_yes_and_a_dry_run_do_not_prompt(
     edgeinfer: CommandLine, pulled: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     on_terminal(monkeypatch)
@@ -103,12 +105,12 @@ def test_yes_and_a_dry_run_ask_nothing(
     assert pulled.exists() is (option == "--dry-run")
 
 
-def test_a_script_is_not_asked(edgeinfer: CommandLine, pulled: Path) -> None:
+def test_a_script_gets_no_prompt(edgeinfer: CommandLine, pulled: Path) -> None:
     assert edgeinfer("rm", "mine").code == 0
     assert not pulled.exists()
 
 
-def test_deleting_a_chat_asks_too(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_a_chat_prompts_too(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeinfer.history.store import ChatStore
 
     with ChatStore() as store:
@@ -131,7 +133,7 @@ def test_a_search_that_finds_nothing_exits_with_1(edgeinfer: CommandLine) -> Non
     assert edgeinfer("history", "--search", "bear").code == 1
 
 
-def test_config_exits_with_1_on_what_means_nothing(
+def test_config_exits_with_1_on_invalid_settings(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert edgeinfer("config").code == 0
@@ -139,14 +141,16 @@ def test_config_exits_with_1_on_what_means_nothing(
     assert edgeinfer("config").code == 1
 
 
-def test_list_and_plan_expect_the_same_speed() -> None:
+def test_list_and_plan_predict_the_same_speed() -> None:
     from edgeinfer.planning.fit import known_machine
     from edgeinfer.planning.model_plan import plan_model
     from edgeinfer.registry.model_listing import listed
     from edgeinfer.registry.registry import find_model
 
     planned = plan_model("tiny", draft=None).plan
-    found = listed(find_model("tiny"), known_machine()).fit
-    assert found is not None
+    result = listed(find_model("tiny"), known_machine()).fit
+    assert result is not None
     if planned.machine.graphics is None:
-        assert found.tokens_per_second == pytest.approx(planned.prediction.decode_tokens_per_second, rel=1e-6)
+        assert result.tokens_per_second == pytest.approx(
+            planned.prediction.decode_tokens_per_second, rel=1e-6
+        )

@@ -38,7 +38,7 @@ def test_help_ends_with_the_default(name: str, end: str) -> None:
     assert option.help.endswith(end)
 
 
-def test_settings_are_the_options_of_run_that_last() -> None:
+def test_settings_are_the_persistent_options_of_run() -> None:
     names = setting_names()
     assert {"model", "context", "temperature", "context_overflow", "n", "system", "speed"} <= set(names)
     assert not {"stop", "raw", "session", "schema", "lookup_files", "logit_bias", "prompt_file"} & set(names)

@@ -1,4 +1,4 @@
-"""One flag, one meaning: in every command, and llama.cpp's where it has one."""
+"""One flag, one meaning: the same in every command, and llama.cpp's where it has one."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ from tests.tui.fake_library import FakeModel
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
@@ -71,7 +71,7 @@ def options() -> Iterator[tuple[str, Any]]:
 
 
 def meaning(name: str) -> str:
-    """A parameter's name; an underscore at its end keeps it from being a word of Python's."""
+    """A parameter's name; a trailing underscore avoids a Python keyword."""
     return name.rstrip("_")
 
 
@@ -88,16 +88,16 @@ def test_a_flag_means_one_thing_in_every_command() -> None:
 
 
 def test_flags_of_llama_cpp_have_its_meaning() -> None:
-    found = {flag: meaning(param.name) for _, param in options() for flag in param.opts}
-    assert {flag: found.get(flag) for flag in LLAMA_CPP} == LLAMA_CPP
+    result = {flag: meaning(param.name) for _, param in options() for flag in param.opts}
+    assert {flag: result.get(flag) for flag in LLAMA_CPP} == LLAMA_CPP
 
 
 @pytest.mark.parametrize(("name", "commands"), TAKEN_BY.items(), ids=list(TAKEN_BY))
-def test_an_option_is_taken_wherever_it_makes_sense(name: str, commands: set[str]) -> None:
+def test_an_option_is_accepted_by_every_applicable_command(name: str, commands: set[str]) -> None:
     assert {command for command, param in options() if param.name == name} == commands
 
 
-def test_aliases_lead_to_options_and_hide_none() -> None:
+def test_aliases_map_to_options_and_hide_none() -> None:
     flags = {flag for _, param in options() for flag in param.opts}
     assert {name for name in ALIASES.values() if f"--{name}" not in flags} == set()
     assert {alias for alias in ALIASES if f"--{alias}" in flags} == set()
@@ -133,7 +133,7 @@ def test_t_is_threads_and_c_is_context(edgeinfer: CommandLine, fake: FakeModel) 
     assert fake.loaded_with == {"model": "tiny", "context": 77}
 
 
-def test_99_is_no_temperature(edgeinfer: CommandLine) -> None:
+def test_t_99_is_an_invalid_thread_count(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-t", "99")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("edgeinfer: threads: saw 99, wanted ")
@@ -150,7 +150,7 @@ def test_minus_one_is_no_limit_and_a_random_seed(edgeinfer: CommandLine, fake: F
 @pytest.mark.parametrize(
     "given", [["-ngl", "99"], ["--n-cpu-moe=3"], ["-ot", "exps=CPU"], ["--n-gpu-layers", "9"]]
 )
-def test_placement_by_hand_is_refused_in_one_line(
+def test_manual_placement_gives_a_one_line_error(
     edgeinfer: CommandLine, command: str, given: list[str]
 ) -> None:
     outcome = edgeinfer(command, *given)
@@ -162,7 +162,7 @@ def test_placement_by_hand_is_refused_in_one_line(
     )
 
 
-def test_every_refused_flag_says_what_to_do(edgeinfer: CommandLine) -> None:
+def test_every_refused_flag_names_the_alternative(edgeinfer: CommandLine) -> None:
     for flag, explanation in REFUSED.items():
         outcome = edgeinfer("run", flag)
         assert (outcome.code, outcome.err.count("\n")) == (2, 1), flag
@@ -173,7 +173,7 @@ def test_a_refused_flag_may_be_a_value(edgeinfer: CommandLine, fake: FakeModel) 
     assert edgeinfer("run", "tiny", "Hi", "--stop", "-ngl", "--temp", "0").code == 0
     assert fake.settings == [{"stop": ("-ngl",), "temperature": 0.0}]
     assert edgeinfer("run", "tiny", "--", "-ngl").code == 0
-    assert fake.asked[-1].endswith("-ngl")
+    assert fake.prompts[-1].endswith("-ngl")
 
 
 def test_the_prompt_may_be_an_option_or_a_file(
@@ -182,20 +182,20 @@ def test_the_prompt_may_be_an_option_or_a_file(
     (tmp_path / "prompt.txt").write_text("From a file.\n", encoding="utf-8")
     edgeinfer("run", "tiny", "-p", "Hello")
     edgeinfer("run", "tiny", "--file", str(tmp_path / "prompt.txt"))
-    assert [user_message.removeprefix("raw ") for user_message in fake.asked] == ["Hello", "From a file."]
+    assert [user_message.removeprefix("raw ") for user_message in fake.prompts] == ["Hello", "From a file."]
     outcome = edgeinfer("run", "tiny", "Hi", "-p", "Hello")
     assert (outcome.code, outcome.out) == (2, "")
     assert "PROMPT and --prompt both give the prompt; drop one" in outcome.err
 
 
 @pytest.mark.parametrize("option", ["--file", "--json-schema", "--grammar", "--chat-template"])
-def test_a_file_without_an_end_is_refused(edgeinfer: CommandLine, fake: FakeModel, option: str) -> None:
+def test_an_endless_file_is_refused(edgeinfer: CommandLine, fake: FakeModel, option: str) -> None:
     outcome = edgeinfer("run", "tiny", option, "/dev/zero", *([] if option == "--file" else ["Hi"]))
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert f"{option} /dev/zero: saw more than 64.0 MiB, wanted a text of that size at most" in outcome.err
 
 
-def test_a_text_to_evaluate_has_an_end(edgeinfer: CommandLine) -> None:
+def test_an_endless_text_to_evaluate_is_refused(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("eval", "tiny", "--text", "/dev/zero")
     assert (outcome.code, outcome.out) == (2, "")
     assert "--text /dev/zero: saw more than 64.0 MiB" in outcome.err
@@ -209,7 +209,7 @@ def test_a_named_pipe_is_read(edgeinfer: CommandLine, fake: FakeModel, tmp_path:
     writer.start()
     assert edgeinfer("run", "tiny", "--file", str(pipe)).code == 0
     writer.join()
-    assert fake.asked == ["raw From a pipe."]
+    assert fake.prompts == ["raw From a pipe."]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--batch"]])
@@ -227,7 +227,7 @@ def test_endless_standard_input_is_refused(
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_names_no_type_of_a_flag(edgeinfer: CommandLine, command: str) -> None:
+def test_help_shows_no_type_for_a_flag(edgeinfer: CommandLine, command: str) -> None:
     outcome = edgeinfer(*filter(None, [command]), "--help")
     assert outcome.code == 0
     assert "bool" not in outcome.out.lower()
@@ -245,7 +245,7 @@ def test_help_names_no_type_of_a_flag(edgeinfer: CommandLine, command: str) -> N
         ("plan", "--vrm", "--vram"),
     ],
 )
-def test_an_unknown_option_gets_the_nearest(
+def test_an_unknown_option_suggests_the_nearest(
     edgeinfer: CommandLine, command: str, wrong: str, meant: str
 ) -> None:
     outcome = edgeinfer(command, wrong, "1")
@@ -265,7 +265,7 @@ def test_nearest_prefers_beginnings_and_ignores_punctuation() -> None:
     assert nearest("x" * 1_000_000, models) == []
 
 
-def test_a_mistyped_model_or_file_gets_the_nearest(
+def test_a_misspelled_model_or_file_suggests_the_nearest(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "; did you mean qwen3-8b?" in edgeinfer("plan", "qwen38b").err
@@ -278,13 +278,13 @@ def test_a_mistyped_model_or_file_gets_the_nearest(
 @pytest.mark.parametrize(
     "words", [["history", "--search", "\udcff"], ["run", "tiny", "a\udcff"], ["show", "\udcff"]]
 )
-def test_a_value_that_is_no_text_is_refused(edgeinfer: CommandLine, words: list[str]) -> None:
+def test_an_undecodable_value_is_refused(edgeinfer: CommandLine, words: list[str]) -> None:
     outcome = edgeinfer(*words)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert "\\udcff', wanted a text in UTF-8" in outcome.err
 
 
-def test_a_file_name_that_is_no_text_is_a_path_all_the_same(edgeinfer: CommandLine, tmp_path: Path) -> None:
+def test_an_undecodable_file_name_is_a_valid_path(edgeinfer: CommandLine, tmp_path: Path) -> None:
     file = os.fsencode(tmp_path) + b"/\xff.gguf"
     with open(file, "wb") as stream:
         stream.write(b"no model")

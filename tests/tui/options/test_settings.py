@@ -1,4 +1,4 @@
-"""Settings that last: the file, the environment, and who has the last word."""
+"""Persistent settings: the file, the environment, and their precedence."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from tests.tui.terminal import ROOT, environment
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The settings file, which isn't there yet."""
+    """The settings file, which doesn't exist yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "edgeinfer").mkdir()
     return tmp_path / "edgeinfer" / "config.toml"
@@ -32,7 +32,7 @@ def write(file: Path, *lines: str) -> None:
     file.write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_the_file_holds_where_nothing_else_is_reported(
+def test_the_settings_file_applies_without_other_sources(
     edgeinfer: CommandLine, fake: FakeModel, file: Path
 ) -> None:
     write(file, "context = 512", "max-tokens = 7", "kv = 'f32'", "vram = 1000", "repack = false")
@@ -41,7 +41,7 @@ def test_the_file_holds_where_nothing_else_is_reported(
     assert fake.settings == [{"max_tokens": 7}]
 
 
-def test_the_environment_goes_before_the_file_and_the_command_line_before_both(
+def test_the_command_line_overrides_the_environment_which_overrides_the_file(
     edgeinfer: CommandLine, fake: FakeModel, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(file, "context = 1", "top_k = 2", "temperature = 0.5", "repack = true")
@@ -52,7 +52,7 @@ def test_the_environment_goes_before_the_file_and_the_command_line_before_both(
     assert fake.settings == [{"top_k": 0, "temperature": 0.5}]
 
 
-def test_a_model_may_be_set(
+def test_the_model_can_be_a_setting(
     edgeinfer: CommandLine, fake: FakeModel, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_MODEL", "no-such-model")
@@ -60,7 +60,7 @@ def test_a_model_may_be_set(
     assert edgeinfer("plan", "tiny", "--device", "cpu: 8GiB ram, 20GB/s ram").code == 0
 
 
-def test_a_flag_may_be_switched_on(
+def test_a_flag_can_be_a_setting(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_SPEED", "yes")
@@ -92,7 +92,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=list(WRONG))
-def test_a_wrong_setting_is_one_line_that_names_the_file(
+def test_an_invalid_setting_gives_one_line_that_names_the_file(
     line: str, message: str, edgeinfer: CommandLine, fake: FakeModel, file: Path
 ) -> None:
     write(file, line)
@@ -101,7 +101,7 @@ def test_a_wrong_setting_is_one_line_that_names_the_file(
     assert outcome.err.startswith(f"edgeinfer: {file}: {message}")
 
 
-def test_a_wrong_variable_is_named(
+def test_an_invalid_environment_variable_is_named(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_CONTEXT", "much")
@@ -111,7 +111,7 @@ def test_a_wrong_variable_is_named(
         assert outcome.err == "edgeinfer: EDGEINFER_CONTEXT: saw 'much', wanted a whole number\n"
 
 
-def test_another_file_may_be_named(
+def test_another_settings_file_can_be_selected(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_CONFIG", str(tmp_path / "own.toml"))
@@ -119,7 +119,7 @@ def test_another_file_may_be_named(
     assert edgeinfer("config").err.startswith(f"edgeinfer: {tmp_path / 'own.toml'}: No such file")
 
 
-def test_config_reports_every_value_and_where_it_comes_from(
+def test_config_reports_every_value_and_its_source(
     edgeinfer: CommandLine, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(file, "temperature = 0.2")
@@ -139,7 +139,7 @@ def test_config_reports_every_value_and_where_it_comes_from(
     assert "models" in output["folders"]
 
 
-def test_config_reports_the_other_settings_where_some_are_wrong(edgeinfer: CommandLine, file: Path) -> None:
+def test_config_reports_valid_settings_despite_invalid_ones(edgeinfer: CommandLine, file: Path) -> None:
     write(file, "zzzzzz = 1\ntemperature = 0.2\ncontext = 'much'")
     outcome = edgeinfer("config")
     rows = [line.split() for line in outcome.out.splitlines()]
@@ -152,7 +152,7 @@ def test_config_reports_the_other_settings_where_some_are_wrong(edgeinfer: Comma
     ]
 
 
-def test_config_works_where_nothing_is_set(edgeinfer: CommandLine) -> None:
+def test_config_works_without_settings(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("config")
     assert (outcome.code, outcome.err) == (0, "")
     assert "(not there)" in outcome.out

@@ -29,7 +29,7 @@ def test_values_are_json_or_text() -> None:
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template knows on, off"),
+        (["--thinking", "high"], 1, "thinking: saw 'high', but the model's chat template supports on, off"),
         (["--thinking", "maybe"], 2, "wanted one of on, off, low, medium, high"),
         (["--template-arg", "mood"], 2, "saw 'mood', wanted NAME=VALUE"),
         (
@@ -40,7 +40,7 @@ def test_values_are_json_or_text() -> None:
         (["--template-arg", "messages=1"], 1, "'messages' is set by edgeinfer"),
     ],
 )
-def test_what_the_template_lacks_is_one_line(
+def test_options_the_template_lacks_give_a_one_line_error(
     edgeinfer: CommandLine, template: str, options: list[str], code: int, message: str
 ) -> None:
     outcome = edgeinfer("serve", "tiny", "--chat-template", template, "--port", "0", *options)

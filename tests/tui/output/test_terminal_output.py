@@ -1,4 +1,4 @@
-"""What reaches a terminal: text without control characters, the program's own sequences, whole words."""
+"""Terminal output: text without control characters, edgeinfer's escape sequences, whole words."""
 
 import errno
 import io
@@ -30,7 +30,7 @@ PROGRAM = (sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that calls itself a terminal."""
+    """A stream whose `isatty` returns True."""
 
     def isatty(self) -> bool:
         return True
@@ -72,7 +72,7 @@ def test_piped_data_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert err.getvalue() == f"edgeinfer: {ATTACK}\n" * 2  # type: ignore[attr-defined]
 
 
-def test_own_sequences_reach_a_terminal_and_data_next_to_them_does_not(
+def test_escape_sequences_of_edgeinfer_reach_a_terminal_and_those_of_data_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with terminal_streams(monkeypatch) as (out, err):
@@ -85,13 +85,13 @@ def test_own_sequences_reach_a_terminal_and_data_next_to_them_does_not(
     assert out.getvalue() == "\x1b[1mhelp\x1b[0m\n�[1mdata\n"  # type: ignore[attr-defined]
 
 
-def test_no_own_sequence_goes_into_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_escape_sequences_are_not_written_to_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal_streams(monkeypatch, terminal=False) as (_, err):
         control(sys.stderr, ERASE)
     assert err.getvalue() == ""  # type: ignore[attr-defined]
 
 
-def test_the_streams_are_what_they_were_afterwards() -> None:
+def test_the_streams_are_restored_afterwards() -> None:
     before = sys.stdout, sys.stderr
     with guarded_output():
         assert isinstance(sys.stdout, OutputStream)
@@ -103,7 +103,7 @@ def test_an_error_is_one_line_of_bounded_length() -> None:
     assert len(one_line(OSError("x" * 100_000))) == MAX_LINE
 
 
-def test_help_has_its_colours_on_a_terminal(home: Path, opened: list[Terminal]) -> None:
+def test_help_has_colors_on_a_terminal(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "rm", "--help", command=PROGRAM)
     opened.append(terminal)
     assert terminal.exit_code() == 0
@@ -111,7 +111,7 @@ def test_help_has_its_colours_on_a_terminal(home: Path, opened: list[Terminal]) 
     assert "�" not in terminal.seen
 
 
-def test_a_file_name_does_not_steer_the_terminal(home: Path, opened: list[Terminal]) -> None:
+def test_a_file_name_cannot_control_the_terminal(home: Path, opened: list[Terminal]) -> None:
     name = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m.gguf"
     (home / name).write_bytes(b"no model")
     for arguments in (["show", str(home / name)], ["list", str(home / name)], ["history", str(home / name)]):
@@ -162,7 +162,7 @@ def test_errors_with_closed_streams_keep_their_exit_code(tmp_path: Path) -> None
     assert closed(tmp_path, ">&-", "rm", "no-such-model")[0] == 1
 
 
-def test_a_reader_of_messages_that_has_gone_ends_nothing(tmp_path: Path) -> None:
+def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -182,7 +182,7 @@ def test_a_reader_of_messages_that_has_gone_ends_nothing(tmp_path: Path) -> None
 
 @contextmanager
 def narrow_terminal(columns: int) -> Iterator[TextIO]:
-    """A stream on a pseudo-terminal of so many columns; `written` afterwards."""
+    """A stream on a pseudo-terminal of this many columns; `written` afterwards."""
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
     with os.fdopen(slave, "w", closefd=True) as stream:
@@ -191,7 +191,7 @@ def narrow_terminal(columns: int) -> Iterator[TextIO]:
 
 
 def shown(pieces: list[str], columns: int, column: int = 0) -> list[str]:
-    """The lines that a terminal shows after the pieces; it knows newline, cursor back and erase."""
+    """The lines that a terminal shows after the pieces; it supports newline, cursor back and erase."""
     with narrow_terminal(columns) as sized:
         screen = FakeTerminal()
         screen.fileno = sized.fileno  # type: ignore[method-assign]
@@ -214,7 +214,7 @@ def shown(pieces: list[str], columns: int, column: int = 0) -> list[str]:
     return lines
 
 
-def test_streamed_text_wraps_between_words_whatever_the_pieces() -> None:
+def test_streamed_text_wraps_between_words_for_any_pieces() -> None:
     text = "The quick brown fox jumps over the lazy dog and runs."
     expected = ["The quick brown fox jumps", "over the lazy dog and", "runs."]
     for size in (1, 2, 3, 7, 100):
@@ -226,13 +226,13 @@ def test_a_word_longer_than_a_line_breaks_at_the_edge() -> None:
     assert shown(["ab " + "x" * 45], 21) == ["ab ", "x" * 20, "x" * 20, "x" * 5]
 
 
-def test_wide_characters_take_two_columns() -> None:
+def test_wide_characters_use_two_columns() -> None:
     assert shown(["狐" * 15], 21) == ["狐" * 10, "狐" * 5]
 
 
-def test_text_that_is_on_the_line_counts() -> None:
+def test_text_already_on_the_line_counts() -> None:
     assert [line.rstrip() for line in shown(["there was"], 21, 14)] == ["there", "was"]
 
 
-def test_lines_of_the_text_stay() -> None:
+def test_line_breaks_of_the_text_are_kept() -> None:
     assert shown(["one\n\ntwo  three\n"], 40) == ["one", "", "two  three", ""]

@@ -1,4 +1,4 @@
-"""The small pieces of text: sizes, columns, progress, status."""
+"""Formatting of text: sizes, columns, progress, status."""
 
 import io
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_counts(count: int, text: str) -> None:
     assert shown_count(count) == text
 
 
-def test_a_name_out_of_a_file_can_neither_break_the_line_nor_steer_the_terminal() -> None:
+def test_a_name_from_a_file_can_neither_break_the_line_nor_control_the_terminal() -> None:
     assert one_line("a\n\x1b[2Jb\udcff") == "a\\n\\x1b[2Jb\\udcff"
     assert one_line("x" * 200, 10) == "xxxxxxx..."
 
@@ -58,12 +58,12 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
     response = Generation("x", [1], "length", speed, tokens=[Token(1, "x")])
     assert status_line(response, 1024) == (
         "ttft 0.50 s · prompt - t/s (9 tokens, 21 cached) · decode 5.2 t/s (1 token) · 12.3 GB/s"
-        " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens a pass · drafts gained +40%"
+        " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens per forward · drafts gained +40%"
         " · context 31/1024 · stopped at --max-tokens"
     )
 
 
-def test_the_status_line_counts_what_was_left_out() -> None:
+def test_the_status_line_counts_omitted_tokens() -> None:
     response = Generation(
         "x", [1, 2], "stop", Speed(), prompt_ids=[3] * 1500, context_shifts=2, evicted_tokens=512
     )
@@ -77,16 +77,16 @@ def test_progress_shows_after_a_second_on_a_terminal_and_is_erased() -> None:
         ProgressLine("reading", terminal, lambda: now),
         ProgressLine("reading", pipe, lambda: now),
     )
-    for moment in [0.5, 1.5, 1.55, 2.0]:
-        now = moment
-        on_terminal.update(int(moment * 100), 400)
-        in_pipe.update(int(moment * 100), 400)
+    for seconds in [0.5, 1.5, 1.55, 2.0]:
+        now = seconds
+        on_terminal.update(int(seconds * 100), 400)
+        in_pipe.update(int(seconds * 100), 400)
     on_terminal.erase()
     assert terminal.getvalue() == "\r\x1b[Kreading 150/400 (38%)\r\x1b[Kreading 200/400 (50%)\r\x1b[K"
     assert pipe.getvalue() == ""
 
 
-def test_what_takes_long_for_certain_is_announced_at_once() -> None:
+def test_a_known_long_operation_is_announced_at_once() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     lines = [ProgressLine("compiling", out, lambda: 0.0, at_once=True) for out in (terminal, pipe)]
     for line in lines:

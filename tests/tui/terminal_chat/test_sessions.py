@@ -1,4 +1,4 @@
-"""Chats that are kept: --continue, --session, --private, and `edgeinfer history`."""
+"""Stored chats: --continue, --session, --private, and `edgeinfer history`."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from edgeinfer.history.recorder import Recorder
 from edgeinfer.history.store import ChatStore
-from edgeinfer.history.tree import ChatMessage, read_by_the_model
+from edgeinfer.history.tree import ChatMessage, model_messages
 from edgeinfer.results import Token
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.library import Stream
@@ -21,18 +21,18 @@ from tests.tui.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
-def _nothing_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe_in(monkeypatch, b"")
 
 
-class Kept:
-    """A session with a fake model, and the store in which it is recorded."""
+class StoredSession:
+    """A session with a fake model, and the store that records it."""
 
-    def __init__(self, path: Path, **behaviour: object) -> None:
+    def __init__(self, path: Path, **options: object) -> None:
         self.path = path
         self.store = ChatStore(path)
-        self.model = FakeModel(**behaviour)  # type: ignore[arg-type]
-        self.told: list[str] = []
+        self.model = FakeModel(**options)  # type: ignore[arg-type]
+        self.warnings: list[str] = []
         self.chat = FakeChat(self.model, None)
         self.session = ChatSession()
         self.session.recorder = Recorder(self.store, lambda: self.store.new_chat("fake", name="kept"))
@@ -44,17 +44,17 @@ class Kept:
         session.recorder = Recorder(self.store, lambda: stored, stored)
         return session
 
-    def hear(self, stream: Iterable[Token]) -> None:
+    def drain(self, stream: Iterable[Token]) -> None:
         for _ in stream:
             pass
-        if told := self.session.new_trouble():
-            self.told.append(told)
+        if reported := self.session.new_error():
+            self.warnings.append(reported)
 
     def stream(self, text: str, instead_of: ChatMessage | None = None) -> Stream:
         return self.session.stream(self.chat, text, {"progress": quiet}, instead_of)
 
-    def say(self, text: str) -> None:
-        self.hear(self.stream(text))
+    def send(self, text: str) -> None:
+        self.drain(self.stream(text))
 
     @property
     def texts(self) -> list[str]:
@@ -62,106 +62,110 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path / "chats.sqlite")
+def stored_session(tmp_path: Path) -> StoredSession:
+    return StoredSession(tmp_path / "chats.sqlite")
 
 
 def read(session: ChatSession) -> list[str]:
-    """The messages that the model reads."""
-    return [message["content"] for message in read_by_the_model(session.line)]
+    """The messages of the prompt."""
+    return [message["content"] for message in model_messages(session.line)]
 
 
 def quiet(done: int, total: int) -> None:
-    """A progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
-def test_each_token_is_in_the_store_as_it_comes(kept: Kept) -> None:
-    stream = kept.stream("Hi")
-    coming = iter(stream)
-    next(coming)
-    assert kept.texts == ["Hi", "There "]
-    kept.hear(coming)
-    assert kept.texts == ["Hi", ANSWER]
-    assert kept.told == []
+def test_each_token_is_stored_at_once(stored_session: StoredSession) -> None:
+    stream = stored_session.stream("Hi")
+    started = iter(stream)
+    next(started)
+    assert stored_session.texts == ["Hi", "There "]
+    stored_session.drain(started)
+    assert stored_session.texts == ["Hi", ANSWER]
+    assert stored_session.warnings == []
 
 
-def test_a_response_given_again_and_an_edit_are_branches(kept: Kept) -> None:
-    kept.say("Hi")
-    kept.say("And?")
-    user_message = kept.session.last_user_message
+def test_a_regenerated_response_and_an_edit_are_branches(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored_session.send("And?")
+    user_message = stored_session.session.last_user_message
     assert user_message is not None
-    kept.hear(kept.session.regenerate(kept.chat, user_message, {"progress": quiet}))
-    completions = kept.store.alternatives(kept.store.branch(kept.store.chat("kept"))[-1])
+    stored_session.drain(
+        stored_session.session.regenerate(stored_session.chat, user_message, {"progress": quiet})
+    )
+    completions = stored_session.store.alternatives(
+        stored_session.store.branch(stored_session.store.chat("kept"))[-1]
+    )
     assert [message.text for message in completions] == [ANSWER, ANSWER]
-    kept.hear(kept.stream("Hello", kept.session.line[0]))
-    assert kept.texts == ["Hello", ANSWER]
-    first = kept.store.branch(kept.store.chat("kept"))[0]
-    assert [message.text for message in kept.store.alternatives(first)] == ["Hi", "Hello"]
-    kept.say("More")
-    assert kept.texts == ["Hello", ANSWER, "More", ANSWER]
+    stored_session.drain(stored_session.stream("Hello", stored_session.session.line[0]))
+    assert stored_session.texts == ["Hello", ANSWER]
+    first = stored_session.store.branch(stored_session.store.chat("kept"))[0]
+    assert [message.text for message in stored_session.store.alternatives(first)] == ["Hi", "Hello"]
+    stored_session.send("More")
+    assert stored_session.texts == ["Hello", ANSWER, "More", ANSWER]
 
 
-def test_a_stopped_response_is_saved_as_far_as_it_came(kept: Kept) -> None:
-    stream = kept.stream("Hi")
-    coming = iter(stream)
-    next(coming)
-    next(coming)
+def test_an_interrupted_response_is_saved_partially(stored_session: StoredSession) -> None:
+    stream = stored_session.stream("Hi")
+    started = iter(stream)
+    next(started)
+    next(started)
     stream.cancel()
-    (_, response) = kept.store.branch(kept.store.chat("kept"))
+    (_, response) = stored_session.store.branch(stored_session.store.chat("kept"))
     assert (response.text, response.state) == ("There was ", "stopped")
     assert stream.result.finish_reason == "cancelled"
 
 
-def test_after_clear_the_chat_continues_from_its_root(kept: Kept) -> None:
-    kept.say("Hi")
-    kept.session.tip = None
-    kept.say("Anew")
-    assert kept.texts == ["Anew", ANSWER]
-    kept.session.set_system("Be kind.")
-    assert kept.store.chat("kept").system == "Be kind."
+def test_after_clear_the_chat_continues_from_its_root(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored_session.session.tip = None
+    stored_session.send("Anew")
+    assert stored_session.texts == ["Anew", ANSWER]
+    stored_session.session.set_system("Be kind.")
+    assert stored_session.store.chat("kept").system == "Be kind."
 
 
-def test_a_full_disk_does_not_stop_the_conversation(kept: Kept) -> None:
-    kept.say("Hi")
-    (pages,) = kept.store.connection.execute("PRAGMA page_count").fetchone()
-    kept.store.connection.execute(f"PRAGMA max_page_count = {pages}")
-    kept.say("long " * 5000)
-    assert kept.told == ["this part of the chat isn't on the disk: database or disk is full"]
-    assert len(kept.chat.messages) == 4
-    kept.store.connection.execute("PRAGMA max_page_count = 100000")
-    kept.say("And now?")
-    assert kept.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
-    assert len(kept.told) == 1
+def test_a_full_disk_does_not_stop_the_conversation(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    (pages,) = stored_session.store.connection.execute("PRAGMA page_count").fetchone()
+    stored_session.store.connection.execute(f"PRAGMA max_page_count = {pages}")
+    stored_session.send("long " * 5000)
+    assert stored_session.warnings == ["this part of the chat isn't on the disk: database or disk is full"]
+    assert len(stored_session.chat.messages) == 4
+    stored_session.store.connection.execute("PRAGMA max_page_count = 100000")
+    stored_session.send("And now?")
+    assert stored_session.texts == ["Hi", ANSWER, "long " * 5000, ANSWER, "And now?", ANSWER]
+    assert len(stored_session.warnings) == 1
 
 
-def test_a_chat_that_is_continued_leaves_out_what_was_not_responded_to(kept: Kept) -> None:
-    kept.say("Hi")
-    stored = kept.store.chat("kept")
-    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
-    kept.store.begin_message(stored.id, lost.id)
-    session = kept.continued()
+def test_a_continued_chat_omits_messages_without_response(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored = stored_session.store.chat("kept")
+    lost = stored_session.store.add_message(stored.id, stored.tip, "user", "Lost")
+    stored_session.store.begin_message(stored.id, lost.id)
+    session = stored_session.continued()
     assert read(session) == ["Hi", ANSWER]
-    kept.hear(session.stream(FakeChat(kept.model, None), "More", {"progress": quiet}))
-    assert kept.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
+    stored_session.drain(session.stream(FakeChat(stored_session.model, None), "More", {"progress": quiet}))
+    assert stored_session.texts == ["Hi", ANSWER, "Lost", "", "More", ANSWER]
     assert read(session) == ["Hi", ANSWER, "More", ANSWER]
 
 
-def test_an_unresponded_to_message_between_others_is_left_out_alone(kept: Kept) -> None:
-    kept.say("Hi")
-    stored = kept.store.chat("kept")
-    lost = kept.store.add_message(stored.id, stored.tip, "user", "Lost")
-    writer = kept.store.begin_message(stored.id, lost.id)
-    user_message = kept.store.add_message(stored.id, writer.message, "user", "Again")
-    kept.store.add_message(stored.id, user_message.id, "assistant", "Found")
-    assert read(kept.continued()) == ["Hi", ANSWER, "Again", "Found"]
+def test_a_message_without_response_between_others_is_omitted(stored_session: StoredSession) -> None:
+    stored_session.send("Hi")
+    stored = stored_session.store.chat("kept")
+    lost = stored_session.store.add_message(stored.id, stored.tip, "user", "Lost")
+    writer = stored_session.store.begin_message(stored.id, lost.id)
+    user_message = stored_session.store.add_message(stored.id, writer.message, "user", "Again")
+    stored_session.store.add_message(stored.id, user_message.id, "assistant", "Found")
+    assert read(stored_session.continued()) == ["Hi", ANSWER, "Again", "Found"]
 
 
-def test_a_session_continues_where_it_was_left(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_session_continues_after_restart(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert edgeinfer("run", "tiny", "Hi", "--session", "foxes", "--system", "Be kind.").out == f"{ANSWER}\n"
     assert edgeinfer("run", "tiny", "And?", "--session", "foxes").code == 0
     assert edgeinfer("run", "tiny", "More", "--continue").code == 0
-    assert fake.asked == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
-    # What was read is kept too, so that going on needs no reading.
+    assert fake.prompts == ["chat[Be kind.] Hi", "chat[Be kind.] And?", "chat[Be kind.] More"]
+    # The prompt cache is stored too, so that continuing needs no prefill.
     assert (fake.loaded_with["snapshots"], fake.snapshots) == (True, 3)
     assert len(set(fake.snapshot_owners)) == 1
     assert fake.snapshot_owners[0] is not None
@@ -170,17 +174,15 @@ def test_a_session_continues_where_it_was_left(edgeinfer: CommandLine, fake: Fak
     assert printed.count(f"## Model\n\n{ANSWER}\n") == 3
 
 
-def test_what_stands_alone_after_continue_is_reported_to_the_model_of_the_chat(
-    edgeinfer: CommandLine, fake: FakeModel
-) -> None:
+def test_a_lone_argument_after_continue_is_the_message(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi", "--session", "foxes")
     assert edgeinfer("run", "--continue", "And?").code == 0
     assert edgeinfer("run", "--continue", "And then?").code == 0
-    assert fake.asked == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
+    assert fake.prompts == ["chat[None] Hi", "chat[None] And?", "chat[None] And then?"]
     assert fake.loaded_with["model"] == "tiny"
 
 
-def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: FakeModel) -> None:
+def test_a_prompt_without_a_session_is_not_stored(edgeinfer: CommandLine, fake: FakeModel) -> None:
     edgeinfer("run", "tiny", "Hi")
     assert ("snapshots" in fake.loaded_with, fake.snapshots) == (False, 0)
     edgeinfer("run", "tiny", "Hi", "--chat")
@@ -193,13 +195,13 @@ def test_a_prompt_without_a_session_is_not_kept(edgeinfer: CommandLine, fake: Fa
 
 
 @pytest.mark.parametrize("name", ["", " ", "99", "two\nlines", "x" * 81])
-def test_a_session_that_can_have_no_such_name_is_refused_before_any_message(
+def test_an_invalid_session_name_is_refused_before_any_message(
     name: str, edgeinfer: CommandLine, fake: FakeModel
 ) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "--session", name)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert f"{name[:80]!r}: wanted a name" in outcome.err
-    assert fake.asked == []
+    assert fake.prompts == []
 
 
 EXCLUDED = {
@@ -225,8 +227,8 @@ def test_chats_are_listed_searched_exported_named_and_deleted(
     edgeinfer("run", "tiny", "And bears?", "--session", "bears")
     rows = [line.split() for line in edgeinfer("history").out.splitlines()]
     assert [row[:4] for row in rows[1:]] == [["bears", "now", "2", "tiny"], ["foxes", "now", "2", "tiny"]]
-    found = edgeinfer("history", "--search", "FOXES").out.splitlines()
-    assert [line.split()[0] for line in found[1:]] == ["foxes"]
+    result = edgeinfer("history", "--search", "FOXES").out.splitlines()
+    assert [line.split()[0] for line in result[1:]] == ["foxes"]
     lines = [json.loads(line) for line in edgeinfer("history", "foxes", "--export", "jsonl").out.splitlines()]
     assert [line.get("role") for line in lines] == [None, "user", "assistant"]
     assert edgeinfer("history", "foxes", "--name", "wolves").code == 0
@@ -268,7 +270,7 @@ def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     assert again.exit_code() == 0
 
 
-def test_a_private_chat_leaves_nothing(home: Path, opened: list[Terminal]) -> None:
+def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", "tiny", "--private")
     opened.append(terminal)
     terminal.wait_for("Ctrl-D leaves.")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEAVE_SECONDS = 5.0
 """Time limit for the model to free its memory at exit, in seconds."""
 THEMES = {True: ("ansi-dark", "ansi-light"), False: ("textual-dark", "textual-light")}
-"""Whether the terminal has 16 colours only -> names of the dark and the light theme."""
+"""Whether the terminal has 16 colors only -> names of the dark and the light theme."""
 FEW_COLOURS = (None, "standard", "windows")
 
 
@@ -43,7 +43,7 @@ class ChatApp(App[None]):
         warnings: Sequence[str] = (),
     ) -> None:
         """`warnings`: warnings to show before the first message."""
-        # Textual's constructor decides how colours are removed, so the theme is set after it.
+        # Textual's constructor decides how colors are removed, so the theme is set after it.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
         self._themes = THEMES[few]

@@ -12,7 +12,7 @@ from edgeinfer_tui.app.message_input import with_files
 from edgeinfer_tui.app.model_status import MemoryPanel
 from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
 from edgeinfer_tui.app.transcript import NO_MODEL
-from edgeinfer_tui.chat_session import ChatSession, SessionStore, lasting_name
+from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
 from edgeinfer_tui.output.status_line import dropped_messages_line, full_line
@@ -55,7 +55,7 @@ class ChatController:
         self.store = store
         self._options, self._fails = options, fails
         self.session = ChatSession(system=options.system)
-        self.trouble: str | None = None
+        self.last_error: str | None = None
         self._dropped = 0
         self._left_out = 0
         """Number of evicted tokens when they were last reported."""
@@ -89,7 +89,7 @@ class ChatController:
         """Switch the screen to another chat; a response in progress is stopped and saved."""
         await self.stop_and_wait()
         if self.store is not None:
-            self.store.record(session, lambda: lasting_name(self.model_name), stored)
+            self.store.record(session, lambda: stored_model_name(self.model_name), stored)
         self.session, self.latest, self.editing = session, None, None
         await self.screen.transcript.show(session.tree, session.line)
         self.screen.refresh_lines()
@@ -129,7 +129,7 @@ class ChatController:
         self._waiting = None
         recorder = self.session.recorder
         if before is not None and recorder is not None:
-            await self.on_thread(lambda: recorder.set_model(lasting_name(name)))
+            await self.on_thread(lambda: recorder.set_model(stored_model_name(name)))
 
     async def _load(self, name: str | None) -> None:
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._options.loading)))
@@ -145,9 +145,9 @@ class ChatController:
 
             raise ChatTemplateError(f"{model.name}: {NO_TEMPLATE}")
         self.model_name = name
-        self.screen.transcript.speaker, self.screen.transcript.thinks_first = (
+        self.screen.transcript.speaker, self.screen.transcript.opens_reasoning = (
             model.name,
-            self.thread.thinks_first,
+            self.thread.opens_reasoning,
         )
 
     async def send(self, text: str) -> bool:
@@ -223,9 +223,9 @@ class ChatController:
             self._report_shifts(running)
             if full := full_line(result, model.context):
                 self.screen.notify(full, severity="warning")
-        if text := self.session.new_trouble():
+        if text := self.session.new_error():
             self.screen.notify(text, severity="error", markup=False, timeout=20)
-        self.trouble = None if recorder is None else recorder.trouble
+        self.last_error = None if recorder is None else recorder.last_error
 
     def _report_shifts(self, running: RunningResponse) -> None:
         """Report each context shift."""
@@ -293,7 +293,7 @@ class ChatController:
             view.focus()
         recorder = session.recorder
         if recorder is not None:
-            self.thread.do(lambda: recorder.leave_at(other))
+            self.thread.do(lambda: recorder.set_tip(other))
         self.screen.refresh_lines()
 
     def leaving(self) -> Any:
@@ -305,9 +305,9 @@ class ChatController:
         recorder, tip = self.session.recorder, self.session.tip
 
         def close() -> None:
-            if recorder is not None and recorder.trouble and tip is not None:
+            if recorder is not None and recorder.last_error and tip is not None:
                 recorder.record(tip)
-            self.lost = None if recorder is None else recorder.trouble
+            self.lost = None if recorder is None else recorder.last_error
             self.thread.close()
             if self.store is not None:
                 self.store.close()

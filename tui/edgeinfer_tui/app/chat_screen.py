@@ -23,21 +23,21 @@ from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.message_input import MessageInput
 from edgeinfer_tui.app.message_view import MessageView
 from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
-from edgeinfer_tui.app.picker_screen import PickerScreen, models_here, past_chats
+from edgeinfer_tui.app.picker_screen import PickerScreen, models_here, saved_chats
 from edgeinfer_tui.app.settings_screen import SavedSettings, SettingsScreen
 from edgeinfer_tui.app.transcript import Transcript
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
-from edgeinfer_tui.command_words import common_beginning, completions, no_such_command
+from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.arguments import models_here as model_names
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from edgeinfer_tui.output.status_line import status_line
-from edgeinfer_tui.output.terminal_output import HARMLESS
+from edgeinfer_tui.output.terminal_output import CONTROL_REPLACEMENTS
 
 if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
 
-TWICE_SECONDS = 2.0
+DOUBLE_PRESS_SECONDS = 2.0
 COMPLETED = {"/model": model_names}
 """Slash command -> function that completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
@@ -117,7 +117,7 @@ class ChatScreen(Screen[None]):
             self.input.clear()
             if command is None:
                 words = [command.word for command in COMMANDS]
-                self.notify(no_such_command(word, words), severity="error", markup=False)
+                self.notify(unknown_command_message(word, words), severity="error", markup=False)
                 return
             self._argument = argument.strip()
             try:
@@ -127,7 +127,7 @@ class ChatScreen(Screen[None]):
         elif await self.chat.send(event.text):
             self.input.clear()
 
-    async def on_message_input_left(self, event: MessageInput.Left) -> None:
+    async def on_message_input_exited(self, event: MessageInput.Exited) -> None:
         if event.key == "up":
             await self.action_go(-1)
         else:
@@ -164,10 +164,10 @@ class ChatScreen(Screen[None]):
         if self.chat.stop():
             return
         now = time.monotonic()
-        if now - self._interrupted < TWICE_SECONDS:
+        if now - self._interrupted < DOUBLE_PRESS_SECONDS:
             self.action_leave()
         self._interrupted = now
-        self.notify("Ctrl-C once more leaves", timeout=TWICE_SECONDS)
+        self.notify("Ctrl-C once more leaves", timeout=DOUBLE_PRESS_SECONDS)
 
     def action_leave(self) -> None:
         self.program.leave()
@@ -220,15 +220,15 @@ class ChatScreen(Screen[None]):
             self.app.push_screen(PickerScreen("Continue with which model?", models_here(in_use)), take)
 
     def action_search(self) -> None:
-        def take(found: "tuple[StoredChat, int | None] | None") -> None:
-            if found is not None:
-                self.run_worker(self._open_found(*found), group="model")
+        def take(selection: "tuple[StoredChat, int | None] | None") -> None:
+            if selection is not None:
+                self.run_worker(self._open_found(*selection), group="model")
 
         if self.chat.store is None:
             self.notify("this chat is private: past chats can't be opened")
         else:
             self.app.push_screen(
-                PickerScreen("Past chats", past_chats(self.chat.store), self._argument), take
+                PickerScreen("Past chats", saved_chats(self.chat.store), self._argument), take
             )
 
     async def _open_found(self, stored: "StoredChat", at: int | None) -> None:
@@ -268,10 +268,10 @@ class ChatScreen(Screen[None]):
     async def complete(self, line: str) -> str:
         """The line that Tab completes `line` to; several possible completions are listed."""
         commands = {command.word: COMPLETED.get(command.word) for command in COMMANDS}
-        found = await asyncio.to_thread(completions, line, commands)
-        if len(found) > 1:
-            self.notify("  ".join(one.split(" ", 1)[-1] or one for one in found), markup=False, timeout=5)
-        return common_beginning(found) or line
+        lines = await asyncio.to_thread(completions, line, commands)
+        if len(lines) > 1:
+            self.notify("  ".join(one.split(" ", 1)[-1] or one for one in lines), markup=False, timeout=5)
+        return common_beginning(lines) or line
 
     def on_message_view_typed(self, event: MessageView.Typed) -> None:
         self.input.focus()
@@ -344,7 +344,7 @@ class ChatScreen(Screen[None]):
         model = self.chat.thread.model
         title = self.chat.session.title or "a new chat"
         name = "" if model is None else f"  ·  {model.name}"
-        self.query_one("#title", Static).update(Content(f"{title}{name}".translate(HARMLESS)))
+        self.query_one("#title", Static).update(Content(f"{title}{name}".translate(CONTROL_REPLACEMENTS)))
         note = self._note()
         line = self.query_one("#note", Static)
         line.display = bool(note)
@@ -366,8 +366,8 @@ class ChatScreen(Screen[None]):
             return running.reading.line()
         if self.chat.editing is not None:
             return "editing a message: Enter sends it, Esc cancels"
-        if self.chat.trouble is not None:
-            return f"not on the disk yet: {self.chat.trouble}"
+        if self.chat.last_error is not None:
+            return f"not on the disk yet: {self.chat.last_error}"
         return "; ".join(self.chat.warnings)
 
     def hints(self) -> list[str]:

@@ -15,7 +15,7 @@ KEYS_SECONDS = 0.1
 """Seconds to wait for more bytes after an escape before it counts as the Esc key."""
 
 
-class Screen:
+class TerminalFile:
     """The terminal's file; output that can no longer be written is dropped.
 
     Textual writes on a thread. An error would end that thread, and the program would wait for it for ever.
@@ -58,7 +58,7 @@ class DisconnectSafeDriver(LinuxDriver):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._file: Any = Screen(self._file)
+        self._file: Any = TerminalFile(self._file)
 
     def run_input_thread(self) -> None:
         """Read keys until the program ends or the terminal closes. A byte that isn't UTF-8 becomes a

@@ -110,7 +110,7 @@ class MessageInput(TextArea):
             super().__init__()
             self.text = text
 
-    class Left(Message):
+    class Exited(Message):
         """Ctrl-D or Up in an empty input: focus moves out of the input."""
 
         def __init__(self, key: str) -> None:
@@ -152,7 +152,7 @@ class MessageInput(TextArea):
         elif event.key in ("ctrl+d", "up") and not self.text:
             event.stop()
             event.prevent_default()
-            self.post_message(self.Left(event.key))
+            self.post_message(self.Exited(event.key))
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.stop()

@@ -18,9 +18,9 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from edgeinfer.chat_templates.reasoning import Reply, parted
 from edgeinfer.history.tree import ChatMessage
-from edgeinfer_tui.output.terminal_output import HARMLESS
+from edgeinfer_tui.output.terminal_output import CONTROL_REPLACEMENTS
 
-ONE_LINE_END = {**HARMLESS, 0x2028: "\n", 0x2029: "\n"}
+ONE_LINE_END = {**CONTROL_REPLACEMENTS, 0x2028: "\n", 0x2029: "\n"}
 """Maps all line separators to newline: Textual and the parser must agree on where a line ends."""
 
 PARTIAL_MARK = re.compile(r"(?:(?<=\n)|\A)[ \t]*(?:\d{1,9}[.)]?|[-*+=#>`~|_ ]+)\Z")
@@ -145,7 +145,7 @@ class ReasoningView(Static):
             words = len(reply.reasoning.split())
             doing = "thinking ..." if reply.thinking else "reasoning"
             head = f"{'v' if self.unfolded else '>'} {doing} ({words} words)"
-            body = f"\n{reply.reasoning.strip().translate(HARMLESS)}" if self.unfolded else ""
+            body = f"\n{reply.reasoning.strip().translate(CONTROL_REPLACEMENTS)}" if self.unfolded else ""
             self.update(Content(head + body))
 
     def toggle(self) -> None:
@@ -187,11 +187,11 @@ class MessageView(Vertical, can_focus=True):
             self.view, self.what = view, what
 
     def __init__(
-        self, message: ChatMessage, speaker: str, thinks_first: bool, number: int, count: int
+        self, message: ChatMessage, speaker: str, opens_reasoning: bool, number: int, count: int
     ) -> None:
         """`number`: number of this alternative among `count`, from 1."""
         super().__init__(classes=message.role)
-        self.message, self._speaker, self._thinks_first = message, speaker, thinks_first
+        self.message, self._speaker, self._opens_reasoning = message, speaker, opens_reasoning
         self._number, self._count = number, count
         self._head = MessageHead(classes="head")
         self._reasoning = ReasoningView()
@@ -253,18 +253,18 @@ class MessageView(Vertical, can_focus=True):
 
     def keys(self) -> dict[str, str]:
         """Key -> its action on this message in its current state."""
-        found = {"e": "edit", "r": "again", "c": "copy"}
+        keys = {"e": "edit", "r": "again", "c": "copy"}
         if self._can_unfold():
-            found["t"] = "unfold"
+            keys["t"] = "unfold"
         codes = list(self._text.codes()) if isinstance(self._text, ResponseText) else []
-        found |= {str(number): "copy code" for number in range(1, min(len(codes), 9) + 1)}
-        return found
+        keys |= {str(number): "copy code" for number in range(1, min(len(codes), 9) + 1)}
+        return keys
 
     def hints(self) -> list[str]:
         """Descriptions of `keys`, for the status line."""
-        found = self.keys()
-        codes = [key for key in found if key.isdigit()]
-        shown = [f"{key} {what}" for key, what in found.items() if not key.isdigit()]
+        keys = self.keys()
+        codes = [key for key in keys if key.isdigit()]
+        shown = [f"{key} {what}" for key, what in keys.items() if not key.isdigit()]
         if codes:
             shown.append(f"{codes[0] if len(codes) == 1 else f'1-{codes[-1]}'} copy code")
         return [*shown, *(["←→ another"] if self._count > 1 else []), "Esc write"]
@@ -282,7 +282,7 @@ class MessageView(Vertical, can_focus=True):
         return len(self.message.text.split("\n")) > MAX_LINES
 
     def _reply(self, ended: bool) -> Reply:
-        return parted(self.message.text, self._thinks_first, ended)
+        return parted(self.message.text, self._opens_reasoning, ended)
 
     def _show_head(self, ended: bool) -> None:
         message = self.message
@@ -303,7 +303,7 @@ class MessageView(Vertical, can_focus=True):
         self._head.update(Content("  ").join(parts))
 
     def _show_message(self, static: Static) -> None:
-        lines = self.message.text.translate(HARMLESS).split("\n")
+        lines = self.message.text.translate(CONTROL_REPLACEMENTS).split("\n")
         more = len(lines) - MAX_LINES
         if more > 0 and not self._unfolded:
             lines = [*lines[:MAX_LINES], f"... {more} more lines (t shows them)"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEVICES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
 SIGNS = {"weights": "#", "keys and values": "=", "draft": "+", "workspace": "-"}
-"""Kind of bytes -> fill character, since a terminal may have no colours."""
+"""Kind of bytes -> fill character, since a terminal may have no colors."""
 COLOURS = {
     "weights": "$primary",
     "keys and values": "$warning",
@@ -87,7 +87,7 @@ def _bar(share: DeviceShare, width: int) -> Content:
 
 
 class MemoryPanel(Static):
-    """Next to the messages, or in their place on narrow screens."""
+    """Next to the messages, or instead of them on narrow screens."""
 
     DEFAULT_CSS = """
     MemoryPanel {

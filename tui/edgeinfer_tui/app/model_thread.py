@@ -29,13 +29,15 @@ class Progress:
     shown: Callable[[int], str] = str
     done: int = 0
     total: int = 0
-    since: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
     def line(self) -> str:
         """For example: reading the prompt 512/2048 (25%), 3 s left."""
         if not self.total or self.done >= self.total:
             return f"{self.label} ..."
-        seconds = (time.monotonic() - self.since) / self.done * (self.total - self.done) if self.done else 0.0
+        seconds = (
+            (time.monotonic() - self.started) / self.done * (self.total - self.done) if self.done else 0.0
+        )
         left = f", {shown_time(seconds)} left" if seconds >= 1 else ""
         counted = f"{self.shown(self.done)}/{self.shown(self.total)} ({self.done / self.total:.0%})"
         return f"{self.label} {counted}{left}"
@@ -69,7 +71,7 @@ FORMS = ("schema", "grammar")
 Result = TypeVar("Result")
 
 
-class Leaving(BaseException):
+class LoadingCancelled(BaseException):
     """Cancels the loading of a model when the program exits."""
 
 
@@ -116,20 +118,20 @@ class ModelThread:
         building = Progress("compiling kernels for this machine, once")
         self.loading = reading
 
-        def heard(progress: Progress) -> Callable[[int, int], None]:
+        def report_to(progress: Progress) -> Callable[[int, int], None]:
             def update(done: int, total: int) -> None:
                 if self._leaving.is_set():
-                    raise Leaving
+                    raise LoadingCancelled
                 if self.loading is not progress:
-                    progress.since = time.monotonic()
+                    progress.started = time.monotonic()
                 progress.done, progress.total = done, total
                 self.loading = progress
 
             return update
 
         try:
-            self.model = library.load_model(name, settings, heard(reading), heard(building))
-        except Leaving:
+            self.model = library.load_model(name, settings, report_to(reading), report_to(building))
+        except LoadingCancelled:
             return
         finally:
             self.loading = None
@@ -150,7 +152,7 @@ class ModelThread:
         if recorder is not None:
             recorder.begin(message)
         try:
-            state = self._speak(running, system, recorder)
+            state = self._generate_response(running, system, recorder)
         except Exception as error:
             running.error, state = one_line(error), "failed"
         message.state = state
@@ -158,7 +160,9 @@ class ModelThread:
             recorder.finish(message, state)
         self._snapshot_owner = None if recorder is None else recorder.snapshot_owner
 
-    def _speak(self, running: RunningResponse, system: str | None, recorder: "Recorder | None") -> "State":
+    def _generate_response(
+        self, running: RunningResponse, system: str | None, recorder: "Recorder | None"
+    ) -> "State":
         message, stream = running.message, None
 
         def read(done: int, total: int) -> None:
@@ -185,7 +189,7 @@ class ModelThread:
         return "stopped" if running.stopped else "whole"
 
     @property
-    def thinks_first(self) -> bool:
+    def opens_reasoning(self) -> bool:
         """Whether the template opens a reasoning block before each response."""
         return self._closing is not None
 

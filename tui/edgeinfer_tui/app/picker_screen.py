@@ -16,7 +16,7 @@ from textual.widgets import Input, OptionList, Static
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import shown_ago
-from edgeinfer_tui.output.terminal_output import HARMLESS
+from edgeinfer_tui.output.terminal_output import CONTROL_REPLACEMENTS
 
 if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
@@ -97,7 +97,8 @@ class PickerScreen(ModalScreen[Value | None]):
 
 def _drawn(item: PickerItem[Value]) -> Content:
     return Content.assemble(
-        item.line.translate(HARMLESS), Content.styled(f"\n  {item.detail}".translate(HARMLESS), "dim")
+        item.line.translate(CONTROL_REPLACEMENTS),
+        Content.styled(f"\n  {item.detail}".translate(CONTROL_REPLACEMENTS), "dim"),
     )
 
 
@@ -120,7 +121,7 @@ def models_here(loaded: str) -> Find[str]:
     return find
 
 
-def past_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
+def saved_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
     """Find function over saved chats: the most recent ones, or those with messages that match the filter
     text."""
 
@@ -137,11 +138,11 @@ def past_chats(store: SessionStore) -> "Find[tuple[StoredChat, int | None]]":
             ]
         return [
             PickerItem(
-                found.excerpt,
-                f"{shown_ago(now - found.message.created)}, {found.message.role}, in: {found.chat.title}",
-                (found.chat, found.message.id),
+                match.excerpt,
+                f"{shown_ago(now - match.message.created)}, {match.message.role}, in: {match.chat.title}",
+                (match.chat, match.message.id),
             )
-            for found in store.search(text.strip())
+            for match in store.search(text.strip())
         ]
 
     return find

@@ -19,7 +19,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self.speaker = NO_MODEL
-        self.thinks_first = False
+        self.opens_reasoning = False
         self._earlier: Sequence[ChatMessage] = ()
         self._tree = ChatTree()
 
@@ -65,5 +65,5 @@ class Transcript(VerticalScroll, can_focus=False):
     def _view(self, message: ChatMessage) -> MessageView:
         siblings = self._tree.alternatives(message)
         return MessageView(
-            message, self.speaker, self.thinks_first, list(siblings).index(message) + 1, len(siblings)
+            message, self.speaker, self.opens_reasoning, list(siblings).index(message) + 1, len(siblings)
         )

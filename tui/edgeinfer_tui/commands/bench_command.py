@@ -58,8 +58,8 @@ def bench(
     interrupts.raise_exception()
     with LabelledProgress() as progress:
         settings = _settings(invocation.params, loading, progress)
-        chosen = _model(model, shape, type_, progress)
-        printed = _measure(chosen, settings, vs, "json" if as_json else output)
+        model_to_measure = _model(model, shape, type_, progress)
+        printed = _measure(model_to_measure, settings, vs, "json" if as_json else output)
     print(printed)
 
 
@@ -75,13 +75,15 @@ def _settings(
     from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 
     lengths = ("prompt_tokens", "max_tokens", "depth")
-    tests = workloads(*(own.numbers(f"--{name.replace('_', '-')}", given[name], least=0) for name in lengths))
+    tests = workloads(
+        *(own.numbers(f"--{name.replace('_', '-')}", given[name], minimum=0) for name in lengths)
+    )
     if not tests:
         raise typer.BadParameter("--prompt-tokens and --max-tokens are both 0: nothing to measure")
     threads = given["threads"]
     return BenchSettings(
         tests,
-        own.numbers("--threads", threads, least=1) if threads else [usable_cpus()],
+        own.numbers("--threads", threads, minimum=1) if threads else [usable_cpus()],
         repetitions=given["repetitions"],
         rounds=given["rounds"],
         warm_up=given["warm_up"],
@@ -92,25 +94,28 @@ def _settings(
     )
 
 
-def _measure(chosen: "BenchedModel", settings: "BenchSettings", vs: str | None, output: str) -> str:
+def _measure(model_to_measure: "BenchedModel", settings: "BenchSettings", vs: str | None, output: str) -> str:
     from edgeinfer.benchmarking import speed_runs, tables
     from edgeinfer.benchmarking.machine import command_line, this_machine
 
     machine = this_machine(command_line())
     rows: Sequence[Any]
     if vs is None:
-        rows = list(speed_runs.measure_speed(chosen, settings))
-        table, records = tables.speed_table(chosen, rows), [tables.speed_record(row) for row in rows]
+        rows = list(speed_runs.measure_speed(model_to_measure, settings))
+        table, records = (
+            tables.speed_table(model_to_measure, rows),
+            [tables.speed_record(row) for row in rows],
+        )
     else:
-        rows = list(speed_runs.measure_versus(chosen, settings))
-        table = tables.versus_table([(chosen, row) for row in rows])
+        rows = list(speed_runs.measure_versus(model_to_measure, settings))
+        table = tables.versus_table([(model_to_measure, row) for row in rows])
         records = [tables.versus_record(row) for row in rows]
     for line in tables.noise_lines(rows):
         say(line)
     if output == "json":
-        return json.dumps(tables.report_record(chosen, machine, records), indent=2, allow_nan=False)
+        return json.dumps(tables.report_record(model_to_measure, machine, records), indent=2, allow_nan=False)
     if output == "csv":
-        return tables.csv_table(chosen, records)
+        return tables.csv_table(model_to_measure, records)
     return "\n\n".join([table, "\n".join(machine.lines())])
 
 

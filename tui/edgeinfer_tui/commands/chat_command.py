@@ -49,7 +49,7 @@ def chat(
     """
     options = parsed_options(filled({"model": model, **given}), "chat")
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
-        raise typer.BadParameter("chat wants a terminal; for pipes and scripts there is: edgeinfer run")
+        raise typer.BadParameter("chat needs a terminal; for pipes and scripts there is: edgeinfer run")
     program = chat_program(options, named=model is not None, dark=not light)
     sys.setswitchinterval(SWITCH_SECONDS)
     program.run()

@@ -29,12 +29,12 @@ def config(
 
       "${EDITOR:-vi}" "$(edgeinfer config --path)"
     """
-    from edgeinfer_tui.options.settings import config_file, setting_names, sound_settings, unknown_variables
+    from edgeinfer_tui.options.settings import config_file, setting_names, unknown_variables, valid_settings
 
     if path:
         print(config_file())
         return
-    known, wrong = sound_settings()
+    known, wrong = valid_settings()
     usual = _defaults()
     rows = []
     for name in setting_names():
@@ -70,9 +70,9 @@ def _print(rows: list[tuple[str, Any, str]], as_json: bool) -> None:
 def _defaults() -> dict[str, Any]:
     """The defaults of the options; None: chosen from the model and the machine."""
     from edgeinfer.registry.registry import BUILTIN_NAME
-    from edgeinfer_tui.options.settings import MODEL, lasting_options
+    from edgeinfer_tui.options.settings import MODEL, persistent_options
 
-    return {MODEL: BUILTIN_NAME, **{name: option.default for name, option in lasting_options().items()}}
+    return {MODEL: BUILTIN_NAME, **{name: option.default for name, option in persistent_options().items()}}
 
 
 def _folders() -> list[tuple[str, str]]:

@@ -56,16 +56,16 @@ def _warm(models: list[str], as_json: bool) -> None:
 
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
-        found = warm_kernels(models, progress.step(BUILDING))
-    record = {**dataclasses.asdict(found), "folder": str(found.folder)}
+        warmed = warm_kernels(models, progress.step(BUILDING))
+    record = {**dataclasses.asdict(warmed), "folder": str(warmed.folder)}
     if as_json:
         print(json.dumps(record, indent=2))
         return
-    compiled = f"{found.built} compiled now in {shown_time(found.seconds, exact=True)}"
+    compiled = f"{warmed.built} compiled now in {shown_time(warmed.seconds, exact=True)}"
     print_pairs(
         [
-            ("instruction set", found.instruction_set),
-            ("kernels", f"{len(found.units)} units, {compiled}"),
-            ("folder", f"{found.folder}, {shown_bytes(found.bytes)}"),
+            ("instruction set", warmed.instruction_set),
+            ("kernels", f"{len(warmed.units)} units, {compiled}"),
+            ("folder", f"{warmed.folder}, {shown_bytes(warmed.bytes)}"),
         ]
     )

@@ -33,7 +33,7 @@ Base = Annotated[
 Context = Annotated[
     int, Option("--context", "-c", min=8, help="Tokens of a window; its second half is scored.")
 ]
-Chunks = Annotated[int | None, Option("--chunks", min=1, help="Windows at most. [dim]All if left out[/]")]
+Chunks = Annotated[int | None, Option("--chunks", min=1, help="Maximum windows. [dim]All if left out[/]")]
 
 
 @command("eval")
@@ -63,11 +63,11 @@ def eval_(
       edgeinfer eval tiny --kv q4_0 --base-kv f16 --text story.txt
     """
     settings = {"base": base, "base_kv": base_kv, "context": context, "chunks": chunks, **given}
-    found = _evaluated(model, text_of(text), settings)
+    evaluation = _evaluated(model, text_of(text), settings)
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), indent=2, allow_nan=False))
+        print(json.dumps(dataclasses.asdict(evaluation), indent=2, allow_nan=False))
     else:
-        print_pairs(_pairs(found))
+        print_pairs(_pairs(evaluation))
 
 
 def _evaluated(model: str | None, text: str, settings: dict[str, Any]) -> "Evaluation":
@@ -80,25 +80,28 @@ def _evaluated(model: str | None, text: str, settings: dict[str, Any]) -> "Evalu
         return evaluate(model, text, **given, report=progress.step("windows"), **progress.loading())
 
 
-def _pairs(found: "Evaluation") -> list[tuple[str, str]]:
-    windows = "1 window" if found.windows == 1 else f"{found.windows} windows"
+def _pairs(evaluation: "Evaluation") -> list[tuple[str, str]]:
+    windows = "1 window" if evaluation.windows == 1 else f"{evaluation.windows} windows"
     pairs = [
-        ("tokens scored", f"{found.tokens} in {windows} of {found.context}, the second half of each"),
-        ("perplexity", _shown(found.perplexity, ".4f")),
+        (
+            "tokens scored",
+            f"{evaluation.tokens} in {windows} of {evaluation.context}, the second half of each",
+        ),
+        ("perplexity", _shown(evaluation.perplexity, ".4f")),
     ]
-    return pairs + (_divergence_pairs(found.divergence) if found.divergence else [])
+    return pairs + (_divergence_pairs(evaluation.divergence) if evaluation.divergence else [])
 
 
-def _divergence_pairs(found: "Divergence") -> list[tuple[str, str]]:
-    spread = (found.median, found.percentile_90, found.percentile_99, found.maximum)
+def _divergence_pairs(divergence: "Divergence") -> list[tuple[str, str]]:
+    spread = (divergence.median, divergence.percentile_90, divergence.percentile_99, divergence.maximum)
     return [
-        ("perplexity of the base", _shown(found.base_perplexity, ".4f")),
-        ("perplexity / that of the base", _shown(found.perplexity_ratio, ".6f")),
-        ("KL divergence, mean", _shown(found.mean, ".3e")),
+        ("perplexity of the base", _shown(divergence.base_perplexity, ".4f")),
+        ("perplexity / that of the base", _shown(divergence.perplexity_ratio, ".6f")),
+        ("KL divergence, mean", _shown(divergence.mean, ".3e")),
         ("  median, 90 %, 99 %, maximum", ", ".join(f"{value:.3e}" for value in spread)),
-        ("same most probable token", _shown(found.same_top, ".2%")),
-        ("change of p, mean", _shown(found.mean_probability_change, ".3%")),
-        ("change of p, root mean square", _shown(found.rms_probability_change, ".3%")),
+        ("same most probable token", _shown(divergence.same_top, ".2%")),
+        ("change of p, mean", _shown(divergence.mean_probability_change, ".3%")),
+        ("change of p, root mean square", _shown(divergence.rms_probability_change, ".3%")),
     ]
 
 

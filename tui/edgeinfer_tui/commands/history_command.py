@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, BadParameter, Exit, Option
 
-from edgeinfer_tui.confirmation import Yes, may_remove
+from edgeinfer_tui.confirmation import Yes, confirm_removal
 from edgeinfer_tui.failures import FAILED, say
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import one_line, print_columns
@@ -61,7 +61,7 @@ def history(
     from edgeinfer.history.store import ChatStore
 
     if chat is None and (export or name or delete):
-        raise BadParameter("--export, --name and --delete want a chat; `edgeinfer history` lists them")
+        raise BadParameter("--export, --name and --delete need a chat; `edgeinfer history` lists them")
     with ChatStore() as store:
         if search is not None:
             _search(store, search)
@@ -76,7 +76,7 @@ def history(
 
 
 def _list(store: "ChatStore", as_json: bool) -> None:
-    found = store.chats()
+    chats = store.chats()
     if as_json:
         rows = [
             {
@@ -88,7 +88,7 @@ def _list(store: "ChatStore", as_json: bool) -> None:
                 "created": chat.created,
                 "changed": chat.changed,
             }
-            for chat in found
+            for chat in chats
         ]
         print(json.dumps(rows, indent=2))
         return
@@ -97,21 +97,21 @@ def _list(store: "ChatStore", as_json: bool) -> None:
         ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"],
         [
             [chat.label, shown_ago(now - chat.changed), str(chat.messages), chat.model, one_line(chat.title)]
-            for chat in found
+            for chat in chats
         ],
         right={2},
     )
-    if not found:
+    if not chats:
         say("no chats yet; `edgeinfer chat` begins one")
 
 
 def _delete(store: "ChatStore", label: str, yes: bool) -> None:
-    found = store.chat(label)
-    if may_remove(f"Delete chat {found.label}, {found.messages} messages: {one_line(found.title)}?", yes):
-        store.delete(found)
-        say(f"{found.label}: deleted, {found.messages} messages")
+    chat = store.chat(label)
+    if confirm_removal(f"Delete chat {chat.label}, {chat.messages} messages: {one_line(chat.title)}?", yes):
+        store.delete(chat)
+        say(f"{chat.label}: deleted, {chat.messages} messages")
     else:
-        say(f"{found.label}: kept")
+        say(f"{chat.label}: kept")
 
 
 def _search(store: "ChatStore", text: str) -> None:

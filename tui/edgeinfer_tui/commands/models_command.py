@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeinfer_tui.confirmation import Yes, may_remove
+from edgeinfer_tui.confirmation import Yes, confirm_removal
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
@@ -47,11 +47,11 @@ def list_(
         _print_registry(list(read_registry().values()), here, as_json)
         return
     machine = known_machine()
-    found = [listed(model, machine) for model in models]
+    listed_models = [listed(model, machine) for model in models]
     if as_json:
-        print(json.dumps([_fields(one) for one in found], indent=2, allow_nan=False))
+        print(json.dumps([_fields(one) for one in listed_models], indent=2, allow_nan=False))
         return
-    print_columns(HEAD, [_row(one) for one in found], right={1, 3})
+    print_columns(HEAD, [_row(one) for one in listed_models], right={1, 3})
     print(f"\nModels are pulled to {default_models_folder()}; your own .gguf files are found there by name.")
 
 
@@ -174,12 +174,14 @@ def show(
     from edgeinfer_tui.output import file_report
 
     try:
-        found = find_model(model)
+        model_file = find_model(model)
     except NotPulledError as missing:
         _show_entry(missing, as_json)
         return
-    with open_model(found.path, found.name) as file:
-        report = file_report.file_report(file, found.name, found.size_bytes, str(model_support(file)))
+    with open_model(model_file.path, model_file.name) as file:
+        report = file_report.file_report(
+            file, model_file.name, model_file.size_bytes, str(model_support(file))
+        )
         if not tensors:
             del report["tensors"]
         if as_json:
@@ -246,9 +248,9 @@ def rm(
     # All names are checked before the first removal: a misspelt name removes nothing.
     planned = [plan_removal(model) for model in models]
     for removal in planned:
-        _say_kept(removal)
+        _print_kept_bytes(removal)
         question = f"Remove {removal.name}, {shown_bytes(removal.freed_bytes)}?"
-        if not dry_run and not may_remove(question, yes):
+        if not dry_run and not confirm_removal(question, yes):
             say(f"{removal.name}: kept")
             continue
         if not dry_run:
@@ -259,7 +261,7 @@ def rm(
             print(file)
 
 
-def _say_kept(removal: "Removal") -> None:
+def _print_kept_bytes(removal: "Removal") -> None:
     """Say what keeps the bytes of a removed model."""
     for other in removal.shared_with:
         say(f"{removal.name}: {other} uses the same file")

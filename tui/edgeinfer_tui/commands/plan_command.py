@@ -48,21 +48,21 @@ def plan(
     """
     from edgeinfer.planning.model_plan import plan_model
     from edgeinfer.user_folders import user_folder
-    from edgeinfer_offload.machine.measure import remembered_figures
+    from edgeinfer_offload.machine.measure import stored_figures
 
     options = filled({"model": model, "device": device, **given})
     settings = {name: value for name, value in options.items() if value is not None}
-    wanted = settings.pop("model", None)
+    name = settings.pop("model", None)
     if settings.get("draft") == "none":
         settings["draft"] = None
     if measure:
-        remembered_figures(user_folder("cache")).forget()
+        stored_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     with LabelledProgress(time_left=True) as progress:
-        found = plan_model(wanted, **settings, build_progress=progress.step(BUILDING))
-    for note in found.notes:
-        say(note)
+        result = plan_model(name, **settings, build_progress=progress.step(BUILDING))
+    for warning in result.warnings:
+        say(warning)
     if as_json:
-        print(json.dumps({"model": found.model, **found.plan.to_dict()}, indent=2, allow_nan=False))
+        print(json.dumps({"model": result.model, **result.plan.to_dict()}, indent=2, allow_nan=False))
     else:
-        print(found.plan.explain(layers))
+        print(result.plan.explain(layers))

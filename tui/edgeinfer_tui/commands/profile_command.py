@@ -23,12 +23,12 @@ Texts = Annotated[
     Option(
         "--text",
         metavar="FILE",
-        help="A text in UTF-8; may be repeated. [dim]What the model tells by itself if left out[/]",
+        help="A text in UTF-8; may be repeated. [dim]Text that the model generates if left out[/]",
         exists=True,
         dir_okay=False,
     ),
 ]
-Tokens = Annotated[int, Option("--tokens", min=64, help="Tokens to read at most.")]
+Tokens = Annotated[int, Option("--tokens", min=64, help="Maximum tokens to process.")]
 Predictor = Annotated[
     bool, Option("--predictor", help="Train predictors of the active neurons too (ReLU families).")
 ]
@@ -64,12 +64,12 @@ def profile(
       edgeinfer profile tiny --json | jq .overall
     """
     texts = [text_of(path) for path in text or []]
-    found = _profiled(model, texts, tokens=tokens, predictor=predictor, rank=rank, threads=threads)
+    profiling = _profiled(model, texts, tokens=tokens, predictor=predictor, rank=rank, threads=threads)
     if as_json:
-        print(json.dumps(profile_report(found), indent=2, allow_nan=False))
+        print(json.dumps(profile_report(profiling), indent=2, allow_nan=False))
     else:
-        _print_report(found)
-        say(f"saved in {found.path}")
+        _print_report(profiling)
+        say(f"saved in {profiling.path}")
 
 
 def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profiling":
@@ -82,7 +82,7 @@ def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profilin
         return profile_model(model, texts, **given, report=progress.update, **progress.loading())
 
 
-def profile_report(found: "Profiling") -> dict[str, Any]:
+def profile_report(profiling: "Profiling") -> dict[str, Any]:
     """The report as JSON values."""
     from edgeinfer_offload.planner.concentration import SHARES
 
@@ -96,8 +96,8 @@ def profile_report(found: "Profiling") -> dict[str, Any]:
             "hot_set_recommended": part.beats_uniform,
         }
 
-    layers = [covered(layer) for layer in found.layers]
-    for layer, trained in zip(layers, found.predictors, strict=False):
+    layers = [covered(layer) for layer in profiling.layers]
+    for layer, trained in zip(layers, profiling.predictors, strict=False):
         layer["predictor"] = {
             "rank": trained.predictor.rank,
             "bytes": trained.predictor.nbytes,
@@ -105,28 +105,28 @@ def profile_report(found: "Profiling") -> dict[str, Any]:
             "named_share": trained.named,
         }
     return {
-        "path": str(found.path),
-        "model_hash": found.profile.model_hash,
-        "tokens": list(found.profile.tokens),
-        "active_is": found.profile.rule,
-        "overall": covered(found.overall),
+        "path": str(profiling.path),
+        "model_hash": profiling.profile.model_hash,
+        "tokens": list(profiling.profile.tokens),
+        "active_is": profiling.profile.rule,
+        "overall": covered(profiling.overall),
         "layers": layers,
     }
 
 
-def _print_report(found: "Profiling") -> None:
+def _print_report(profiling: "Profiling") -> None:
     from edgeinfer_offload.planner.concentration import SHARES
 
     head = ["layer", "units", "active", *(f"hottest {share:.0%}" for share in SHARES), "hot set"]
-    head += ["rank", "bytes", "recall", "named"] if found.predictors else []
-    rows = [_cells(str(index), layer) for index, layer in enumerate(found.layers)]
-    for row, trained in zip(rows, found.predictors, strict=False):
+    head += ["rank", "bytes", "recall", "named"] if profiling.predictors else []
+    rows = [_cells(str(index), layer) for index, layer in enumerate(profiling.layers)]
+    for row, trained in zip(rows, profiling.predictors, strict=False):
         row += [str(trained.predictor.rank), shown_bytes(trained.predictor.nbytes)]
         row += [f"{trained.recall:.1%}", f"{trained.named:.1%}"]
-    rows.append(_cells("all", found.overall) + ([""] * 4 if found.predictors else []))
+    rows.append(_cells("all", profiling.overall) + ([""] * 4 if profiling.predictors else []))
     print_columns(head, rows, right=range(1, len(head)))
-    first, last = found.profile.tokens
-    print(f"active: {found.profile.rule}; counted over {first} tokens, checked on {last} others")
+    first, last = profiling.profile.tokens
+    print(f"active: {profiling.profile.rule}; counted over {first} tokens, checked on {last} others")
     print("as many at random would cover " + ", ".join(f"{share:.0%}" for share in SHARES))
 
 

@@ -15,7 +15,7 @@ from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.transfer_progress import TransferProgress
 
 if TYPE_CHECKING:
-    from edgeinfer.download.pulling import Pulled
+    from edgeinfer.download.pulling import PulledModel
 
 
 @command("pull")
@@ -51,21 +51,21 @@ def pull(
     print(pull_model(model, engine or "edgeinfer").path)
 
 
-def pull_model(name: str, engine: EngineName = "edgeinfer") -> "Pulled":
+def pull_model(name: str, engine: EngineName = "edgeinfer") -> "PulledModel":
     """Download a model for an engine, with progress on stderr.
 
     Raises:
         typer.Exit: Ctrl-C; partial data is kept, and a message is printed.
     """
     from edgeinfer.download.pulling import Pull, pull
-    from edgeinfer.download.transfer import Hearing, RetryPolicy
+    from edgeinfer.download.transfer import RetryPolicy, TransferCallbacks
     from edgeinfer.registry.registry import default_models_folder
 
     interrupts.raise_exception()
     with TransferProgress(sys.stderr) as progress:
-        hearing = Hearing(progress.update, progress.checking, progress.say)
+        callbacks = TransferCallbacks(progress.update, progress.checking, progress.say)
         try:
-            pulled = pull(name, Pull(default_models_folder(), hearing, RetryPolicy(), engine=engine))
+            pulled = pull(name, Pull(default_models_folder(), callbacks, RetryPolicy(), engine=engine))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped; partial data is kept, continue with: edgeinfer pull {name}")
@@ -75,14 +75,14 @@ def pull_model(name: str, engine: EngineName = "edgeinfer") -> "Pulled":
     return pulled
 
 
-def _outcome(pulled: "Pulled") -> list[str]:
+def _outcome(pulled: "PulledModel") -> list[str]:
     """The downloaded files, and how they were verified."""
     from edgeinfer.model_config.support import support_of
 
     support = support_of(pulled.path)
     run = f"edgeinfer run {pulled.name}" + ("" if support.is_native else " --engine llama.cpp")
     size = shown_bytes(sum(file.path.stat().st_size for file in pulled.files))
-    if all(file.was_there for file in pulled.files):
+    if all(file.existed for file in pulled.files):
         here = f"{pulled.name} is here already ({size})"
         if not support.is_native:
             return [f"{here}; it {support}"]
@@ -91,8 +91,10 @@ def _outcome(pulled: "Pulled") -> list[str]:
     for file in pulled.files:
         if file.digest_source:
             lines.append(f"{file.path.name}: sha256 as {file.digest_source} says")
-        elif not file.was_there:
-            lines.append(f"{file.path.name}: nobody says what its sha256 must be; it is {file.sha256}")
+        elif not file.existed:
+            lines.append(
+                f"{file.path.name}: not verified, because no expected sha256 is known; it is {file.sha256}"
+            )
     return [*lines, *_draft_warning(pulled.name)]
 
 
@@ -105,4 +107,4 @@ def _draft_warning(name: str) -> list[str]:
     draft = entries[known].draft if known else None
     if draft not in entries or find_model(name).draft_path is not None:
         return []
-    return [f"{draft} can guess ahead for it, which may make it faster: edgeinfer pull {draft}"]
+    return [f"{draft} can draft for it, which may make it faster: edgeinfer pull {draft}"]

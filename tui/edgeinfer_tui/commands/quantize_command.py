@@ -66,7 +66,7 @@ def _check_usage(type: str | None, target: Path | None, dry_run: bool) -> None:
     except FormatError as error:
         raise BadParameter(f"--type: {error}") from None
     if target is None and not dry_run:
-        raise BadParameter("OUT is missing: the file to write; or ask with --dry-run what would be written")
+        raise BadParameter("OUT is missing: the file to write; or use --dry-run to see what would be written")
 
 
 def _quantized(*places: Any, **settings: Any) -> "Quantization":

@@ -63,7 +63,7 @@ def run(
       edgeinfer run tiny --batch --output json < prompts.txt > answers.jsonl
     """
     options = parsed_options(filled({"model": model, "prompt": prompt, **given}), "run")
-    if model is not None and options.resume and options.prompt is None and not _is_here(model):
+    if model is not None and options.resume and options.prompt is None and not _is_local(model):
         # A continued chat has its model, so a single argument is the prompt.
         options, model = replace(options, model=None, prompt=model), None
     _run(options, named=model is not None)
@@ -104,8 +104,8 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
         if options.batch:
             _complete_batch(loaded, options)
         elif text is None:
-            if store is not None and (greeting := store.greeting()):
-                print(greeting, file=sys.stderr)
+            if store is not None and (continuation_message := store.continuation_message()):
+                print(continuation_message, file=sys.stderr)
             _chat(loaded, options, session)
         else:
             _answer(loaded, options, text, session)
@@ -115,17 +115,17 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
 
 def _session(store: "SessionStore", options: ParsedOptions) -> "ChatSession":
     """The session of the chat that the command line selects, which is recorded."""
-    from edgeinfer_tui.chat_session import ChatSession, lasting_name
+    from edgeinfer_tui.chat_session import ChatSession, stored_model_name
 
     session = ChatSession() if store.stored is None else store.session(store.stored)
     if options.system is not None:
         session.system = options.system
     store.open()
-    store.record(session, lambda: lasting_name(options.model), store.stored)
+    store.record(session, lambda: stored_model_name(options.model), store.stored)
     return session
 
 
-def _is_here(name: str) -> bool:
+def _is_local(name: str) -> bool:
     """Whether a model of this name is on this disk or in the registry."""
     from edgeinfer.errors import NotPulledError, UnknownModelError
     from edgeinfer.registry.registry import find_model
@@ -177,7 +177,7 @@ def check_model(options: ParsedOptions) -> None:
     try:
         find_model(options.model)
     except NotPulledError as missing:
-        if not _agrees_to_pull(missing.name):
+        if not _confirm_pull(missing.name):
             raise
         pull_model(missing.name, options.loading.get("engine", "edgeinfer"))
     except UnknownModelError:
@@ -189,7 +189,7 @@ def check_model(options: ParsedOptions) -> None:
         ) from None
 
 
-def _agrees_to_pull(name: str) -> bool:
+def _confirm_pull(name: str) -> bool:
     """Ask on a terminal; a script gets an error that names the command."""
     if not (on_terminal(sys.stdin) and on_terminal(sys.stderr)):
         return False
@@ -249,17 +249,17 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
         prompt = [*system, {"role": "user", "content": text}]
     counts = {"n": 1, **options.counts}
     try:
-        found = loaded.generate(prompt, **counts, **settings)
+        completions = loaded.generate(prompt, **counts, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     finally:
         progress.erase()
-    for index, answer in enumerate(found):
+    for index, answer in enumerate(completions):
         if options.json:
             print_record(answer, loaded.name, text)
             continue
-        if len(found) > 1 and on_terminal(sys.stderr):
-            say(f"answer {index + 1} of {len(found)}")
+        if len(completions) > 1 and on_terminal(sys.stderr):
+            say(f"completion {index + 1} of {len(completions)}")
         print_text(answer.text)
         _report(answer, loaded, options)
 
@@ -267,14 +267,14 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
 def _in_chat_template(loaded: LoadedModel, options: ParsedOptions) -> bool:
     """Whether the prompt is a chat message, not a text to continue."""
     has_template = loaded.chat_format is not None
-    wanted = options.raw is False or options.system is not None
-    if wanted and not has_template:
+    needs_template = options.raw is False or options.system is not None
+    if needs_template and not has_template:
         from edgeinfer.errors import ChatTemplateError
 
         raise ChatTemplateError(
             f"{loaded.name}: the file holds no chat template; give --chat-template FILE, or use --raw"
         )
-    if options.raw is not None or wanted:
+    if options.raw is not None or needs_template:
         return not options.raw
     return has_template and loaded.prompt_style != "raw"
 

@@ -27,7 +27,7 @@ Host = Annotated[
     str,
     Option(
         "--host",
-        help="The address to listen on; 0.0.0.0: the whole network, which wants a --key.",
+        help="The address to listen on; 0.0.0.0: the whole network, which needs a --key.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -37,7 +37,7 @@ Key = Annotated[
     Option(
         "--key",
         envvar="EDGEINFER_SERVE_KEY",
-        help="Answer only those who send it as a bearer token.",
+        help="Require this key, sent as a bearer token.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -70,7 +70,7 @@ def serve(
     _check_installed()
     from edgeinfer_tui.system.listening import listening  # imports socket
 
-    listener, everywhere = listening(host, port, key)
+    listener, all_interfaces = listening(host, port, key)
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
@@ -81,7 +81,7 @@ def serve(
     with loaded, listener:
         for note in loaded.warnings:
             say(note)
-        run_server(loaded, listener, everywhere, host, key, queue)  # type: ignore[arg-type]
+        run_server(loaded, listener, all_interfaces, host, key, queue)  # type: ignore[arg-type]
 
 
 def _check_installed() -> None:
@@ -98,13 +98,13 @@ def _check_installed() -> None:
 
 
 def run_server(
-    model: "Model", listener: "socket.socket", everywhere: bool, host: str, key: str | None, queue: int
+    model: "Model", listener: "socket.socket", all_interfaces: bool, host: str, key: str | None, queue: int
 ) -> None:
     from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer.serving.app import ServerOptions, serving_app
     from edgeinfer_tui.system.http_server import BoundedServer
 
-    hosts = (ANY_HOST,) if everywhere else (*LOCAL_HOSTS, host)
+    hosts = (ANY_HOST,) if all_interfaces else (*LOCAL_HOSTS, host)
     app = serving_app(model, ServerOptions(key=key, max_waiting=queue, hosts=hosts))
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     say(f"{model.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")

@@ -19,7 +19,7 @@ class Output(StrEnum):
     csv = "csv"
 
 
-class Opponent(StrEnum):
+class ComparedEngine(StrEnum):
     """Engine to compare with."""
 
     llama_cpp = "llama.cpp"
@@ -64,7 +64,7 @@ WarmUp = Annotated[
 ]
 Seed = Annotated[int, Option("--seed", "-s", min=0, help="Seed of the prompts' tokens.", rich_help_panel=HOW)]
 Versus = Annotated[
-    Opponent | None,
+    ComparedEngine | None,
     Option(
         "--vs",
         help="Interleave with llama.cpp on the same file: pip install 'edgeinfer\\[llama-cpp]'.",
@@ -85,15 +85,15 @@ OutputFormat = Annotated[
 AsJson = Annotated[bool, Option("--json", help="Print JSON for a program to read.", rich_help_panel=HOW)]
 
 
-def numbers(option: str, given: Sequence[str], least: int) -> list[int]:
+def numbers(option: str, given: Sequence[str], minimum: int) -> list[int]:
     """["512,32", "8"] -> [512, 32, 8].
 
-    Raises `BadParameter` for a value that isn't an integer of at least `least`.
+    Raises `BadParameter` for a value that isn't an integer of at least `minimum`.
     """
-    found = []
+    parsed = []
     for text in ",".join(given).split(","):
         word = text.strip()
-        if not (word.isascii() and word.isdigit() and int(word) >= least):
-            raise BadParameter(f"{option}: saw {word!r}, wanted whole numbers of at least {least}, as 1,2")
-        found.append(int(word))
-    return found
+        if not (word.isascii() and word.isdigit() and int(word) >= minimum):
+            raise BadParameter(f"{option}: saw {word!r}, wanted whole numbers of at least {minimum}, as 1,2")
+        parsed.append(int(word))
+    return parsed

@@ -69,7 +69,7 @@ class CommandOption:
     def annotation(self) -> Any:
         """The typer annotation of the command's parameter."""
         is_path = self.value_type in (Path, list[Path])
-        found = typer.Option(
+        option = typer.Option(
             *self.flags,
             metavar=self.info.metavar,
             help=self._help(),
@@ -78,7 +78,7 @@ class CommandOption:
             exists=is_path,
             dir_okay=not is_path,
         )
-        return Annotated[self.value_type if self.is_switch else self.value_type | None, found]
+        return Annotated[self.value_type if self.is_switch else self.value_type | None, option]
 
     @property
     def shown_default(self) -> str:
@@ -108,14 +108,14 @@ class CommandOption:
 @functools.cache
 def all_options() -> tuple[CommandOption, ...]:
     """The options of all commands, in the order of `--help`."""
-    found = []
+    options = []
     for kind in CLASSES:
         owner: Any = kind
         for name, info in options_of(owner).items():
             if info.commands:
                 hint = without_none(types_of(owner)[name])[0]
-                found.append(CommandOption(name, kind, info, hint, default_of(kind, name)))
-    return tuple(sorted(found, key=lambda one: PANELS.index(one.info.panel)))
+                options.append(CommandOption(name, kind, info, hint, default_of(kind, name)))
+    return tuple(sorted(options, key=lambda one: PANELS.index(one.info.panel)))
 
 
 @functools.cache

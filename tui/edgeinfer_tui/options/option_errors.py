@@ -39,16 +39,16 @@ def canonical_flag(flag: str) -> str:
     return f"--{canonical(flag[2:])}" if flag.startswith("--") else flag
 
 
-def restate(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
+def rewrite_usage_error(error: Exception, command: Any, ctx: Any, args: list[str]) -> None:
     """Rewrite a usage error: what is wrong, the value given and the value expected."""
     if not hasattr(error, "format_message"):
         return
     if getattr(error, "ctx", True) is None:
         error.ctx = ctx  # type: ignore[attr-defined]
     if isinstance(getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
-        _restate_unknown(error, command.get_params(ctx))
+        _rewrite_unknown(error, command.get_params(ctx))
     elif getattr(error, "param", None) is not None and type(error).__name__ == "BadParameter":
-        _restate_value(error, command, ctx, args)
+        _rewrite_value(error, command, ctx, args)
 
 
 def is_argument(param: Any) -> bool:
@@ -56,7 +56,7 @@ def is_argument(param: Any) -> bool:
     return bool(param.param_type_name == "argument")
 
 
-def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
+def _rewrite_unknown(error: Any, params: Iterable[Any]) -> None:
     """Suggest the options nearest to an unknown one."""
     from edgeinfer.registry.near_names import nearest  # imports the library, so only on an error
 
@@ -71,7 +71,7 @@ def _restate_unknown(error: Any, params: Iterable[Any]) -> None:
     error.message = f"No such option: {shown}" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 
-def _restate_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
+def _rewrite_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
     """Rewrite the error for an option that takes a number or one of several words."""
     annotation = _annotation(command, error.param.name)
     expected = None if annotation is None else _expected(*annotation)

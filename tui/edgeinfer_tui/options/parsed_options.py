@@ -95,27 +95,29 @@ def _keyword(option: CommandOption, value: Any) -> Any:
 
 def template_args(given: Sequence[str]) -> dict[str, Any]:
     """Variables of a chat template from NAME=VALUE. Raises `BadParameter` for other formats."""
-    found: dict[str, Any] = {}
+    args: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise BadParameter(f"saw {text[:40]!r}, wanted NAME=VALUE", param_hint="--template-arg")
         try:
-            found[name] = json.loads(value)
+            args[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            args[name] = value
+    return args
 
 
 def _prompt(given: Mapping[str, Any]) -> str | None:
     """The prompt of the command line, given in one of three ways."""
     names = {"prompt": "PROMPT", "prompt_option": "--prompt", "prompt_file": "--file"}
-    found = [name for name in names if name in given]
-    if len(found) > 1:
-        raise BadParameter(f"{' and '.join(names[name] for name in found)} both give the prompt; drop one")
-    if found == ["prompt_file"]:
+    given_names = [name for name in names if name in given]
+    if len(given_names) > 1:
+        raise BadParameter(
+            f"{' and '.join(names[name] for name in given_names)} both give the prompt; drop one"
+        )
+    if given_names == ["prompt_file"]:
         return text_of(given["prompt_file"], "--file").removesuffix("\n").removesuffix("\r")
-    return given[found[0]] if found else None
+    return given[given_names[0]] if given_names else None
 
 
 def _check_conflicts(given: Mapping[str, Any]) -> None:

@@ -105,10 +105,10 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON for a program to read
 
 def overrides(given: list[str]) -> dict[str, str]:
     """`PATTERN=TYPE` as pattern -> type; a pattern may contain `=`."""
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in given:
         pattern, sign, name = text.rpartition("=")
         if not (pattern and sign and name):
             raise BadParameter(f"--tensor: saw {text!r}, wanted PATTERN=TYPE, as ffn_down=Q6_K")
-        found.setdefault(pattern, name)
-    return found
+        pairs.setdefault(pattern, name)
+    return pairs

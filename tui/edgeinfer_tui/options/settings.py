@@ -47,7 +47,7 @@ def filled(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _was_given(name: str, value: object) -> bool:
     """Whether the option is on the command line; releases of typer return different values if it isn't."""
-    option = lasting_options().get(name)
+    option = persistent_options().get(name)
     if option is not None and option.is_switch:
         return value is True
     return value is not None and value != [] and value != ()
@@ -58,19 +58,19 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Sett
 
     Raises: as `filled`.
     """
-    found, wrong = sound_settings(environment)
+    settings, wrong = valid_settings(environment)
     for error in wrong:
         raise error
-    return found
+    return settings
 
 
-def sound_settings(
+def valid_settings(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[dict[str, Setting], list[Exception]]:
     """All valid settings, and for each invalid one the exception that `read_settings` raises."""
     from edgeinfer.errors import SettingError
 
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     wrong: list[Exception] = []
     file = config_file(environment)
     try:
@@ -84,11 +84,11 @@ def sound_settings(
     for name, key, value, origin in given:
         try:
             if name not in variables:
-                raise SettingError(f"{origin}: {key}: no such setting{_meant(name, list(variables))}")
-            found[name] = _setting(name, value, origin)
+                raise SettingError(f"{origin}: {key}: no such setting{_suggestion(name, list(variables))}")
+            settings[name] = _setting(name, value, origin)
         except SettingError as error:
             wrong.append(error)
-    return found, wrong
+    return settings, wrong
 
 
 def config_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -108,24 +108,24 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """A warning for each variable that looks like a setting but isn't one."""
     names = [variable_of(name) for name in setting_names()]
     return [
-        f"{variable}: no such setting{_meant(variable, names)}"
+        f"{variable}: no such setting{_suggestion(variable, names)}"
         for variable in sorted(environment)
         if variable.startswith(PREFIX) and variable not in (*names, *OTHER_VARIABLES)
     ]
 
 
 @functools.cache
-def lasting_options() -> Mapping[str, CommandOption]:
+def persistent_options() -> Mapping[str, CommandOption]:
     """Name -> option of the settings besides `model`: those of `run` that don't belong to one prompt or
     file, in the order of its options.
     """
     options = command_options("run")
-    return {name: one for name, one in options.items() if one.info.lasting and one.value_type is not Path}
+    return {name: one for name, one in options.items() if one.info.persistent and one.value_type is not Path}
 
 
 def setting_names() -> list[str]:
     """The names of all settings."""
-    return [MODEL, *lasting_options()]
+    return [MODEL, *persistent_options()]
 
 
 def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _from_file(path: Path, must_exist: bool) -> dict[str, Any]:
         raise SettingError(str(error)) from error
 
 
-def _meant(seen: str, names: list[str]) -> str:
+def _suggestion(seen: str, names: list[str]) -> str:
     from edgeinfer.registry.near_names import nearest
 
     near = nearest(seen, names, limit=1)
@@ -162,7 +162,7 @@ def _converted(name: str, value: object) -> object:
     """The value converted to its option's type; a ValueError names the expected type."""
     if name == MODEL:
         return _text(value)
-    option = lasting_options()[name]
+    option = persistent_options()[name]
     kind = option.value_type
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         choices = [choice.value for choice in kind]
@@ -175,11 +175,11 @@ def _converted(name: str, value: object) -> object:
         float: _number,
         str: _text,
     }.get(kind, _texts)
-    found = convert(value)
+    converted = convert(value)
     allowed = option.info.allowed
-    if allowed is not None and not allowed.holds(found) and found != NOT_SET:
+    if allowed is not None and not allowed.holds(converted) and converted != NOT_SET:
         raise ValueError(str(allowed))
-    return found
+    return converted
 
 
 def _boolean(value: object) -> bool:

@@ -16,28 +16,28 @@ class TerminalOptions:
 
     prompt_option: str | None = option(
         None, "The same as PROMPT.", flags=("--prompt", "-p"), metavar="TEXT", panel=PROMPT, commands="run",
-        lasting=False,
+        persistent=False,
     )  # fmt: skip
     prompt_file: str | None = option(
         None, "Read the prompt from a file.", flags=("--file", "-f"), metavar="FILE", argument="file",
         panel=PROMPT, commands="run",
     )  # fmt: skip
     batch: bool = option(
-        False, "Each line of standard input is a prompt.", panel=PROMPT, commands="run", lasting=False
+        False, "Each line of standard input is a prompt.", panel=PROMPT, commands="run", persistent=False
     )
     system: str | None = option(None, "System prompt.", panel=PROMPT, commands="run chat")
     continue_: bool = option(
         False, "Continue the last chat, with its model.", flags=("--continue",), panel=PROMPT,
-        commands="run chat", lasting=False,
+        commands="run chat", persistent=False,
     )  # fmt: skip
     session: str | None = option(
         None, "Continue the chat of this name or number, or create it. `edgeinfer history` lists them.",
-        metavar="NAME", panel=PROMPT, commands="run chat", lasting=False,
+        metavar="NAME", panel=PROMPT, commands="run chat", persistent=False,
     )  # fmt: skip
     private: bool = option(False, "Don't save this chat.", panel=PROMPT, commands="run chat")
     light: bool = option(
         False, "For a light terminal; F7 changes it. NO_COLOR is supported.", panel=DISPLAY, commands="chat",
-        lasting=False,
+        persistent=False,
     )  # fmt: skip
     base_kv: KvType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeinfer_tui.output.columns import shown_bytes
-from edgeinfer_tui.output.progress_line import BUILDING, PassingLine, ProgressLine
+from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, TransientLine
 
 
-class LabelledProgress(PassingLine):
+class LabelledProgress(TransientLine):
     """Shows the step that reported last, and its remaining time if `time_left`."""
 
     def __init__(self, time_left: bool = False) -> None:

@@ -14,7 +14,7 @@ REDRAW_SECONDS = 0.1
 ERASE = "\r\x1b[K"
 
 
-class PassingLine(ABC):
+class TransientLine(ABC):
     """A context manager that erases its line on exit."""
 
     @abstractmethod
@@ -68,13 +68,13 @@ class ProgressLine:
         self._painted_at = now
         share = f" ({done / total:.0%})" if total else ""
         left = (
-            f", {shown_time((now - self._start) / done * (total - done))} left" if self._tells(done) else ""
+            f", {shown_time((now - self._start) / done * (total - done))} left" if self._is_due(done) else ""
         )
         control(self._stream, ERASE)
         self._stream.write(f"{self._label} {self._shown(done)}/{self._shown(total)}{share}{left}")
         self._stream.flush()
 
-    def _tells(self, done: int) -> bool:
+    def _is_due(self, done: int) -> bool:
         return self._time_left and done > 0
 
     def erase(self) -> None:

@@ -58,4 +58,4 @@ def summary(report: dict[str, Any]) -> str:
 
 def _sizes(report: dict[str, Any]) -> str:
     before, after = shown_bytes(report["source_bytes"]), shown_bytes(report["target_bytes"])
-    return f"{before} -> {after}, {report['bits_per_weight']:.2f} bits a weight"
+    return f"{before} -> {after}, {report['bits_per_weight']:.2f} bits per weight"

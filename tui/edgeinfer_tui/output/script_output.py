@@ -28,7 +28,7 @@ def collected(stream: Stream, progress: ProgressLine) -> "Generation":
 def completion_record(completion: "Generation", model: str, prompt: str) -> dict[str, Any]:
     """One completion with its usage in tokens and its timings in seconds."""
     speed = completion.speed
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
         "text": completion.text,
@@ -46,16 +46,16 @@ def completion_record(completion: "Generation", model: str, prompt: str) -> dict
         },
     }
     if completion.evicted_tokens:
-        found["usage"] |= {
+        record["usage"] |= {
             "context_shifts": completion.context_shifts,
             "evicted_tokens": completion.evicted_tokens,
         }
     if any(token.logprob is not None for token in completion.tokens):
-        found["logprobs"] = [
+        record["logprobs"] = [
             {"id": token.id, "text": token.text, "logprob": token.logprob, "top": list(token.top_logprobs)}
             for token in completion.tokens
         ]
-    return found
+    return record
 
 
 def print_record(completion: "Generation", model: str, prompt: str) -> None:

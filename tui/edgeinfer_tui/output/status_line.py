@@ -32,7 +32,7 @@ def status_line(completion: "Generation", context: int) -> str:
     if speed.accepted_share is not None:
         parts.append(f"draft accepted {speed.accepted_share:.0%}")
     if speed.tokens_per_forward is not None:
-        parts.append(f"{speed.tokens_per_forward:.1f} tokens a pass")
+        parts.append(f"{speed.tokens_per_forward:.1f} tokens per forward")
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
     parts.append(f"context {context_used(completion)}/{context}")

@@ -1,7 +1,7 @@
 """Standard output and standard error of the program.
 
 Text from files, servers and models is untrusted: on a terminal every control character in it is replaced, so
-that it can't move the cursor, set colours, change the title or write the clipboard. The program's own control
+that it can't move the cursor, set colors, change the title or write the clipboard. The program's own control
 sequences are written with `control` and contain no data. Output to a pipe or a file is not changed.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-HARMLESS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
+CONTROL_REPLACEMENTS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 """For `str.translate`: C0 except tab and newline, DEL and C1 become a replacement character."""
 
 
@@ -29,7 +29,7 @@ class OutputStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Write text; on a terminal control characters are replaced."""
         filtered = self._on_terminal and not self._control_allowed
-        return self._write(text.translate(HARMLESS) if filtered else text)
+        return self._write(text.translate(CONTROL_REPLACEMENTS) if filtered else text)
 
     def control(self, sequence: str) -> None:
         """Write one of the program's control sequences to a terminal."""
@@ -117,7 +117,7 @@ def control(stream: TextIO, sequence: str) -> None:
 
 @contextmanager
 def help_output() -> Iterator[None]:
-    """Allow colours in help output: it contains only the program's constant text."""
+    """Allow colors in help output: it contains only the program's constant text."""
     out = sys.stdout
     if isinstance(out, OutputStream):
         with out.control_allowed():

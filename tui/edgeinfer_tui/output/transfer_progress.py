@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from edgeinfer_tui.output.columns import shown_bytes
-from edgeinfer_tui.output.progress_line import ERASE, REDRAW_SECONDS, PassingLine, shown_time
+from edgeinfer_tui.output.progress_line import ERASE, REDRAW_SECONDS, TransientLine, shown_time
 from edgeinfer_tui.output.terminal_output import control
 
 WINDOW_SECONDS = 10.0
@@ -15,7 +15,7 @@ TENTHS = 10
 """If stderr is no terminal, one line is printed for each tenth."""
 
 
-class TransferProgress(PassingLine):
+class TransferProgress(TransientLine):
     """Redraws one line on a terminal; otherwise prints a line now and then."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

@@ -99,7 +99,7 @@ class BoundedServer(uvicorn.Server):
             )
         )
         self._last_note = -SECONDS_PER_NOTE
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(_is_relevant)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
@@ -116,7 +116,7 @@ class BoundedServer(uvicorn.Server):
             say(f"{error.strerror}: new connections wait")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     """Whether a line of uvicorn's log is more than a disconnect or the shutdown."""
     kind = record.exc_info[0] if record.exc_info else None
     if kind is not None and issubclass(kind, asyncio.CancelledError):

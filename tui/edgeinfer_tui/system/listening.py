@@ -20,15 +20,15 @@ def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, boo
     if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
         raise typer.BadParameter("--key: wanted printable ASCII characters, at least one")
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        resolved = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, ValueError) as error:
         raise _failure(host, port, error) from error
-    addresses = [ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in found]
+    addresses = [ipaddress.ip_address(str(each[4][0]).split("%")[0]) for each in resolved]
     if key is None and not all(map(_is_loopback, addresses)):
         raise typer.BadParameter(
-            f"--host {host} lets the whole network in; give a --key, or --host 127.0.0.1"
+            f"--host {host} is reachable from the whole network; give a --key, or --host 127.0.0.1"
         )
-    (family, _, _, _, address), *_ = found
+    (family, _, _, _, address), *_ = resolved
     bound = socket.socket(family)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -59,7 +59,7 @@ def _threads() -> dict[str, Any]:
     from edgeinfer.user_folders import user_folder
 
     measure = cast(Any, importlib.import_module("edgeinfer_offload.machine.measure"))
-    return dataclasses.asdict(measure.thread_choice(user_folder("cache")))
+    return dataclasses.asdict(measure.select_threads(user_folder("cache")))
 
 
 def _memory() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.chat_session import ChatSession
-from edgeinfer_tui.command_words import completions, no_such_command
+from edgeinfer_tui.command_words import completions, unknown_command_message
 from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.completion_output import print_completion
@@ -50,7 +50,7 @@ class LineChat:
         self._chat = model.chat(system=session.system)
         self._session = session
         self._settings = settings
-        self._lines = lines or _usual_input(private)
+        self._lines = lines or _default_input(private)
         self._show_speed = show_speed
         self._last: Generation | None = None
         actions = (self._help, self._system, self._regen, self._edit, self._clear, self._stats, self._exit)
@@ -84,7 +84,7 @@ class LineChat:
             return True
         command = self._commands.get(word)
         if command is None:
-            _note(no_such_command(word, list(self._commands)))
+            _note(unknown_command_message(word, list(self._commands)))
             return True
         return command(argument.strip())
 
@@ -98,12 +98,12 @@ class LineChat:
             raise
         except Exception as error:
             report(error)
-            _note(self._session.new_trouble())
+            _note(self._session.new_error())
             return
         except KeyboardInterrupt:
             print()
             return
-        _note(self._session.new_trouble())
+        _note(self._session.new_error())
         for line in context_lines(self._last, self._model.context):
             _note(line)
         if self._show_speed:
@@ -118,7 +118,7 @@ class LineChat:
     def _system(self, text: str) -> bool:
         if text:
             self._session.set_system(text)
-            _note(self._session.new_trouble())
+            _note(self._session.new_error())
             _note("from the next response on")
         else:
             _note(self._session.system or "none; /system TEXT sets one")
@@ -171,7 +171,7 @@ class LineChat:
         return False
 
 
-def _usual_input(private: bool) -> LineInput:
+def _default_input(private: bool) -> LineInput:
     from edgeinfer.user_folders import user_folder
 
     history = None if private else user_folder("state") / "history"

@@ -82,8 +82,8 @@ class LineInput:
         readline.set_completer(self._completion)
 
     def _completion(self, line: str, index: int) -> str | None:
-        found = self._complete(line) if self._complete else []
-        return found[index] if index < len(found) else None
+        completions = self._complete(line) if self._complete else []
+        return completions[index] if index < len(completions) else None
 
     def read(self, prefill: str = "") -> str:
         """Read one message; `prefill`: initial text of the line for editing.

@@ -26,7 +26,7 @@ from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace
 
 NORM_KINDS = {"rms": 1, "layer": 2}
-NEVER = 1 << 40
+NO_TILES = 1 << 40
 """More tokens than any step has."""
 Counts = npt.NDArray[np.int64]
 
@@ -159,7 +159,7 @@ class BlockBuilder:
             quantized=quantized,
             quantized_stride=quantized_stride,
             columns=columns,
-            tile_tokens=TILE_TOKENS if tiles else NEVER,
+            tile_tokens=TILE_TOKENS if tiles else NO_TILES,
         )
 
     def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, float]:

@@ -99,7 +99,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
         "count": w.ffn_up_exps.experts,
         "experts_per_token": spec.experts_per_token,
         "activation": ACTIVATION_CODES[spec.activation],
-        "assignment_rows": rows("expert.places")[0],
+        "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
         "gathered": _assignment_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),

@@ -163,31 +163,31 @@ class KernelCache:
         except OSError as error:  # The folder is not writable or not trusted, or the disk is full.
             why = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
             self.warning = f"compiled kernels can't be kept: {why}"
-            return self._built_elsewhere(cached, progress)
+            return self._built_in_temporary_folder(cached, progress)
 
-    def _built_elsewhere(
+    def _built_in_temporary_folder(
         self, cached: Mapping[str, bytes | None], progress: BuildProgress | None
     ) -> list[bytes]:
         """The units' object files; those missing in the cache come from the temporary folder."""
         root = temporary_root()
         with suppress(OSError):
-            found = KernelCache(root, self.isa)._completed(cached, progress)
+            paths = KernelCache(root, self.isa)._completed(cached, progress)
             self.warning = f"{self.warning}; they are in {root} until the system clears it"
-            return found
+            return paths
         with scratch_folder() as folder:
-            found = KernelCache(folder, self.isa)._completed(cached, progress)
+            paths = KernelCache(folder, self.isa)._completed(cached, progress)
             self.warning = f"{self.warning}; they are compiled again at every start"
-            return found
+            return paths
 
     def _completed(self, cached: Mapping[str, bytes | None], progress: BuildProgress | None) -> list[bytes]:
         """The units' object files, after the missing ones have been built."""
-        with self._alone():
+        with self._build_lock():
             cached = {unit: body or self.find(unit) for unit, body in cached.items()}
             self._build_all([unit for unit, body in cached.items() if body is None], progress)
         return [body or self._found(unit) for unit, body in cached.items()]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _build_lock(self) -> Iterator[None]:
         """Within this context, no other program builds for the instruction set: the result of a running build
         is awaited instead of built twice.
         """
@@ -265,10 +265,10 @@ class Kernels:
 
     def address(self, name: str) -> int:
         """Address of the C function `void name(int64, …)`."""
-        found = self.find(name)
-        if not found:
+        pointer = self.find(name)
+        if not pointer:
             raise KeyError(f"no kernel called {name} has been loaded")
-        return found
+        return pointer
 
     def find(self, name: str) -> int:
         """As `address`; 0 if the function does not exist."""

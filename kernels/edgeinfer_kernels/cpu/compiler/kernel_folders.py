@@ -2,7 +2,7 @@
 
 A folder is named `machine-instruction set-digest`. Its modification time is the day of its last use. Removal
 renames the folder first, so a program that starts at the same time finds a complete folder or none. If it
-finds none, it builds its kernels anew.
+finds none, it builds its kernels again.
 """
 
 import os
@@ -45,12 +45,12 @@ class KernelFolder:
 
 def kernel_folders(root: Path) -> list[KernelFolder]:
     """All sets of kernels below a cache folder, most recently used first."""
-    found = []
+    folders = []
     for entry in _entries(root):
         name, changed = _NAME.fullmatch(entry.name), _changed(entry)
         if name and changed is not None:
-            found.append(KernelFolder(Path(entry.path), name["target"], changed))
-    return sorted(found, key=lambda folder: -folder.used)
+            folders.append(KernelFolder(Path(entry.path), name["target"], changed))
+    return sorted(folders, key=lambda folder: -folder.used)
 
 
 def mark_used(folder: Path) -> None:
@@ -82,12 +82,12 @@ def remove_unused(root: Path, in_use: Path) -> list[Path]:
 
 
 def _remove(folder: Path, root: Path) -> bool:
-    grave = root / f"{REMOVING}{os.getpid()}-{folder.name}"
+    renamed = root / f"{REMOVING}{os.getpid()}-{folder.name}"
     try:
-        folder.rename(grave)
+        folder.rename(renamed)
     except OSError:  # Already removed, or in use on Windows.
         return False
-    shutil.rmtree(grave, ignore_errors=True)
+    shutil.rmtree(renamed, ignore_errors=True)
     return True
 
 

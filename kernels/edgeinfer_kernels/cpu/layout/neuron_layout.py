@@ -84,8 +84,8 @@ def read_quants(spec: FormatSpec, raw: Bytes) -> Quants:
     if spec.sub_scales is None:
         return Quants(codes, f16_scales, np.empty((len(raw), 0), np.uint8))
     factors, minima = SCALE_UNPACKERS[spec.sub_scales](spec, raw)
-    found = factors if minima is None else np.stack((factors, minima), 2)
-    return Quants(codes, f16_scales, found.view(np.uint8).reshape(-1, SUB_BLOCKS, 2))
+    factors_and_minima = factors if minima is None else np.stack((factors, minima), 2)
+    return Quants(codes, f16_scales, factors_and_minima.view(np.uint8).reshape(-1, SUB_BLOCKS, 2))
 
 
 def row_groups(columns: int) -> int:
@@ -207,9 +207,9 @@ def lay_out_columns(matrix: Matrix) -> Bytes:
 def _by_output(values: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
     """(rows, blocks, n) to (blocks, n, outputs), zero-padded after the rows."""
     rows, blocks, count = values.shape
-    found = np.zeros((blocks, count, outputs), values.dtype)
-    found[:, :, :rows] = values.transpose(1, 2, 0)
-    return found
+    padded = np.zeros((blocks, count, outputs), values.dtype)
+    padded[:, :, :rows] = values.transpose(1, 2, 0)
+    return padded
 
 
 def _interleaved_codes(codes: Bytes, bits: int) -> Bytes:

@@ -44,13 +44,13 @@ def usual_bandwidths(
     Other load on the machine slows all thread counts alike, and the most affected ones show it.
     """
     with _readers(kernels, counts, nbytes) as readers:
-        found: list[list[float]] = [[] for _ in counts]
+        rates_by_count: list[list[float]] = [[] for _ in counts]
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not found[0]:
-            for rates, read in zip(found, readers, strict=True):
+        while time.perf_counter() < end or not rates_by_count[0]:
+            for rates, read in zip(rates_by_count, readers, strict=True):
                 read()  # Wakes its threads up.
                 rates.append(read())
-    return dict(zip(counts, map(median, found), strict=True))
+    return dict(zip(counts, map(median, rates_by_count), strict=True))
 
 
 @contextmanager
@@ -89,7 +89,7 @@ def uncached_bytes(folder: Path = CACHES, max_bytes: int | None = None) -> int:
 def last_level_bytes(folder: Path = CACHES) -> int:
     """Bytes of the last-level caches of all sockets that this process may use; 0: unknown."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(usable_cpus())
-    found: dict[int, dict[str, int]] = {}
+    caches: dict[int, dict[str, int]] = {}
     for cpu in usable:
         for cache in (folder / f"cpu{cpu}" / "cache").glob("index*"):
             try:
@@ -100,5 +100,5 @@ def last_level_bytes(folder: Path = CACHES) -> int:
                 nbytes = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]]
             except (OSError, ValueError, KeyError):
                 continue
-            found.setdefault(int(level), {})[shared] = nbytes
-    return sum(found[max(found)].values()) if found else 0
+            caches.setdefault(int(level), {})[shared] = nbytes
+    return sum(caches[max(caches)].values()) if caches else 0

@@ -307,12 +307,12 @@ class ExpertsArgs(Structure):
     """An MoE block.
 
     `ids` (int64, highest score first) and `weights` (float32) have `experts_per_token` entries per token. A
-    pair is a token-expert assignment. Pair t·experts_per_token + slot has its activations in row
-    `assignment_rows`[pair] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`. `entries`[pair]
-    is the index of its expert in `active`. pre_attention_router: the scores are already computed
-    (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no shared
-    expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices among
-    the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
+    token-expert assignment has the number t·experts_per_token + slot. Its activations are in row
+    `assignment_rows`[number] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`.
+    `entries`[number] is the index of its expert in `active`. pre_attention_router: the scores are already
+    computed (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no
+    shared expert; shared_router: 0 or its float32 vector. If a device selects the experts, `ids` are indices
+    among the experts on this host, negative for others: ELSEWHERE minus the expert number. assignments_seen,
     assignments_here: how many assignments the device has made in total, and of experts on this host.
     requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
     host.
@@ -416,14 +416,14 @@ class LogitsPart(Structure):
 class DraftArgs(Structure):
     """A draft loop.
 
-    schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. calls: one
-    for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows first;
-    x: the row of a single token afterwards. choices: only token ids below this may be drafted; parts: for
-    every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
-    probability; further: the minimum for another token after it, float32. temperature 0: the argmax is
-    drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which are at
-    most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or a
-    float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
+    schedule, steps: a token's embedding, all layers and the head, as `run_schedule` takes them. step_args:
+    one for each kind of RoPE; head_step: that of the head, which reads the last of the given tokens' rows
+    first; x: the row of a single token afterwards. id_limit: only token ids below this may be drafted; parts:
+    for every LOGITS_PER_PART logits. min_probs: for each of `max_tokens` draft tokens the minimum cumulative
+    probability; min_probs_to_continue: the minimum for another token after it, float32. temperature 0: the
+    argmax is drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which
+    are at most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or
+    a float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
     per draft token. The outputs are `count` ids with their probabilities and the number of forwards. Initial
     values: count 0, is_running 1, reached 1.0.
     """
@@ -440,7 +440,7 @@ class DraftArgs(Structure):
     id_limit: Int
     parts: Annotated[int, LogitsPart]
     min_probs: Int
-    further: Int
+    min_probs_to_continue: Int
     temperature: Float
     top_k: Int
     top_p: Float

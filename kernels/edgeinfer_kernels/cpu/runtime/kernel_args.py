@@ -12,7 +12,7 @@ class ThreadPoolArgs(Structure):
     """A thread pool.
 
     generation: incremented for every run; negative: shutdown. arrived, barrier: number of threads at the
-    barrier, and number of completed barriers. resting, barrier_resting: threads that wait in the OS kernel,
+    barrier, and number of completed barriers. sleeping, barrier_sleeping: threads that wait in the OS kernel,
     for a run or at a barrier. yield_function, sleep_function, syscall_function: addresses of C functions.
     futex: number of the system call, or 0. function, block, step: arguments of the run. counters:
     WORK_COUNTERS, one cache line each.
@@ -21,8 +21,8 @@ class ThreadPoolArgs(Structure):
     generation: Word
     arrived: Word
     barrier: Word
-    resting: Word
-    barrier_resting: Word
+    sleeping: Word
+    barrier_sleeping: Word
     threads: Int
     yield_function: Int
     sleep_function: Int

@@ -83,7 +83,7 @@ def _cached_reading(
     row_bytes = block_format(format_name).row_bytes(NARROW)
     rows = max(read_bytes // row_bytes // 16, 2) * 16
     few, many = (
-        _good(_forwards(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
+        _percentile_25(_forwards(narrow_layers(format_name, count, 1), kernels, 1, threads, seconds))
         for count in (16, rows)
     )
     return (rows - 16) * row_bytes / max(many - few, 1e-9)
@@ -102,7 +102,9 @@ class StepSpeed:
 def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float = 0.1) -> StepSpeed:
     """Measure both on a few narrow layers that fit in the caches."""
     few, many = (
-        _good(_forwards(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True))
+        _percentile_25(
+            _forwards(narrow_layers(format_name, 16, layers), kernels, 1, threads, seconds, whole=True)
+        )
         for layers in LAYERS
     )
     _, weights = narrow_layers(format_name, 16, 1)
@@ -112,7 +114,7 @@ def step_speed(kernels: Kernels, format_name: str, threads: int, seconds: float 
     return StepSpeed(max(layer - reading, 0.0) / 2, max(few - LAYERS[0] * layer, 0.0))
 
 
-def _good(forwards: list[float]) -> float:
+def _percentile_25(forwards: list[float]) -> float:
     """The 25th percentile, because a preempted thread multiplies the time of short forwards."""
     return sorted(forwards)[len(forwards) // 4]
 

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 from edgeinfer_kernels.system.locks import fork_safe_lock
 
 FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
-REST_MICROSECONDS = 500
+SLEEP_MICROSECONDS = 500
 
 
 def address_of(function: object) -> int:
@@ -64,7 +64,7 @@ class ThreadPool:
         else:
             library = ctypes.CDLL(None)
             self._functions = [library.sched_yield, library.usleep]
-            args.sleep_argument = REST_MICROSECONDS
+            args.sleep_argument = SLEEP_MICROSECONDS
         args.yield_function, args.sleep_function = map(address_of, self._functions)
         if sys.platform == "linux" and platform.machine() in FUTEX_NUMBERS:
             self._functions.append(library.syscall)

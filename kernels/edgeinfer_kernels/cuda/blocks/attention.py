@@ -101,7 +101,7 @@ def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheTyp
     return DeviceCache.take(arena, spec, positions, kind)
 
 
-def resting_bytes(w: DeviceAttention) -> int:
+def inactive_bytes(w: DeviceAttention) -> int:
     """Bytes of weights that not every token reads."""
     return 0
 

@@ -85,7 +85,7 @@ def has_granules(w: DeviceFeedForward) -> bool:
     return w.neurons > 0
 
 
-def resting_bytes(w: DeviceFeedForward) -> int:
+def inactive_bytes(w: DeviceFeedForward) -> int:
     """Bytes of weights that not every token reads."""
     return 0
 
@@ -104,8 +104,8 @@ class Space:
 
     def hidden(self, w: DeviceFeedForward) -> Activations:
         """The buffer for the hidden rows of a feed-forward, or of its part on the device."""
-        found = self._padded if w.neurons % NEURON_GROUP else self._whole
-        return found.of_blocks(w.down.shapes.blocks)
+        buffer = self._padded if w.neurons % NEURON_GROUP else self._whole
+        return buffer.of_blocks(w.down.shapes.blocks)
 
 
 def decode(

@@ -93,7 +93,7 @@ def take_state(arena: Arena, spec: GatedDeltaNetSpec, positions: int, kind: Cach
     return take_recurrent(arena, spec.recurrent)
 
 
-def resting_bytes(w: DeviceGatedDeltaNet) -> int:
+def inactive_bytes(w: DeviceGatedDeltaNet) -> int:
     """Bytes of weights that not every token reads."""
     return 0
 

@@ -45,7 +45,7 @@ def has_granules(w: DeviceExperts) -> bool:
     return True
 
 
-def resting_bytes(w: DeviceExperts) -> int:
+def inactive_bytes(w: DeviceExperts) -> int:
     """Bytes of the experts that not every token reads."""
     stacks: int = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
     return stacks - stacks * w.experts_per_token // w.count

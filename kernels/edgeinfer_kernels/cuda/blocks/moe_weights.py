@@ -64,7 +64,7 @@ class DeviceExperts:
 
     @property
     def all_slots(self) -> int:
-        """Number of slots on the device plus those on the host; with changing experts some are empty."""
+        """Number of slots on the device plus those on the host; with an expert cache some are empty."""
         return self.here + self.count if self.has_expert_cache else self.count
 
     @property
@@ -79,9 +79,9 @@ class DeviceExperts:
 
     @property
     def inputs(self) -> Sequence[DeviceMatrix]:
-        found = [self.up, self.gate, self.router]
-        found += [] if self.shared is None else self.shared.inputs
-        return found if self.shared_router is None else [*found, self.shared_router]
+        matrices = [self.up, self.gate, self.router]
+        matrices += [] if self.shared is None else self.shared.inputs
+        return matrices if self.shared_router is None else [*matrices, self.shared_router]
 
     @property
     def outputs(self) -> Sequence[DeviceMatrix]:

@@ -85,7 +85,7 @@ def take_state(arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: C
     return take_recurrent(arena, spec.recurrent)
 
 
-def resting_bytes(w: DeviceShortConvolution) -> int:
+def inactive_bytes(w: DeviceShortConvolution) -> int:
     """Bytes of weights that not every token reads."""
     return 0
 

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.recurrent_state import StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import FEW_WIDTHS, SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, SLOTS_AT, STATE_WORDS
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
@@ -36,7 +36,7 @@ class CapturedSteps:
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
         self._start = 0
-        self._widths: tuple[int, ...] = FEW_WIDTHS
+        self._widths: tuple[int, ...] = COMMON_STEP_SIZES
         self.host: Host | None = None
         """The CPU shard of a split model."""
         self.expert_cache: ExpertCache | None = None
@@ -76,7 +76,7 @@ class CapturedSteps:
     def run(self, tokens: int, mode: str = NONE) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.exchange:
-            self._run_divided(tokens, mode, self.step.exchange)
+            self._run_split(tokens, mode, self.step.exchange)
         elif not self._cuda:
             self._launch(self.width(tokens), mode)
         else:
@@ -85,7 +85,7 @@ class CapturedSteps:
     def _graph(self, tokens: int, mode: str) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, mode)) or self._capture(tokens, mode)
 
-    def _run_divided(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
+    def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
         exchange_buffer, host, start = exchange.exchange_buffer, self.host, self._start
@@ -94,17 +94,19 @@ class CapturedSteps:
         if not self.meets_in_graph:
             self._launch_with_host(tokens, mode, exchange, host)
             if self.expert_cache is not None:
-                self.expert_cache.beside_step()
+                self.expert_cache.after_launch()
             return
         graph = self._graph(self.width(tokens), mode)
         exchange_buffer.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
         if self.expert_cache is not None:
-            self.expert_cache.beside_step()
+            self.expert_cache.after_launch()
         host.serve(tokens, start)
         exchange_buffer.check()
 
-    def warm_up(self, widths: tuple[int, ...] = FEW_WIDTHS, on_compiled: OnCompiled | None = None) -> None:
+    def warm_up(
+        self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
+    ) -> None:
         """Compile and capture steps of these token counts, the last of which is MAX_TOKENS. All later steps
         use these counts.
         """

@@ -13,7 +13,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, lo
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-FAR = tl.constexpr(-1e30)
+MASKED_SCORE = tl.constexpr(-1e30)
 
 
 @triton.jit
@@ -22,7 +22,7 @@ def _attend(queries, keys, values, visible, highest, total, attn_out, scale, cap
     scores = tl.dot(queries, tl.trans(keys)) * scale
     if CAPPED:
         scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
-    scores = tl.where(visible, scores * LOG2_E, FAR)
+    scores = tl.where(visible, scores * LOG2_E, MASKED_SCORE)
     peak = tl.maximum(highest, tl.max(scores, axis=1))
     shrink = tl.exp2(highest - peak)
     weights = tl.where(visible, tl.exp2(scores - peak[:, None]), 0.0)
@@ -142,7 +142,7 @@ def decode_attention_kernel(
         queries = hadamard_f16(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
     position = tl.load(state + 8 + token, mask=is_query, other=0)
-    highest = tl.zeros((QUERIES,), tl.float32) + FAR
+    highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
@@ -159,10 +159,10 @@ def decode_attention_kernel(
     )  # fmt: skip
     dimension = tl.arange(0, DIMENSIONS)
     part = (head * SPLITS + split) * QUERIES + row
-    found = is_query & (split < used)
-    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=found[:, None])
-    tl.store(results.peaks + part * 2, highest, mask=found)
-    tl.store(results.peaks + part * 2 + 1, total, mask=found)
+    stored = is_query & (split < used)
+    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=stored[:, None])
+    tl.store(results.peaks + part * 2, highest, mask=stored)
+    tl.store(results.peaks + part * 2 + 1, total, mask=stored)
     tl.debug_barrier()
     before = tl.atomic_add(results.arrived + head, 1, sem="acq_rel")
     if before == SPLITS - 1:
@@ -175,7 +175,7 @@ def _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSION
     """`total` (n,) and `attn_out` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
     `inside`.
     """
-    weight = tl.exp2(tl.load(results.peaks + part * 2, mask=inside, other=FAR) - peak)
+    weight = tl.exp2(tl.load(results.peaks + part * 2, mask=inside, other=MASKED_SCORE) - peak)
     total += weight * tl.load(results.peaks + part * 2 + 1, mask=inside, other=0.0)
     pointers = results.parts + part[:, None] * DIMENSIONS + dimension[None, :]
     attn_out += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
@@ -210,10 +210,12 @@ def _combine(
     token, query_head = row // GROUP, head * GROUP + row % GROUP
     dimension = tl.arange(0, DIMENSIONS)
     taken = row < GROUP * TOKENS
-    peak = tl.zeros((ROWS,), tl.float32) + FAR
+    peak = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
     for split in tl.static_range(SPLITS):
         at = (head * SPLITS + split) * QUERIES + row
-        peak = tl.maximum(peak, tl.load(results.peaks + at * 2, mask=taken & (split < used), other=FAR))
+        peak = tl.maximum(
+            peak, tl.load(results.peaks + at * 2, mask=taken & (split < used), other=MASKED_SCORE)
+        )
     if ATTENTION.has_sinks:
         sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
         peak = tl.maximum(peak, sink)

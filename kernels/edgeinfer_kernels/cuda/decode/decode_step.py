@@ -3,8 +3,8 @@
     embed | for each block: its projections and its result, added to x | head
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
-post-norm, or the next norm is a layer norm, a join kernel follows. In a split model, x is sent to the host at
-its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
+post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. In a split model, x is sent to the
+host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
 """
 
 from typing import Any

@@ -52,8 +52,8 @@ class DeviceLogits:
         out = torch.empty(len(x), self._size, pin_memory=self._cuda)
         out.copy_(self._parts.workspace.logits[x.first : x.first + len(x)], non_blocking=True)
         synchronize(self._device)
-        found: npt.NDArray[np.float32] = out.numpy()
-        return found
+        logits: npt.NDArray[np.float32] = out.numpy()
+        return logits
 
     def _of_prompt(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """Compute some rows at a time."""
@@ -63,8 +63,8 @@ class DeviceLogits:
             at = x.first + first
             space.x[:count].copy_(self._parts.prefill.x[at : at + count])
             self._step.head_of(count)
-            kept = self._host[:count]
-            kept.copy_(space.logits[:count], non_blocking=True)
+            pinned = self._host[:count]
+            pinned.copy_(space.logits[:count], non_blocking=True)
             synchronize(self._device)
-            out[first : first + count] = kept.numpy()
+            out[first : first + count] = pinned.numpy()
         return out

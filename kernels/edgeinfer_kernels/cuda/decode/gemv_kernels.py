@@ -228,6 +228,6 @@ def head_kernel(
     value = tl.where(inside, value, float("-inf"))
     top, top_index = tl.max(value, axis=1, return_indices=True)
     top = tl.where(broken > 0, float("nan"), top)
-    found = token * tl.num_programs(0) + program
-    tl.store(best + found, top, mask=token < TOKENS)
-    tl.store(best_ids + found, program * ROWS + top_index, mask=token < TOKENS)
+    index = token * tl.num_programs(0) + program
+    tl.store(best + index, top, mask=token < TOKENS)
+    tl.store(best_ids + index, program * ROWS + top_index, mask=token < TOKENS)

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
 
-SAMPLED, TOO_FEW, NO_NUMBERS = 0, 1, 2
+SAMPLED, TOO_FEW_CANDIDATES, INVALID_LOGITS = 0, 1, 2
 """Statuses: a token was sampled; more candidates are needed than were kept; the logits have NaN, +inf, or no
 finite value.
 """
@@ -27,8 +27,8 @@ finite value.
 COLDEST = tl.constexpr(1e-30)
 NO_KEY = tl.constexpr(-(2**63))
 LOW_WORD = tl.constexpr(0xFFFFFFFF)
-_TOO_FEW = tl.constexpr(TOO_FEW)
-_NO_NUMBERS = tl.constexpr(NO_NUMBERS)
+_TOO_FEW = tl.constexpr(TOO_FEW_CANDIDATES)
+_NO_NUMBERS = tl.constexpr(INVALID_LOGITS)
 
 
 @dataclass(frozen=True)
@@ -261,29 +261,29 @@ class SamplingBuffers:
     peaks: torch.Tensor
     masses: torch.Tensor
     broken: torch.Tensor
-    kept: int
+    top_count: int
     slice: int
 
     @classmethod
     def allocate(
-        cls, rows: int, vocabulary: int, device: str | torch.device, kept: int = KEPT, slice: int = SLICE
+        cls, rows: int, vocabulary: int, device: str | torch.device, top_count: int = KEPT, slice: int = SLICE
     ) -> "SamplingBuffers":
-        """Allocate for `rows` rows. The `kept` largest logits of every `slice` ids are kept; both are powers
-        of two.
+        """Allocate for `rows` rows. The `top_count` largest logits of every `slice` ids are kept; both are
+        powers of two.
 
         Raises:
-            ValueError: `kept` is above 256 or above `slice`, or one of them is not a power of two.
+            ValueError: `top_count` is above 256 or above `slice`, or one of them is not a power of two.
         """
-        for name, value, maximum in (("kept", kept, min(256, slice)), ("slice", slice, 1 << 14)):
+        for name, value, maximum in (("top_count", top_count, min(256, slice)), ("slice", slice, 1 << 14)):
             if value & (value - 1) or not 2 <= value <= maximum:
                 raise ValueError(f"{name}: saw {value}, wanted a power of two from 2 to {maximum}")
         slices = triton.cdiv(vocabulary, slice)
         return cls(
-            torch.zeros((rows, slices, kept), dtype=torch.int64, device=device),
+            torch.zeros((rows, slices, top_count), dtype=torch.int64, device=device),
             torch.zeros((rows, slices), dtype=torch.float32, device=device),
             torch.zeros((rows, slices), dtype=torch.float32, device=device),
             torch.zeros((rows, slices), dtype=torch.int32, device=device),
-            kept,
+            top_count,
             slice,
         )
 
@@ -304,18 +304,19 @@ def sample(
     """Sample a token for each row of logits (rows, vocabulary) float32, as the host's sampler would.
 
     `requests` (rows, REQUEST_SIZE) float64, from `DeviceSamplingParams.request`; `recent` (rows, capacity)
-    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless CHOSEN) and
-    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless CHOSEN.
+    int32: ids for penalties, in any order. Writes `results` (rows, 2) int32: id (-1 unless SAMPLED) and
+    status, which may be in pinned host memory, and `sampled` (rows,) int32, which is unchanged unless
+    SAMPLED.
     """
     rows, vocabulary = logits.shape
     slices = buffers.keys.shape[1]
     candidates_kernel[(slices, rows)](
         logits, requests, recent, buffers.keys, buffers.peaks, buffers.masses, buffers.broken, vocabulary,
-        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
+        recent.shape[1], SLICE=buffers.slice, KEPT=buffers.top_count, REQUEST_SIZE=REQUEST_SIZE, num_warps=8,
     )  # fmt: skip
     sample_kernel[(rows,)](
         buffers.keys, buffers.peaks, buffers.masses, buffers.broken, requests, sampled, results, vocabulary,
-        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.kept, REQUEST_SIZE=REQUEST_SIZE,
+        slices, SLICES=triton.next_power_of_2(slices), KEPT=buffers.top_count, REQUEST_SIZE=REQUEST_SIZE,
         num_warps=8,
     )  # fmt: skip
 

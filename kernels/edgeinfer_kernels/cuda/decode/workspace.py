@@ -91,4 +91,4 @@ class Workspace:
             for matrix in block.weights.outputs
         ]
         step = StepShape(MAX_TOKENS, width, input_floats, has_floats(*downs))
-        return {kind: device_module(kind).Space(found, arena, step) for kind, found in kinds.items()}
+        return {kind: device_module(kind).Space(specs, arena, step) for kind, specs in kinds.items()}

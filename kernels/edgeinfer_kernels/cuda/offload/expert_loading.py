@@ -32,7 +32,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class Change(Protocol):
-    """In `layer` (a row of the policy), `expert` replaces `leaves` in its slot."""
+    """In `layer` (a row of the policy), `expert` replaces `evicted` in its slot."""
 
     @property
     def layer(self) -> int: ...
@@ -44,14 +44,14 @@ class Change(Protocol):
     def slot(self) -> int: ...
 
     @property
-    def leaves(self) -> int: ...
+    def evicted(self) -> int: ...
 
 
 class ExpertPolicy(Protocol):
     """Picks the experts that are on the device; see `runtime.expert_cache_policy` of the offload package."""
 
     @property
-    def look_after(self) -> int:
+    def check_interval(self) -> int:
         """Number of tokens between two checks of the request counts."""
         ...
 
@@ -67,7 +67,7 @@ class ExpertPolicy(Protocol):
         """The slot of a change will be written next."""
         ...
 
-    def land(self, swap: Any) -> None:
+    def finish_swap(self, swap: Any) -> None:
         """The slot of a change holds its expert."""
         ...
 
@@ -86,7 +86,7 @@ class CountingHost(Protocol):
 
 
 class ExpertCacheLayer(NamedTuple):
-    """A layer with changing experts: its part on the device, all its weights, the matrices gate, up and down
+    """A layer with an expert cache: its part on the device, all its weights, the matrices gate, up and down
     in host memory, and the request counts of the experts.
     """
 
@@ -136,13 +136,13 @@ class Packer:
     def _pack(self) -> None:
         self._packed.fill(0, rows_of_groups(self._raw, self._packed.format))
 
-    def bring(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> None:
+    def load_groups(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> None:
         """Load `groups` of host memory into the rows from `first_row` on; on the current stream."""
         for part, there in self._packed_from(groups, target, first_row):
             there.copy_(part, non_blocking=True)
 
-    def gives(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> bool:
-        """Whether `bring` would write exactly the current content."""
+    def is_identical(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        """Whether `load_groups` would write exactly the current content."""
         return all(torch.equal(part, there) for part, there in self._packed_from(groups, target, first_row))
 
     def _packed_from(
@@ -198,10 +198,10 @@ class ExpertCache:
                     for groups in set(self._steps(stack)):
                         self._take_packer(stack, groups)
             if not all(map(self._is_as_loaded, range(len(layers)))):
-                self.ended = "packing them gave other weights than loading"
+                self.ended = "loading them into a slot gave other weights"
         except torch.OutOfMemoryError:
             self._packers.clear()
-            self.ended = "the GPU has no memory left for those on their way"
+            self.ended = "the GPU has no memory left for the copies"
         if self._cuda:
             torch.cuda.empty_cache()
 
@@ -209,7 +209,7 @@ class ExpertCache:
         """Whether the expert in the layer's first slot is packed identically to when it was loaded."""
         expert = int((self._slots[row][0] == 0).nonzero()[0])
         pieces = self._pieces_of(row, expert, 0)
-        return all(piece.packer.gives(piece.groups, piece.target, piece.first_row) for piece in pieces)
+        return all(piece.packer.is_identical(piece.groups, piece.target, piece.first_row) for piece in pieces)
 
     def _copy_of(self, slots: Tensor) -> Tensor:
         copy = torch.empty(slots.shape, dtype=slots.dtype, pin_memory=self._cuda)
@@ -244,13 +244,13 @@ class ExpertCache:
             if self._pieces or not (self._arrived is None or self._arrived.query()):
                 return
             loaded, self._loading = self._loading, None
-            self._policy.land(loaded)
+            self._policy.finish_swap(loaded)
             self._set_slot(loaded.layer, loaded.expert, loaded.slot)
             self.changes += 1
         if self._pending:
             self._loading = self._pending.pop(0)
             self._policy.begin(self._loading)
-            self._set_slot(self._loading.layer, self._loading.leaves, -1)
+            self._set_slot(self._loading.layer, self._loading.evicted, -1)
             loading = self._loading
             self._pieces = list(self._pieces_of(loading.layer, loading.expert, loading.slot))
 
@@ -260,18 +260,18 @@ class ExpertCache:
         slots[0, expert], slots[1, expert] = slot, -1 if slot >= 0 else expert
         self._layers[row].here.slots.copy_(slots, non_blocking=True)
 
-    def beside_step(self) -> None:
+    def after_launch(self) -> None:
         """Called after a step has been launched: work that overlaps with it."""
         if self._loading is not None:
-            self._bring(self._loading)
-        elif not self._pending and not self.ended and self._tokens >= self._policy.look_after:
+            self._load_piece(self._loading)
+        elif not self._pending and not self.ended and self._tokens >= self._policy.check_interval:
             self._tokens = 0
             requests = np.array([layer.requests for layer in self._layers])
             self._policy.record(requests - self._seen)
             self._seen = requests
             self._pending = list(self._policy.proposals())
 
-    def _bring(self, change: Change) -> None:
+    def _load_piece(self, change: Change) -> None:
         """Copy the next pieces of an expert; after the last one, its biases."""
         if not self._pieces:
             return
@@ -288,7 +288,7 @@ class ExpertCache:
     def _launch(self, change: Change) -> None:
         now, self._pieces = self._pieces[:PIECES_PER_STEP], self._pieces[PIECES_PER_STEP:]
         for packer, groups, target, first_row in now:
-            packer.bring(groups, target, first_row)
+            packer.load_groups(groups, target, first_row)
         if self._pieces:
             return
         here, w = self._layers[change.layer][:2]

@@ -31,7 +31,7 @@ from edgeinfer_kernels.decoder import (
 )
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.recurrent_state import StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import sent_piece_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import streamed_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import CPU, Shard, Stage, part_of_block, shards_on
 
@@ -72,7 +72,7 @@ class StreamedLayers(DeviceBuilder):
         super().__init__(arena, model.positions, model.tables)
         self.min_tokens = min_tokens
         self._matrices: list[StreamedMatrix] = []
-        self.sender = WeightStreamer(arena, sent_piece_bytes(ModelSizes.of(spec, weights)))
+        self.sender = WeightStreamer(arena, streamed_piece_bytes(ModelSizes.of(spec, weights)))
         own, on_cpu = iter(model.blocks), shards_on(CPU, stages)
         self.blocks = []
         for index, residual, w in blocks_of(spec, weights):
@@ -86,9 +86,9 @@ class StreamedLayers(DeviceBuilder):
         self.host_slots: StateSlots | None = None
         """The slots of the recurrent ones."""
         for kind in dict.fromkeys(block.residual.block.kind for block in self.blocks):
-            module, found = device_module(kind), self._on_host(kind)
-            if found and hasattr(module, "HostStates"):
-                self.host_states[kind] = module.HostStates(found, self.positions, arena)
+            module, specs = device_module(kind), self._on_host(kind)
+            if specs and hasattr(module, "HostStates"):
+                self.host_states[kind] = module.HostStates(specs, self.positions, arena)
 
     def _on_host(self, kind: str) -> dict[BlockIndex, Any]:
         """The specifications of the blocks of a kind that have no state on the device."""
@@ -123,15 +123,15 @@ class StreamedLayers(DeviceBuilder):
 
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Each matrix separately, in the host layout."""
-        found = []
+        streamed = []
         for matrix, order in matrices:
             ordered = None
             if order is not None and (np.diff(order) < 0).any():
                 ordered = self._arena.take(order.shape, torch.int64)
                 self._vectors.append((ordered, order))
-            found.append(StreamedMatrix.of(matrix, ordered))
-        self._matrices += found
-        return Stack(tuple(found))
+            streamed.append(StreamedMatrix.of(matrix, ordered))
+        self._matrices += streamed
+        return Stack(tuple(streamed))
 
     def _stacks(self, w: MoeWeights) -> ExpertStacks:
         gate, up, down = map(self.matrix, (w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps))
@@ -157,7 +157,7 @@ class StreamedLayers(DeviceBuilder):
         self.sender.close()
 
 
-def can_send(spec: DecoderSpec, stages: Sequence[Stage]) -> bool:
+def can_stream(spec: DecoderSpec, stages: Sequence[Stage]) -> bool:
     """Whether the CPU has weights, and all can be streamed: routers of MoE blocks must be on the device."""
     shards = shards_on(CPU, stages)
     routed = {index.layer for index in spec.indices() if isinstance(spec.residual(index).block, MoeSpec)}

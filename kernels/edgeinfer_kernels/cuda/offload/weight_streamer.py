@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.device_memory import COPY_THREADS, Arena
-from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECES
+from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES
 
 
 class WeightStreamer:
-    """Device memory for SENT_PIECES pieces of `piece_bytes` from the arena; call `connect` with the host
+    """Device memory for STREAMED_PIECES pieces of `piece_bytes` from the arena; call `connect` with the host
     memory first, and `begin` before each chunk.
     """
 
     def __init__(self, arena: Arena, piece_bytes: int) -> None:
         self.piece_bytes = piece_bytes
-        self._pieces = [arena.take((piece_bytes,), torch.uint8) for _ in range(SENT_PIECES)]
+        self._pieces = [arena.take((piece_bytes,), torch.uint8) for _ in range(STREAMED_PIECES)]
         self._lock = 0
         self._pinned: dict[int, Tensor] = {}
         self._ring: list[Tensor] = []
@@ -133,8 +133,8 @@ class WeightStreamer:
 
 def pin_in_place(memory: Tensor) -> bool:
     """Pin memory in place; False: the system refused."""
-    found = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
-    if int(found) == 0:
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(status) == 0:
         return True
     with suppress(RuntimeError):  # Otherwise the error would be raised by the next launch.
         torch.ones(1, device="cuda")

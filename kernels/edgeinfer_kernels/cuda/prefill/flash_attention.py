@@ -51,12 +51,12 @@ def _attend_tiles(
         # itself.
         level = tl.where(now == float("-inf"), 0.0, now)
         shares = tl.exp2(scores - level[:, None])
-        kept = tl.exp2(best - level)
-        total = total * kept + tl.sum(shares, axis=1)
+        decay = tl.exp2(best - level)
+        total = total * decay + tl.sum(shares, axis=1)
         v = load_cache_tile(
             cache.v, cache.v_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
-        attn_out = tl.dot(shares.to(tl.float16), v, attn_out * kept[:, None])
+        attn_out = tl.dot(shares.to(tl.float16), v, attn_out * decay[:, None])
         best = now
     return best, total, attn_out
 
@@ -119,9 +119,9 @@ def flash_attention_kernel(
     if PROMPT.has_sinks:
         sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
         top = tl.maximum(best, sink)
-        kept = tl.exp2(best - top)
-        total = total * kept + tl.exp2(sink - top)
-        attn_out = attn_out * kept[:, None]
+        decay = tl.exp2(best - top)
+        total = total * decay + tl.exp2(sink - top)
+        attn_out = attn_out * decay[:, None]
     attn_out = attn_out / tl.where(rows_mask, total, 1.0)[:, None]
     tl.store(out + at, attn_out.to(tl.float16), mask=mask)
 

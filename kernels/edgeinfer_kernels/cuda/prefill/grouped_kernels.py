@@ -29,11 +29,11 @@ def group_assignments_kernel(
 ):
     """Sort the token-expert assignments by the expert's slot; one program per expert.
 
-    places (2, EXPERTS): slot of each expert on the device, then on the host, -1: absent; the host's slots
-    follow the `here` slots of the device. ids (pairs,): expert of each assignment, USED per token.
-    pair_slots (pairs,): slot of each assignment; positions (pairs,): its index in sorted order; tokens and
-    row_slots (pairs,): token and slot in sorted order; counts (EXPERTS,): assignments per slot. Reads the
-    ids twice for every expert, from cache.
+    slots (2, EXPERTS): slot of each expert on the device, then on the host, -1: absent; the host's slots
+    follow the `here` slots of the device. ids (assignments,): expert of each assignment, USED per token.
+    assignment_slots (assignments,): slot of each assignment; positions (assignments,): its index in sorted
+    order; tokens and row_slots (assignments,): token and slot in sorted order; counts (EXPERTS,): assignments
+    per slot. Reads the ids twice for every expert, from cache.
     """
     expert = tl.program_id(0)
     own, theirs = tl.load(slots + expert), tl.load(slots + EXPERTS + expert)
@@ -143,12 +143,13 @@ def add_experts_kernel(
     """total[token] += Σ weight · (scale · y + bias) of the token's experts whose rows are in y.
 
     Assignment (token, expert) p has row positions[p] - first of y, if this is within `count`; its bias is
-    that of expert places[p] - first_slot. The order of summation is fixed. Program (BLOCK columns, token).
+    that of expert assignment_slots[p] - first_slot. The order of summation is fixed. Program (BLOCK columns,
+    token).
     """
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    found = tl.load(total + token * WIDTH + column, mask=inside, other=0.0)
+    sums = tl.load(total + token * WIDTH + column, mask=inside, other=0.0)
     for slot in range(EXPERTS_PER_TOKEN):
         assignment = token * EXPERTS_PER_TOKEN + slot
         row = tl.load(positions + assignment) - first
@@ -159,5 +160,5 @@ def add_experts_kernel(
         if BIAS:
             at = (tl.load(slots + assignment) - first_slot) * WIDTH + column
             value += tl.load(bias + at, mask=inside & here, other=0.0)
-        found += tl.load(weights + assignment) * value
-    tl.store(total + token * WIDTH + column, found, mask=inside)
+        sums += tl.load(weights + assignment) * value
+    tl.store(total + token * WIDTH + column, sums, mask=inside)

@@ -55,11 +55,11 @@ class _Batch:
         """(index of the expert in the batch, first row, end of the expert's rows) of tiles of `rows` rows,
         counted from `first`.
         """
-        found, end = [], 0
+        rows_of_tiles, end = [], 0
         for number, count in enumerate(self.counts):
             begin, end = end, end + count
-            found += [(number, row, end) for row in range(begin, end, rows)]
-        return found
+            rows_of_tiles += [(number, row, end) for row in range(begin, end, rows)]
+        return rows_of_tiles
 
 
 class PrefillExperts:

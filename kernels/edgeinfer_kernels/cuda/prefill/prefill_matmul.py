@@ -60,7 +60,7 @@ class Products:
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
         if isinstance(matrix, StreamedMatrix):
-            self._multiply_sent(rows, matrix, out)
+            self._multiply_streamed(rows, matrix, out)
             return
         shapes = matrix.shapes
         columns = shapes.columns
@@ -85,7 +85,7 @@ class Products:
         """Rows of a matrix that fit the scratch, a multiple of sixteen."""
         return max(len(self.scratch) // columns // ROWS_PER_GROUP, 1) * ROWS_PER_GROUP
 
-    def _multiply_sent(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
+    def _multiply_streamed(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
         assert self.sender is not None
         columns, matrix_rows, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
         step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP)

@@ -2,8 +2,8 @@
 
 float16: (kv_heads, positions, head_dim). q8_0: int8 of that shape, and float16 scales (kv_heads, positions,
 ⌈head_dim/32⌉), each the absolute maximum of its 32 dimensions over 127. q4_0: heads in the Hadamard basis
-(`cache_formats.rotated`), codes -8…7 plus 8, eight per word, int32 (kv_heads, positions, ⌈head_dim/8⌉), the
-even dimensions in its low 16 bits; and scales, each the element of largest magnitude of its 32 over -8.
+(`cache_formats.hadamard_rows`), codes -8…7 plus 8, eight per word, int32 (kv_heads, positions, ⌈head_dim/8⌉),
+the even dimensions in its low 16 bits; and scales, each the element of largest magnitude of its 32 over -8.
 """
 
 import torch
@@ -74,12 +74,12 @@ def hadamard_f16(x, HEAD_DIM: tl.constexpr):
         BLOCK: tl.constexpr = HEAD_DIM & -HEAD_DIM
         INNER: tl.constexpr = BLOCK if BLOCK < 16 else 16
         OUTER: tl.constexpr = BLOCK // INNER
-        BESIDE: tl.constexpr = 16 // OUTER
+        PACKED: tl.constexpr = 16 // OUTER
         x = tl.dot(tl.reshape(x.to(tl.float16), (SIXTEENS, 16)), _signs(INNER)) * INNER**-0.5
         if OUTER > 1:
-            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, BESIDE, OUTER)), (0, 3, 2, 1))
+            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, PACKED, OUTER)), (0, 3, 2, 1))
             x = tl.dot(tl.reshape(x.to(tl.float16), (SIXTEENS, 16)), _signs(OUTER)) * OUTER**-0.5
-            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, BESIDE, OUTER)), (0, 3, 2, 1))
+            x = tl.permute(tl.reshape(x, (SIXTEENS // OUTER, OUTER, PACKED, OUTER)), (0, 3, 2, 1))
         x = tl.reshape(x, (ROWS, DIMENSIONS))
     return x.to(tl.float16)
 

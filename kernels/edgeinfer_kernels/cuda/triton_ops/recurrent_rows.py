@@ -1,7 +1,7 @@
 """The rows and slots of recurrent states: see `recurrent_state.py`.
 
 `words`: the int32 state of a step, as in `cuda_buffers.py`. Rows of the step's tokens are float32,
-(tokens, row width), in a buffer of their own until `keep_rows_kernel` writes them to the ring.
+(tokens, row width), in a separate buffer until `keep_rows_kernel` writes them to the ring.
 """
 
 from typing import Any, NamedTuple

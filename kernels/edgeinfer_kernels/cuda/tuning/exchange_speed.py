@@ -74,9 +74,9 @@ def stage_seconds(device: torch.device) -> float | None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             exchange.launch()
-        found = [_round(exchange, graph, device) for _ in range(ROUNDS)]
+        rounds = [_round(exchange, graph, device) for _ in range(ROUNDS)]
         del graph
-        seconds = [each for each in found if each is not None]
+        seconds = [each for each in rounds if each is not None]
         return min(seconds) / STAGES if len(seconds) == ROUNDS else None
     finally:
         exchange.arena.close()

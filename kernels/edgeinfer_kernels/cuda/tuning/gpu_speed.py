@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.tuning.exchange_speed import stage_seconds
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.one_layer import one_layer
-from edgeinfer_kernels.sizes.cuda_buffers import SENT_PIECE_BYTES
+from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECE_BYTES
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import block_format
@@ -36,7 +36,7 @@ SMALL_ROWS = 2048
 ACTIVATION_BYTES = 16 << 10
 """Bytes of one token's activations, float32, hidden_size 4096."""
 ROUNDS = 10
-HAND_OVERS = 200
+SYNC_ROUNDS = 200
 REPEATS = 8
 """Launches of a head in one graph."""
 HEAD_LAUNCHES = 2
@@ -106,7 +106,7 @@ def _gpu_speed(device: torch.device, read_bytes: int, copy_bytes: int, matrix: i
         from_gpu=copy_bytes / pinned[1],
         pageable_to_gpu=copy_bytes / pageable[0],
         pageable_from_gpu=copy_bytes / pageable[1],
-        sync_seconds=_hand_over(device) if stage is None else stage,
+        sync_seconds=_sync_seconds(device) if stage is None else stage,
         meets_in_graph=float(stage is not None),
         pins_in_place=float(_pins_in_place(device)),
     )
@@ -161,7 +161,7 @@ def _copies(device: torch.device, nbytes: int, pinned: bool) -> tuple[float, flo
     )
 
 
-def _hand_over(device: torch.device) -> float:
+def _sync_seconds(device: torch.device) -> float:
     """The median of a copy of activations to the host, an awaited event, and a copy back; by the host's
     clock.
     """
@@ -170,18 +170,18 @@ def _hand_over(device: torch.device) -> float:
         torch.zeros(ACTIVATION_BYTES, dtype=torch.uint8, device=device),
     )
     event = torch.cuda.Event() if device.type == "cuda" else None
-    found = []
-    for _ in range(HAND_OVERS):
+    durations = []
+    for _ in range(SYNC_ROUNDS):
         begin = time.perf_counter()
         here.copy_(there, non_blocking=True)
         if event:
             event.record()
             event.synchronize()
         there.copy_(here, non_blocking=True)
-        found.append(time.perf_counter() - begin)
+        durations.append(time.perf_counter() - begin)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return sorted(found)[HAND_OVERS // 2]
+    return sorted(durations)[SYNC_ROUNDS // 2]
 
 
 def format_speed(
@@ -189,7 +189,7 @@ def format_speed(
     format_name: str,
     head_bytes: int = HEAD_BYTES,
     small_rows: int = SMALL_ROWS,
-    sent_bytes: int = SENT_PIECE_BYTES,
+    streaming_bytes: int = STREAMED_PIECE_BYTES,
 ) -> FormatSpeed:
     """Time the head kernel of a decode step on a large and on a small matrix of the format.
 
@@ -201,7 +201,7 @@ def format_speed(
     large = timed_head(device, format_name, rows)
     rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
     starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
-    return FormatSpeed(rate, starting, _unpacking(device, format_name, sent_bytes))
+    return FormatSpeed(rate, starting, _unpacking(device, format_name, streaming_bytes))
 
 
 class Head(NamedTuple):

@@ -68,12 +68,12 @@ def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompil
     """
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)
-    rehearsal, begin = DecodeStep(launches, step.exchange), time.perf_counter()
+    recording_step, begin = DecodeStep(launches, step.exchange), time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
     with compilers, compiling, compilers.stopped_by_errors():
         for width in widths:
-            rehearsal.launch(width)
+            recording_step.launch(width)
         kernels = compiling.raw_futures
         for done, _ in enumerate(as_completed(kernels), 1):
             if on_compiled is not None and time.perf_counter() - begin > SILENT_SECONDS:

@@ -51,12 +51,12 @@ def kernel_runs(device: torch.device, work: Callable[[], object]) -> list[Kernel
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         work()
         torch.cuda.synchronize(device)
-    found = [
+    runs = [
         KernelRun(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
         for event in profile.events() or ()
         if event.name.endswith("_kernel")
     ]
-    return sorted(found, key=lambda run: run.begin)
+    return sorted(runs, key=lambda run: run.begin)
 
 
 def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
@@ -83,12 +83,12 @@ def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
 
 def _roles(step: Sequence[KernelRun]) -> list[str]:
     """The role of each run; of a layer's two residuals, the one after attention belongs to attention."""
-    found: list[str] = []
+    roles: list[str] = []
     last = ""
     for run in step:
         if run.name == _RESIDUAL:
-            found.append(OUTPUT if last == _ATTENTION else DOWN)
+            roles.append(OUTPUT if last == _ATTENTION else DOWN)
         else:
-            found.append(ROLES.get(run.name, run.name.removesuffix("_kernel")))
+            roles.append(ROLES.get(run.name, run.name.removesuffix("_kernel")))
         last = run.name
-    return found
+    return roles

@@ -50,7 +50,7 @@ class StepTimer:
         usual = self._step.launches
         launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
         step = DecodeStep(launches)
-        self._stand_at(min(SHALLOW, model.context - tokens), tokens)
+        self._set_position(min(SHALLOW, model.context - tokens), tokens)
         try:
             step.launch(tokens)
         except TritonError as error:
@@ -62,13 +62,13 @@ class StepTimer:
         with torch.cuda.graph(graph):
             step.launch(tokens)
         graph.replay()
-        found = []
+        durations = []
         for position in (min(SHALLOW, model.context - tokens), min(DEEP, model.context // 2 - tokens)):
-            self._stand_at(position, tokens)
-            found.append(min(_replays(graph) for _ in range(ROUNDS)) / REPLAYS)
-        return sum(found) / len(found)
+            self._set_position(position, tokens)
+            durations.append(min(_replay_seconds(graph) for _ in range(ROUNDS)) / REPLAYS)
+        return sum(durations) / len(durations)
 
-    def _stand_at(self, position: int, tokens: int) -> None:
+    def _set_position(self, position: int, tokens: int) -> None:
         """Place the step's tokens after `position` cached tokens."""
         space, position = self._step.workspace, max(position, 0)
         state = torch.zeros_like(space.state)
@@ -78,7 +78,7 @@ class StepTimer:
         space.state.copy_(state)
 
 
-def _replays(graph: torch.cuda.CUDAGraph) -> float:
+def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
     """Seconds of `REPLAYS` replays on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

@@ -70,14 +70,14 @@ class Resources:
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
     """Within this context nothing runs on a GPU: launches are recorded in the list, each kind once."""
-    found: dict[str, Launch] = {}
+    recorded: dict[str, Launch] = {}
     launches: list[Launch] = []
     original = JITFunction.run
 
     def run(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
         launch = _launch(kernel, arguments, keywords)
-        if launch.key not in found:
-            found[launch.key] = launch
+        if launch.key not in recorded:
+            recorded[launch.key] = launch
             launches.append(launch)
 
     JITFunction.run = run

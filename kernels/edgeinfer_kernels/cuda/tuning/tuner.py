@@ -67,7 +67,7 @@ class RejectedCandidateError(Exception):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The result of tuning: seconds of a step of one token with the initial and with the best tile
     configs.
     """
@@ -83,7 +83,7 @@ def tune(
     start: Tuning,
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
-) -> Tuned:
+) -> TuningResult:
     """Tune one kernel after the other; keep a change that makes the whole step faster by more than `GAIN`.
 
     `time_step` returns the seconds of a step with this many tokens, or raises `RejectedCandidateError`. A
@@ -101,7 +101,7 @@ def tune(
             seconds = time_step(best, candidates.tokens)
         for change in candidates.changes:
             if clock() >= end:
-                return Tuned(best, before, of_one, count)
+                return TuningResult(best, before, of_one, count)
             candidate = best.replace(**change)
             if candidate == best:
                 continue
@@ -113,7 +113,7 @@ def tune(
                     best, seconds = candidate, again
         if candidates.tokens == 1:
             of_one = seconds
-    return Tuned(best, before, of_one, count)
+    return TuningResult(best, before, of_one, count)
 
 
 def _seconds(time_step: Callable[[Tuning, int], float], candidate: Tuning, tokens: int) -> float:
@@ -140,12 +140,12 @@ def _kind(*matrices: Matrix | None) -> list[tuple[str, int, int] | None]:
     return [None if m is None else (m.format, m.rows, m.columns) for m in matrices]
 
 
-def remembered_tuning(folder: Path, key: str) -> Tuning | None:
-    """The tuning saved by `remember_tuning`; None if there is none, or it is unusable."""
+def saved_tuning(folder: Path, key: str) -> Tuning | None:
+    """The tuning saved by `save_tuning`; None if there is none, or it is unusable."""
     return _as_tuning(_load(folder / FILE).get(key))
 
 
-def remember_tuning(folder: Path, key: str, tuning: Tuning) -> None:
+def save_tuning(folder: Path, key: str, tuning: Tuning) -> None:
     """Save a tuning together with those of other keys. Raises `OSError` if the folder is not writable."""
     folder.mkdir(parents=True, exist_ok=True)
     known = _load(folder / FILE) | {key: _as_json(tuning)}
@@ -170,12 +170,12 @@ def _as_json(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def _as_tuning(found: Any) -> Tuning | None:
-    if not isinstance(found, dict) or found.keys() != {field.name for field in fields(Tuning)}:
+def _as_tuning(saved: Any) -> Tuning | None:
+    if not isinstance(saved, dict) or saved.keys() != {field.name for field in fields(Tuning)}:
         return None
     usual = Tuning()
     values: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in saved.items():
         is_shape = isinstance(getattr(usual, name), Shape)
         numbers = value if isinstance(value, list) else [value]
         if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):

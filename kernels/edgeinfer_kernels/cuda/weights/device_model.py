@@ -109,17 +109,17 @@ class DeviceModel(DeviceBuilder):
         state = module.take_state(arena, spec, self.positions, self._kv)
         if state is not None:
             self.parts.append(Part(f"layer {index.layer} keys and values", arena.used - begin, read=True))
-        self._part_resting(index, module, weights)
+        self._add_inactive_part(index, module, weights)
         has_granules = not spec.is_divisible or module.has_granules(weights)
         return DeviceBlock(index, residual, weights, norms, state, has_granules)
 
-    def _part_resting(self, index: BlockIndex, module: Any, weights: Any) -> None:
+    def _add_inactive_part(self, index: BlockIndex, module: Any, weights: Any) -> None:
         """Record the bytes that not every token reads, separately from the rest of the block."""
-        resting = module.resting_bytes(weights)
-        if resting:
+        inactive = module.inactive_bytes(weights)
+        if inactive:
             whole = self.parts[-1]
-            self.parts[-1] = Part(whole.name, whole.nbytes - resting, read=True)
-            self.parts.append(Part(f"layer {index.layer} resting experts", resting, read=False))
+            self.parts[-1] = Part(whole.name, whole.nbytes - inactive, read=True)
+            self.parts.append(Part(f"layer {index.layer} inactive experts", inactive, read=False))
 
     def matrix(self, source: Matrix) -> DeviceMatrix:
         rows = source.experts * source.rows
@@ -175,10 +175,10 @@ class DeviceModel(DeviceBuilder):
         if not self._non_finite:
             return
         names, flags = zip(*self._non_finite, strict=True)
-        found = torch.stack(flags).cpu().numpy()
+        broken = torch.stack(flags).cpu().numpy()
         self._non_finite.clear()
-        if found.any():
-            raise non_finite_error(names[int(found.argmax())], "its scales")
+        if broken.any():
+            raise non_finite_error(names[int(broken.argmax())], "its scales")
 
     def _fill(self, entry: _Fill, uploader: Uploader) -> None:
         size = 2 if entry.order is None else len(entry.order)

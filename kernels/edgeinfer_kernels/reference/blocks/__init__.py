@@ -10,5 +10,5 @@ Forward = Callable[[BlockStep, Array], Array]
 
 def forward_of(kind: str) -> Forward:
     """The formula of a block kind."""
-    found: Forward = import_module(f"{__name__}.{kind}").forward
-    return found
+    function: Forward = import_module(f"{__name__}.{kind}").forward
+    return function

@@ -1,4 +1,4 @@
-"""Compile units of kernels for a processor that this machine isn't: `cross_assembly.py TRIPLE TARGET UNIT…`.
+"""Compile kernel units for another processor: `cross_assembly.py TRIPLE TARGET UNIT…`.
 
 TARGET: JSON, the fields of `Target`. numba makes the LLVM code as for this machine. Runs as a process of its
 own, as the build does.

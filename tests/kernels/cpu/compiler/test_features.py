@@ -1,4 +1,4 @@
-"""Which instruction sets are offered, and that tiles are only where the operating system grants them."""
+"""Available instruction sets; AMX only if the operating system permits it."""
 
 import platform
 
@@ -16,15 +16,15 @@ def processor_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("processor_with_everything")
-@pytest.mark.parametrize(("granted", "best"), [(True, "amx"), (False, "avx512-vnni")])
-def test_tiles_are_chosen_only_when_the_operating_system_grants_them(
-    monkeypatch: pytest.MonkeyPatch, granted: bool, best: str
+@pytest.mark.parametrize(("permitted", "best"), [(True, "amx"), (False, "avx512-vnni")])
+def test_amx_is_selected_only_if_the_operating_system_permits_it(
+    monkeypatch: pytest.MonkeyPatch, permitted: bool, best: str
 ) -> None:
-    monkeypatch.setattr(features, "tiles_granted", lambda: granted)
+    monkeypatch.setattr(features, "tiles_granted", lambda: permitted)
     assert detect().best.name == best
 
 
-def test_tiles_are_not_asked_for_where_the_processor_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_not_requested_without_processor_support(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected() -> bool:
         raise AssertionError("asked for tiles")
 
@@ -33,6 +33,6 @@ def test_tiles_are_not_asked_for_where_the_processor_has_none(monkeypatch: pytes
     assert not any(isa.tiles for isa in detect().available)
 
 
-def test_other_systems_than_linux_on_x86_grant_no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_off_except_on_linux_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert not features.tiles_granted.__wrapped__()

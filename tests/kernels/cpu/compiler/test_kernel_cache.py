@@ -1,4 +1,4 @@
-"""Compiled kernels in their cache: what the digest covers, damaged files, and folders that go."""
+"""Compiled kernels in their cache: the digest, damaged files, and removal of old folders."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_folders import kernel_folders as fold
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units, sparse_units
 from edgeinfer_kernels.system.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 LOADED = """
 import importlib
@@ -58,7 +58,7 @@ def named(target: str, digit: str) -> str:
 
 
 def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -> None:
-    # The child has to import what this process does, be it the checkout or what is installed.
+    # The child has to import the packages of this process, from the checkout or installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *units_of(BLOCK_KINDS), SERVICE],
@@ -71,14 +71,12 @@ def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -
     assert loaded == {path.resolve() for path in kernel_sources() if path.name != "__init__.py"}
 
 
-def test_each_instruction_set_has_a_digest_of_its_own() -> None:
+def test_each_instruction_set_has_a_separate_digest() -> None:
     digests = {source_digest(isa) for isa in INSTRUCTION_SETS}
     assert len(digests) == len(INSTRUCTION_SETS)
 
 
-def test_a_damaged_object_is_not_found_and_a_whole_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_intact_objects_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = KernelCache(tmp_path, choose())
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
@@ -87,30 +85,30 @@ def test_a_damaged_object_is_not_found_and_a_whole_one_is(
             yield unit
 
     monkeypatch.setattr(store, "compile", compiled)
-    told: list[tuple[int, int]] = []
-    assert store.objects(["a", "b"], lambda built, total: told.append((built, total))) == [b"a", b"b"]
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    reported: list[tuple[int, int]] = []
+    assert store.objects(["a", "b"], lambda built, total: reported.append((built, total))) == [b"a", b"b"]
+    assert reported == [(0, 2), (1, 2), (2, 2)]
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [store.folder]
     (store.folder / "a.o").write_bytes(b"x" * 40)
     assert store.find("a") is None
     assert store.objects(["a", "b"]) == [b"a", b"b"]
 
 
-def test_kernels_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:
+def test_kernels_unused_for_a_month_are_removed(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 100)
     old, young = make(tmp_path, named("avx-vnni", "b"), 31), make(tmp_path, named("avx-vnni", "c"), 29)
     assert remove_unused(tmp_path, current) == [old]
     assert sorted(tmp_path.iterdir()) == sorted([current, young])
 
 
-def test_superseded_kernels_go_after_a_week(tmp_path: Path) -> None:
+def test_superseded_kernels_are_removed_after_a_week(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     old, young = make(tmp_path, named("avx2", "b"), 8), make(tmp_path, named("avx2", "c"), 6)
     assert remove_unused(tmp_path, current) == [old]
     assert young.exists()
 
 
-def test_what_is_no_set_of_kernels_stays(tmp_path: Path) -> None:
+def test_other_folders_are_not_removed(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     models = make(tmp_path, "random-models", 400)
     (tmp_path / "measured.json").write_text("{}")
@@ -120,7 +118,7 @@ def test_what_is_no_set_of_kernels_stays(tmp_path: Path) -> None:
     assert (tmp_path / "measured.json").exists()
 
 
-def test_what_a_killed_program_left_is_removed_after_a_day(tmp_path: Path) -> None:
+def test_files_of_killed_programs_are_removed_after_a_day(tmp_path: Path) -> None:
     current = make(tmp_path, named("avx2", "a"), 0)
     left = [make(tmp_path, ".building-1", 2), make(tmp_path, ".removing-1", 2)]
     at_work = make(tmp_path, ".building-2", 0.5)
@@ -145,7 +143,7 @@ def test_several_programs_may_clear_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [current]
 
 
-def test_use_is_remembered_to_the_day(tmp_path: Path) -> None:
+def test_use_is_recorded_per_day(tmp_path: Path) -> None:
     folder = make(tmp_path, named("avx2", "a"), 20)
     mark_used(folder)
     assert time.time() - folders_below(tmp_path)[0].used < 60
@@ -158,9 +156,9 @@ def test_use_is_remembered_to_the_day(tmp_path: Path) -> None:
 def test_folders_are_listed_with_units_and_sizes(tmp_path: Path) -> None:
     make(tmp_path, named("avx2", "a"), 3)
     make(tmp_path, named("avx512-vnni", "b"), 1)
-    found = folders_below(tmp_path)
-    assert [folder.target for folder in found] == ["x86_64-avx512-vnni", "x86_64-avx2"]
-    assert [(folder.units, folder.nbytes) for folder in found] == [(["blocks"], 4)] * 2
+    result = folders_below(tmp_path)
+    assert [folder.target for folder in result] == ["x86_64-avx512-vnni", "x86_64-avx2"]
+    assert [(folder.units, folder.nbytes) for folder in result] == [(["blocks"], 4)] * 2
     assert folders_below(tmp_path / "nowhere") == []
 
 
@@ -177,7 +175,7 @@ def test_a_model_needs_the_rows_of_its_formats_and_experts_if_it_has_any(tmp_pat
     assert sparse_units([]) == []
 
 
-def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
+def test_compile_units_are_balanced_over_processes() -> None:
     rows = [f"rows_{index}" for index in range(10)]
     assert build_groups(["blocks"], 4) == [["blocks"]]
     assert build_groups(["blocks", *rows[:2]], 2) == [["blocks"], rows[:2]]
@@ -190,41 +188,39 @@ def test_units_are_spread_over_processes_so_that_all_take_as_long() -> None:
     assert [len(group) for group in build_groups(["rows_Q4_0", *small], 2)] == [4, 7]
 
 
-def test_a_compiler_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_failed_compiler_is_reported_with_its_last_output(tmp_path: Path) -> None:
     store = KernelCache(tmp_path, choose())
     with pytest.raises(KernelBuildError, match=r"building the \S+ kernels failed: KeyError: 'none'"):
         store.objects(["rows_none"])
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
-def test_what_another_program_builds_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, asked = threading.Event(), []
+def test_a_build_of_another_program_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, requested = threading.Event(), []
 
     def compiled(units: list[str], folder: str) -> Iterator[str]:
-        asked.extend(units)
-        begun.set()
-        time.sleep(0.2)  # the other asks meanwhile
+        requested.extend(units)
+        started.set()
+        time.sleep(0.2)  # the other process requests the kernels during the build
         for unit in units:
             object_file(folder, unit).write_bytes(unit.encode())
             yield unit
 
     def build() -> None:
-        found.append(KernelCache(tmp_path, choose()).objects(["a"]))
+        result.append(KernelCache(tmp_path, choose()).objects(["a"]))
 
     monkeypatch.setattr(KernelCache, "compile", lambda store, units, folder: compiled(units, folder))
-    found: list[list[bytes]] = []
+    result: list[list[bytes]] = []
     other = threading.Thread(target=build)
     other.start()
-    begun.wait()
+    started.wait()
     build()
     other.join()
-    assert found == [[b"a"]] * 2
-    assert asked == ["a"]
+    assert result == [[b"a"]] * 2
+    assert requested == ["a"]
 
 
-def test_a_folder_without_locks_is_built_in_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_built_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(file: object, operation: int) -> None:
         raise OSError("no locks here")
 
@@ -253,9 +249,7 @@ def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return temporary
 
 
-def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folder(
-    tmp_path: Path, quick_builds: Path
-) -> None:
+def test_an_unwritable_cache_falls_back_to_a_temporary_folder(tmp_path: Path, quick_builds: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     store = KernelCache(tmp_path / "file" / "cache", choose())
     built = store.objects(["a", "b"])
@@ -269,7 +263,7 @@ def test_where_the_cache_cannot_be_written_kernels_are_kept_in_a_temporary_folde
     assert KernelCache(tmp_path / "file" / "cache", choose()).objects(["a"]) == built[:1]  # not built again
 
 
-def test_where_nothing_can_be_kept_kernels_are_built_for_this_program_alone(
+def test_without_a_writable_folder_kernels_are_built_for_this_process(
     tmp_path: Path, quick_builds: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -310,7 +304,7 @@ def test_an_object_that_others_can_write_is_built_again(tmp_path: Path, quick_bu
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")
-def test_what_another_user_owns_is_not_loaded(tmp_path: Path, quick_builds: Path) -> None:
+def test_objects_of_another_user_are_not_loaded(tmp_path: Path, quick_builds: Path) -> None:
     store = KernelCache(tmp_path / "cache", choose())
     store.objects(["a"])
     for path in (store.folder / "a.o", store.folder, store.root):
@@ -326,11 +320,11 @@ def test_what_another_user_owns_is_not_loaded(tmp_path: Path, quick_builds: Path
     assert distrust_reason(link) == "is a symbolic link of user 12345"
 
 
-def test_a_lock_that_is_a_symbolic_link_leaves_its_target_alone(tmp_path: Path, quick_builds: Path) -> None:
-    root, precious = tmp_path / "cache", tmp_path / "precious"
+def test_a_symbolic_link_as_lock_does_not_change_its_target(tmp_path: Path, quick_builds: Path) -> None:
+    root, target = tmp_path / "cache", tmp_path / "precious"
     root.mkdir(mode=0o700)
-    precious.write_text("mine")
-    (root / f"{platform.machine()}-{choose().name}.lock").symlink_to(precious)
+    target.write_text("mine")
+    (root / f"{platform.machine()}-{choose().name}.lock").symlink_to(target)
     store = KernelCache(root, choose())
     assert store.objects(["a"]) == [f"a built in {temporary_root()}".encode()]
-    assert precious.read_text() == "mine"
+    assert target.read_text() == "mine"

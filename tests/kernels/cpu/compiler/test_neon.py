@@ -1,4 +1,4 @@
-"""The kernels of ARM processors, compiled here and read as assembly: nothing here can run them."""
+"""ARM kernels, compiled here and checked as assembly: this machine can't run them."""
 
 import json
 import os
@@ -23,7 +23,7 @@ UNITS = {
     "neon-dotprod": ("blocks", "rows_Q8_0", "rows_Q4_K", "rows_IQ4_NL"),
     "portable-arm": ("rows_Q4_0",),
 }
-"""`blocks` multiplies no quants: it is the same code with sdot and without."""
+"""`blocks` multiplies no quants: it is the same code with and without sdot."""
 
 
 @cache
@@ -35,8 +35,8 @@ def assemblies(isa_name: str) -> dict[str, str]:
     command = [sys.executable, str(CHILD), TRIPLE, target, *UNITS[isa_name]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    result: dict[str, str] = json.loads(done.stdout)
+    return result
 
 
 def assembly(isa_name: str, unit: str) -> str:
@@ -45,28 +45,28 @@ def assembly(isa_name: str, unit: str) -> str:
 
 def loops(text: str) -> list[str]:
     """The bodies of innermost loops: from a label to a branch back to it, with no label in between."""
-    found, label, body = [], "", list[str]()
+    result, label, body = [], "", list[str]()
     for line in text.splitlines():
         head = re.match(r"(\.LBB\w+):", line)
         if head:
             label, body = head[1], []
         body.append(line)
         if label and re.search(rf"\bb\S*\s.*{re.escape(label)}\b", line):
-            found.append("\n".join(body))
-    return found
+            result.append("\n".join(body))
+    return result
 
 
 @pytest.mark.parametrize("unit", ["rows_Q8_0", "rows_Q4_K"])
 def test_the_inner_loop_of_quantized_rows_is_made_of_sdot(unit: str) -> None:
     text = assembly("neon-dotprod", unit)
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
-    most = max(loop.count("sdot") for loop in loops(text))
-    assert most >= 32
+    count = max(loop.count("sdot") for loop in loops(text))
+    assert count >= 32
     assert not re.search(r"\bs(mull|mlal)\s+v", text)
 
 
 @pytest.mark.parametrize(("isa", "unit"), [(isa, unit) for isa, units in UNITS.items() for unit in units])
-def test_arm_kernels_call_nothing_that_is_not_theirs(isa: str, unit: str) -> None:
+def test_arm_kernels_have_no_external_calls(isa: str, unit: str) -> None:
     text = assembly(isa, unit)
     symbol = "edgeinfer_attention_block" if unit == "blocks" else f"edgeinfer_{unit}"
     assert f"{symbol}:" in text
@@ -81,7 +81,7 @@ def test_without_sdot_the_products_are_widened() -> None:
     assert "sadd" in text or "smlal" in text or "saddw" in text
 
 
-def test_half_floats_and_tables_use_the_processors_instructions() -> None:
+def test_f16_and_tables_use_native_instructions() -> None:
     text = assembly("neon-dotprod", "rows_IQ4_NL")
     assert re.search(r"\bfcvtl\b", text)
     assert re.search(r"\btbl\b", text)

@@ -1,4 +1,4 @@
-"""How much memory has to be read so that caches don't help."""
+"""How many bytes have to be read to bypass the caches."""
 
 import os
 from pathlib import Path
@@ -10,10 +10,10 @@ from edgeinfer_kernels.cpu.runtime import bandwidth
 
 
 def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, shared: str) -> None:
-    where = folder / f"cpu{cpu}" / "cache" / f"index{index}"
-    where.mkdir(parents=True)
+    cache = folder / f"cpu{cpu}" / "cache" / f"index{index}"
+    cache.mkdir(parents=True)
     for name, text in (("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
-        (where / name).write_text(text + "\n")
+        (cache / name).write_text(text + "\n")
 
 
 @pytest.fixture
@@ -31,22 +31,22 @@ def test_the_last_caches_of_all_sockets_in_use_count_once(two_sockets: Path) -> 
     assert bandwidth.uncached_bytes(two_sockets) == 4 * (560 << 20)
 
 
-def test_no_more_is_read_than_may_be(two_sockets: Path) -> None:
+def test_no_more_bytes_are_read_than_allowed(two_sockets: Path) -> None:
     assert bandwidth.uncached_bytes(two_sockets, 1 << 30) == 1 << 30
     assert bandwidth.uncached_bytes(two_sockets, 1 << 20) == 256 << 20
 
 
-def test_where_nothing_is_told_of_caches_a_quarter_of_a_gibibyte_is_read(two_sockets: Path) -> None:
+def test_without_cache_sizes_a_quarter_of_a_gibibyte_is_read(two_sockets: Path) -> None:
     assert bandwidth.last_level_bytes(two_sockets / "cpu0") == 0
     assert bandwidth.uncached_bytes(two_sockets / "cpu0") == 256 << 20
 
 
-def test_a_size_that_makes_no_sense_is_left_out(two_sockets: Path) -> None:
+def test_an_invalid_cache_size_is_ignored(two_sockets: Path) -> None:
     (two_sockets / "cpu2" / "cache" / "index3" / "size").write_text("many\n")
     assert bandwidth.last_level_bytes(two_sockets) == 300 << 20
 
 
-def test_numbers_of_threads_take_turns(kernels: Kernels) -> None:
-    found = bandwidth.usual_bandwidths(kernels, [1, 2], 64 << 20, 0.05)
-    assert list(found) == [1, 2]
-    assert all(1e8 < rate < 1e13 for rate in found.values())
+def test_thread_counts_alternate(kernels: Kernels) -> None:
+    result = bandwidth.usual_bandwidths(kernels, [1, 2], 64 << 20, 0.05)
+    assert list(result) == [1, 2]
+    assert all(1e8 < rate < 1e13 for rate in result.values())

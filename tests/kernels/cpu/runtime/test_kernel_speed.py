@@ -1,4 +1,4 @@
-"""What the CPU's kernels reach in a format is measured through the way that tokens take."""
+"""The speed of the CPU kernels of a format, measured on the path of tokens."""
 
 from pathlib import Path
 
@@ -15,19 +15,19 @@ from edgeinfer_kernels.one_layer import WIDTH, one_layer, wide_layers
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
 def test_reading_and_prompts_have_plausible_speeds(name: str, tmp_path: Path) -> None:
     kernels = load_kernels(user_folder("cache"), choose(), row_units([name]))
-    found = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
-    assert 1e8 < found.bytes_per_second < 1e13
-    assert 1e9 < found.operations_per_second < 1e15
+    result = kernel_speed(kernels, name, threads=2, read_bytes=8 << 20, seconds=0.02)
+    assert 1e8 < result.bytes_per_second < 1e13
+    assert 1e9 < result.operations_per_second < 1e15
 
 
-def test_the_measured_decoder_has_the_head_that_was_asked_for() -> None:
+def test_the_measured_decoder_has_the_requested_head() -> None:
     specification, weights = one_layer("Q6_K", 48)
     assert (weights.output.rows, weights.output.columns) == (48, WIDTH)
     assert specification.vocabulary_size == 48
     assert {matrix.format for matrix in weights.matrices()} == {"Q6_K"}
 
 
-def test_wide_layers_hold_about_as_many_bytes_as_were_asked_for() -> None:
+def test_measured_layers_have_about_the_requested_bytes() -> None:
     specification, weights = wide_layers("Q4_0", 100 << 20)
     assert len(specification.layers) == 4
     assert 0.9 < sum(matrix.nbytes for matrix in weights.matrices(head=False)) / (100 << 20) < 1.1

@@ -23,7 +23,7 @@ STRUCTURES = [
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_every_field_has_a_type_and_addresses_take_eight_bytes(structure: type[Structure]) -> None:
+def test_every_field_has_a_type_and_addresses_have_eight_bytes(structure: type[Structure]) -> None:
     for name, kind in field_types(structure).items():
         assert (
             offset_of(structure, name) % ctypes.alignment(ctypes.c_int64 if is_address(kind) else kind) == 0
@@ -32,7 +32,7 @@ def test_every_field_has_a_type_and_addresses_take_eight_bytes(structure: type[S
         assert not is_address(kind) or getattr(structure, name).size == 8
 
 
-def test_fields_that_threads_change_are_on_cache_lines_of_their_own() -> None:
+def test_fields_written_by_threads_are_on_separate_cache_lines() -> None:
     offsets = [offset_of(ThreadPoolArgs, name) for name in field_types(ThreadPoolArgs)]
     assert offsets == [64 * index for index in range(len(offsets))]
     assert [offset_of(ExchangeWords, name) for name in ("sent", "answered")] == [0, 128]

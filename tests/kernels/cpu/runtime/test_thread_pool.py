@@ -1,4 +1,4 @@
-"""The thread team: sleeps when idle, survives forks, serves several callers, ends when closed."""
+"""The thread pool: sleeps when idle, survives forks, serves several callers, ends when closed."""
 
 import os
 import threading
@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 
 
 def add_up(kernels: Kernels, pool: ThreadPool) -> int:
-    """Let the team read 1 MiB of ones; the sum over its threads' int32 words."""
+    """Let the pool read 1 MiB of ones; returns the sum over its threads' int32 words."""
     memory = np.ones(1 << 18, np.int32)
     sums = np.zeros(CACHE_LINE // 8 * pool.threads, np.int64)
     call = np.array([memory.nbytes, address(sums)], np.int64)
@@ -24,7 +24,7 @@ def add_up(kernels: Kernels, pool: ThreadPool) -> int:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4, 7])
-def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
+def test_every_thread_runs_its_share(kernels: Kernels, threads: int) -> None:
     pool = ThreadPool(kernels, threads)
     share = (1 << 20) // threads // 256 * 256
     assert [add_up(kernels, pool) for _ in range(50)] == [share // 4 * threads] * 50
@@ -32,7 +32,7 @@ def test_every_thread_takes_its_share(kernels: Kernels, threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: int) -> None:
+def test_a_schedule_runs_every_step_on_every_thread(kernels: Kernels, threads: int) -> None:
     pool = ThreadPool(kernels, threads)
     memory = np.ones(1 << 16, np.int32)
     sums = [np.zeros(CACHE_LINE // 8 * threads, np.int64) for _ in range(40)]
@@ -50,7 +50,7 @@ def test_a_program_does_every_step_on_every_thread(kernels: Kernels, threads: in
     pool.close()
 
 
-def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
+def test_an_idle_pool_resumes(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 2)
     for pause in (0.0, 0.05, 0.2):
         time.sleep(pause)
@@ -58,7 +58,7 @@ def test_a_team_that_rested_wakes_again(kernels: Kernels) -> None:
     pool.close()
 
 
-def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
+def test_an_idle_pool_uses_no_cpu_time(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 3)
     add_up(kernels, pool)
     time.sleep(0.3)
@@ -68,24 +68,24 @@ def test_an_idle_team_uses_no_processor(kernels: Kernels) -> None:
     pool.close()
 
 
-def test_calls_from_several_threads_take_turns(kernels: Kernels) -> None:
+def test_calls_from_several_threads_are_serialized(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 2)
-    found: list[int] = []
+    result: list[int] = []
     callers = [
-        threading.Thread(target=lambda: found.extend(add_up(kernels, pool) for _ in range(50)))
+        threading.Thread(target=lambda: result.extend(add_up(kernels, pool) for _ in range(50)))
         for _ in range(4)
     ]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
-    assert found == [1 << 18] * 200
+    assert result == [1 << 18] * 200
     pool.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_gets_threads_of_its_own(kernels: Kernels) -> None:
+def test_a_forked_child_gets_new_threads(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 2)
     add_up(kernels, pool)
     child = os.fork()
@@ -105,7 +105,7 @@ def test_closing_ends_the_threads(kernels: Kernels) -> None:
     assert threading.active_count() == before
 
 
-def test_a_forgotten_team_ends_its_threads(kernels: Kernels) -> None:
+def test_an_unreferenced_pool_ends_its_threads(kernels: Kernels) -> None:
     before = threading.active_count()
     pool = ThreadPool(kernels, 3)
     del pool

@@ -1,4 +1,4 @@
-"""Keys and values that come from the host's cache and go back into it."""
+"""Keys and values copied from the host cache and back."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 POSITIONS = 80
 KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0", "q4_0")
 WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
-"""How far what lies in a cache is from what was written there."""
+"""The largest error of a cached value."""
 
 
-def attention(head_dim: int, halves: bool) -> AttentionSpec:
-    rope = RopeSpec((0.5,) * (head_dim // 2), halves)
+def attention(head_dim: int, neox: bool) -> AttentionSpec:
+    rope = RopeSpec((0.5,) * (head_dim // 2), neox)
     return AttentionSpec(4, 2, head_dim, 0.25, NormSpec("rms", 1e-5), rope)
 
 
@@ -30,52 +30,52 @@ def rows(tokens: int, head_dim: int, seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal((tokens, 2, head_dim)).astype(np.float16)
 
 
-def opened(facts: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
+def opened(spec: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
     """The layer's cache is that of layer 3."""
     counting = Arena()
-    HostCaches({3: facts}, POSITIONS, counting)
-    caches = HostCaches({3: facts}, POSITIONS, Arena(torch.device(device), counting.used))
-    caches.connect({3: AttentionState(facts, cache)})
+    HostCaches({3: spec}, POSITIONS, counting)
+    caches = HostCaches({3: spec}, POSITIONS, Arena(torch.device(device), counting.used))
+    caches.connect({3: AttentionState(spec, cache)})
     return caches
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
-def test_the_first_positions_come_in_the_order_of_the_device(
-    device: str, kind: CacheType, head_dim: int, halves: bool
+@pytest.mark.parametrize(("head_dim", "neox"), [(32, True), (40, False)])
+def test_the_first_positions_are_copied_in_device_order(
+    device: str, kind: CacheType, head_dim: int, neox: bool
 ) -> None:
-    facts = attention(head_dim, halves)
-    cache = LayerCache.allocate(facts, 64, kind)
+    spec = attention(head_dim, neox)
+    cache = LayerCache.allocate(spec, 64, kind)
     keys, values = rows(37, head_dim, 1), rows(37, head_dim, 2)
     cache.write(0, keys, values)
-    here = opened(facts, cache, device).fetch(3, 37)
-    order = head_order(facts.rope, head_dim)
-    wanted = keys.swapaxes(0, 1)[..., order], values.swapaxes(0, 1)
-    for found, want in zip((here.keys, here.values), wanted, strict=True):
-        assert found.shape == (2, POSITIONS, head_dim)
-        np.testing.assert_allclose(found[:, :37].cpu().numpy(), want, atol=WITHIN[kind])
+    here = opened(spec, cache, device).fetch(3, 37)
+    order = head_order(spec.rope, head_dim)
+    requested = keys.swapaxes(0, 1)[..., order], values.swapaxes(0, 1)
+    for result, expected in zip((here.keys, here.values), requested, strict=True):
+        assert result.shape == (2, POSITIONS, head_dim)
+        np.testing.assert_allclose(result[:, :37].cpu().numpy(), expected, atol=WITHIN[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("head_dim", "halves"), [(32, True), (40, False)])
+@pytest.mark.parametrize(("head_dim", "neox"), [(32, True), (40, False)])
 @pytest.mark.parametrize(("start", "tokens"), [(0, 16), (5, 30), (16, 1), (31, 33)])
-def test_new_positions_go_back_and_old_ones_stay_to_the_bit(
-    device: str, kind: CacheType, head_dim: int, halves: bool, start: int, tokens: int
+def test_new_positions_are_copied_back_and_old_ones_are_unchanged(
+    device: str, kind: CacheType, head_dim: int, neox: bool, start: int, tokens: int
 ) -> None:
-    facts = attention(head_dim, halves)
-    cache, wanted = (LayerCache.allocate(facts, 64, kind) for _ in range(2))
+    spec = attention(head_dim, neox)
+    cache, requested = (LayerCache.allocate(spec, 64, kind) for _ in range(2))
     before = rows(start, head_dim, 3), rows(start, head_dim, 4)
-    for each in (cache, wanted) if start else ():
+    for each in (cache, requested) if start else ():
         each.write(0, *before)
-    caches = opened(facts, cache, device)
+    caches = opened(spec, cache, device)
     here = caches.fetch(3, start)
     keys, values = rows(tokens, head_dim, 5), rows(tokens, head_dim, 6)
-    order, end = head_order(facts.rope, head_dim), start + tokens
+    order, end = head_order(spec.rope, head_dim), start + tokens
     here.keys[:, start:end] = torch.from_numpy(keys.swapaxes(0, 1)[..., order].copy()).to(device)
     here.values[:, start:end] = torch.from_numpy(values.swapaxes(0, 1).copy()).to(device)
     caches.put_back(3, here, start, tokens)
     if device == "cuda":
         torch.cuda.synchronize()
-    wanted.write(start, keys, values)
-    for found, want in zip(cache.read(end, head_dim), wanted.read(end, head_dim), strict=True):
-        np.testing.assert_array_equal(found, want)
+    requested.write(start, keys, values)
+    for result, expected in zip(cache.read(end, head_dim), requested.read(end, head_dim), strict=True):
+        np.testing.assert_array_equal(result, expected)

@@ -1,4 +1,4 @@
-"""A device's cache that slid holds what it would, had all behind the gap been written where it lies."""
+"""A shifted device cache equals one with all later tokens written at their new positions."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,27 +26,27 @@ ROPES = {
 }
 
 
-def filled(device: str, facts: AttentionSpec, kind: CacheType, kept: list[int]) -> DeviceCache:
+def filled(device: str, spec: AttentionSpec, kind: CacheType, positions: list[int]) -> DeviceCache:
     """The cache with these of some random tokens."""
     random = np.random.default_rng(1)
-    rows = random.standard_normal((END, 4 * facts.head_dim)).astype(np.float32)[kept]
-    cache = DeviceCache.poisoned(device, facts, POSITIONS, kind)
-    qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * facts.head_dim].copy()).to(device)
-    projected = ProjectedHeads(qkv, torch.ones(len(kept), device=device))
-    queries = torch.empty(len(kept), 2, facts.head_dim, dtype=torch.float16, device=device)
-    rope_append(projected, table_of(device, facts), facts, 0, queries, cache.args)
+    rows = random.standard_normal((END, 4 * spec.head_dim)).astype(np.float32)[positions]
+    cache = DeviceCache.filled_with_nan(device, spec, POSITIONS, kind)
+    qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * spec.head_dim].copy()).to(device)
+    projected = ProjectedHeads(qkv, torch.ones(len(positions), device=device))
+    queries = torch.empty(len(positions), 2, spec.head_dim, dtype=torch.float16, device=device)
+    rope_append(projected, table_of(device, spec), spec, 0, queries, cache.args)
     return cache
 
 
-def table_of(device: str, facts: AttentionSpec) -> torch.Tensor:
-    return torch.from_numpy(rope_table(facts.rope, facts.head_dim, POSITIONS)).to(device)
+def table_of(device: str, spec: AttentionSpec) -> torch.Tensor:
+    return torch.from_numpy(rope_table(spec.rope, spec.head_dim, POSITIONS)).to(device)
 
 
-def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropped: int) -> None:
+def shift_cache(device: str, cache: DeviceCache, spec: AttentionSpec, keep: int, dropped: int) -> None:
     nothing = torch.empty(0, device=device)
     scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
     tensors: Any = cache.keys, scales[0], cache.values, scales[1]
-    shift_context(LayerCache(*tensors), table_of(device, facts), facts, keep, dropped, END)
+    shift_context(LayerCache(*tensors), table_of(device, spec), spec, keep, dropped, END)
 
 
 @pytest.mark.default_cases
@@ -55,15 +55,15 @@ def slid(device: str, cache: DeviceCache, facts: AttentionSpec, keep: int, dropp
     ("rope", "keep", "dropped"),
     [("all", 5, 16), ("some, scaled", 0, 32), ("none", 3, 16)],
 )
-def test_keys_turn_back_and_values_move(
+def test_keys_are_rotated_back_and_values_are_moved(
     device: str, kind: CacheType, rope: str, keep: int, dropped: int
 ) -> None:
-    facts = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
+    spec = replace(attention_facts(2, 2, 40), rope=ROPES[rope])
     rest = [*range(keep), *range(keep + dropped, END)]
-    cache, wanted = (filled(device, facts, kind, tokens) for tokens in ([*range(END)], rest))
-    slid(device, cache, facts, keep, dropped)
-    (keys, values), (want_keys, want_values) = (each.read(len(rest)) for each in (cache, wanted))
-    np.testing.assert_array_equal(values, want_values)
-    np.testing.assert_array_equal(keys[:, :keep], want_keys[:, :keep])
-    error = np.linalg.norm(keys - want_keys) / np.linalg.norm(want_keys)
-    assert error < NEAR[kind] if facts.rope else error == 0
+    cache, expected = (filled(device, spec, kind, tokens) for tokens in ([*range(END)], rest))
+    shift_cache(device, cache, spec, keep, dropped)
+    (keys, values), (expected_keys, expected_values) = (each.read(len(rest)) for each in (cache, expected))
+    np.testing.assert_array_equal(values, expected_values)
+    np.testing.assert_array_equal(keys[:, :keep], expected_keys[:, :keep])
+    error = np.linalg.norm(keys - expected_keys) / np.linalg.norm(expected_keys)
+    assert error < NEAR[kind] if spec.rope else error == 0

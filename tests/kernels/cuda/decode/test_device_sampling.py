@@ -1,4 +1,4 @@
-"""The sampler on the device against the one on the host, over random settings and logits with equals."""
+"""The device sampler against the host sampler, over random options and logits with ties."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import torch
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.cuda.decode.sampling import (
-    NO_NUMBERS,
+    INVALID_LOGITS,
     SAMPLED,
-    TOO_FEW,
+    TOO_FEW_CANDIDATES,
     DeviceSamplingParams,
     SamplingBuffers,
     argmax,
@@ -19,7 +19,7 @@ from edgeinfer_kernels.cuda.decode.sampling import (
 
 ROWS = 24
 CLOSE = 1e-5
-"""How near to a border between two tokens a draw may lie to be left out: the two sum in another order."""
+"""A uniform this close to a border between two tokens is excluded: the two samplers sum in another order."""
 
 
 def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
@@ -30,32 +30,32 @@ def device_settings(settings: SamplingParams) -> DeviceSamplingParams:
 
 
 def run(device: str, logits: Any, settings: list[DeviceSamplingParams], recent: list[list[int]],
-        uniforms: list[float], kept: int, size: int) -> tuple[Any, Any]:  # fmt: skip
-    """Results (rows, 2) and what is chosen, -7 where nothing was written."""
+        uniforms: list[float], max_candidates: int, size: int) -> tuple[Any, Any]:  # fmt: skip
+    """Results (rows, 2) and the sampled ids, -7 where nothing was written."""
     rows, vocabulary = logits.shape
     requests = [one.request(len(ids), u) for one, ids, u in zip(settings, recent, uniforms, strict=True)]
     room = max(1, *map(len, recent))
     padded = torch.tensor([ids + [0] * (room - len(ids)) for ids in recent], dtype=torch.int32, device=device)
-    buffers = SamplingBuffers.allocate(rows, vocabulary, device, kept, size)
-    chosen = torch.full((rows,), -7, dtype=torch.int32, device=device)
+    buffers = SamplingBuffers.allocate(rows, vocabulary, device, max_candidates, size)
+    sampled = torch.full((rows,), -7, dtype=torch.int32, device=device)
     results = torch.full((rows, 2), -7, dtype=torch.int32, device=device)
     table = torch.tensor(requests, dtype=torch.float64, device=device)
-    sample(torch.from_numpy(logits).to(device), table, padded, buffers, chosen, results)
-    return results.cpu().numpy(), chosen.cpu().numpy()
+    sample(torch.from_numpy(logits).to(device), table, padded, buffers, sampled, results)
+    return results.cpu().numpy(), sampled.cpu().numpy()
 
 
 def random_settings(random: np.random.Generator) -> SamplingParams:
-    def maybe(value: float, off: float, often: float = 0.5) -> float:
+    def sometimes(value: float, off: float, often: float = 0.5) -> float:
         return float(value) if random.random() < often else off
 
     return SamplingParams(
-        temperature=maybe(random.uniform(0.05, 3), 0.0, 0.9),
-        top_k=int(maybe(float(random.integers(1, 40)), 0, 0.6)),
-        top_p=maybe(random.uniform(0, 1), 1.0),
-        min_p=maybe(random.uniform(0, 0.5), 0.0),
-        repeat_penalty=maybe(random.uniform(0.7, 1.8), 1.0),
-        frequency_penalty=maybe(random.normal(), 0.0, 0.3),
-        presence_penalty=maybe(random.normal(), 0.0, 0.3),
+        temperature=sometimes(random.uniform(0.05, 3), 0.0, 0.9),
+        top_k=int(sometimes(float(random.integers(1, 40)), 0, 0.6)),
+        top_p=sometimes(random.uniform(0, 1), 1.0),
+        min_p=sometimes(random.uniform(0, 0.5), 0.0),
+        repeat_penalty=sometimes(random.uniform(0.7, 1.8), 1.0),
+        frequency_penalty=sometimes(random.normal(), 0.0, 0.3),
+        presence_penalty=sometimes(random.normal(), 0.0, 0.3),
         repeat_last_n=int(random.integers(1, 30)),
         seed=1,
     )
@@ -64,37 +64,41 @@ def random_settings(random: np.random.Generator) -> SamplingParams:
 def random_logits(random: np.random.Generator, vocabulary: int) -> Any:
     logits = random.standard_normal(vocabulary) * random.choice([0.3, 2.0, 8.0])
     if random.random() < 0.5:
-        logits = np.round(logits)  # equals, and both zeros
+        logits = np.round(logits)  # ties, and both zeros
     if random.random() < 0.3:
         logits[random.random(vocabulary) < 0.3] = -np.inf
     logits[random.integers(vocabulary)] = 0.5
     return logits.astype(np.float32)
 
 
-def is_borderline(probabilities: Any, chance: float, others: list[Any]) -> bool:
-    """Whether rounding may decide: the draw, or a truncation that a hair of difference would move."""
+def is_borderline(probabilities: Any, prob: float, others: list[Any]) -> bool:
+    """Whether rounding may decide: the uniform, or a truncation near its limit."""
     cumulative = np.cumsum(probabilities)
-    if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - chance).min() < CLOSE:
+    if probabilities.size > 1 and np.abs(cumulative / cumulative[-1] - prob).min() < CLOSE:
         return True
     return any(ids.shape != others[0].shape or (ids != others[0]).any() for ids in others)
 
 
 def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> list[Any]:
-    """The ids that survive with top_p and min_p as they are, and a hair lower and higher."""
-    found = []
+    """The ids that remain with top_p and min_p as they are, and slightly lower and higher."""
+    result = []
     for factor in (1.0, 1 - CLOSE, 1 + CLOSE):
         values = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
         values["min_p"] = min(values["min_p"] * factor, 1.0)
         values["top_p"] = (
             values["top_p"] if values["top_p"] == 1 else min(values["top_p"] * factor, 0.9999999)
         )
-        found.append(Sampler(SamplingParams(**values), logits.size).distribution(logits, history)[0])
-    return found
+        result.append(Sampler(SamplingParams(**values), logits.size).distribution(logits, history)[0])
+    return result
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize(("vocabulary", "kept", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)])
-def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, kept: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("vocabulary", "max_candidates", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)]
+)
+def test_the_device_samples_the_same_token_as_the_host(
+    device: str, vocabulary: int, max_candidates: int, size: int
+) -> None:
     random = np.random.default_rng(vocabulary)
     compared = refused = 0
     for _ in range(12):
@@ -105,22 +109,22 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
         ]
         recent = [ids[-one.repeat_last_n :] for one, ids in zip(settings, histories, strict=True)]
         samplers = [Sampler(one, vocabulary) for one in settings]
-        uniforms = [float(chance) for chance in random.random(ROWS)]
+        uniforms = [float(prob) for prob in random.random(ROWS)]
         uniforms[0] = 0.0
-        results, chosen = run(
-            device, logits, [device_settings(one) for one in settings], recent, uniforms, kept, size
+        results, sampled = run(
+            device, logits, [device_settings(one) for one in settings], recent, uniforms, max_candidates, size
         )
         for row in range(ROWS):
             ids, probabilities = samplers[row].distribution(logits[row], histories[row])
             token, status = results[row]
-            if status == TOO_FEW:
+            if status == TOO_FEW_CANDIDATES:
                 refused += 1
                 assert token == -1
-                assert chosen[row] == -7
-                assert needs_more_than(kept, settings[row], logits[row], histories[row])
+                assert sampled[row] == -7
+                assert needs_more_than(max_candidates, settings[row], logits[row], histories[row])
                 continue
             assert status == SAMPLED
-            assert chosen[row] == token
+            assert sampled[row] == token
             if is_borderline(
                 probabilities,
                 uniforms[row],
@@ -132,23 +136,23 @@ def test_the_device_chooses_what_the_host_would(device: str, vocabulary: int, ke
             assert token == ids[min(position, ids.size - 1)], (settings[row], uniforms[row])
             compared += 1
     assert compared > 120
-    assert (refused > 20) == (vocabulary > kept)
+    assert (refused > 20) == (vocabulary > max_candidates)
 
 
-def needs_more_than(kept: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
-    """Whether the host needed more than the `kept` best: survivors, or the mass of a longer top-k."""
-    if settings.top_k > kept and settings.top_p < 1:
+def needs_more_than(max_candidates: int, settings: SamplingParams, logits: Any, history: list[int]) -> bool:
+    """Whether the host needed more than the `kept` best: candidates, or the mass of a longer top-k."""
+    if settings.top_k > max_candidates and settings.top_p < 1:
         return True
     names = ("repeat_penalty", "frequency_penalty", "presence_penalty", "repeat_last_n", "top_k", "top_p")
     values = {name: getattr(settings, name) for name in names}
     looser = SamplingParams(temperature=1.0, min_p=settings.min_p * (1 - CLOSE), **values)
     adjusted = Sampler(looser, logits.size).adjusted(logits, history)
-    survivors = Sampler(looser, logits.size).distribution(logits, history)[0].size
-    barred = np.isneginf(adjusted).sum()
-    return bool(survivors >= kept or survivors + barred > kept)
+    remaining = Sampler(looser, logits.size).distribution(logits, history)[0].size
+    disallowed = np.isneginf(adjusted).sum()
+    return bool(remaining >= max_candidates or remaining + disallowed > max_candidates)
 
 
-def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
+def test_temperature_zero_samples_the_lowest_id_among_equals(device: str) -> None:
     logits = np.zeros((2, 200), np.float32)
     logits[0, [77, 150]] = 3
     logits[1] = -1
@@ -163,46 +167,52 @@ def test_temperature_zero_takes_the_lowest_id_among_equals(device: str) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_no_number_chooses_nothing(device: str, value: float, temperature: float) -> None:
+def test_non_finite_logits_sample_nothing(device: str, value: float, temperature: float) -> None:
     logits = np.zeros((3, 200), np.float32)
     logits[0, 130] = value
     logits[1] = -np.inf
     settings = [DeviceSamplingParams(temperature, top_k=4)] * 3
-    results, chosen = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
-    assert results.tolist()[:2] == [[-1, NO_NUMBERS]] * 2
-    assert chosen.tolist()[:2] == [-7, -7]
+    results, sampled = run(device, logits, settings, [[], [], []], [0.5] * 3, 16, 64)
+    assert results.tolist()[:2] == [[-1, INVALID_LOGITS]] * 2
+    assert sampled.tolist()[:2] == [-7, -7]
     assert results[2, 1] == SAMPLED
 
 
-def test_nothing_left_out_of_a_large_vocabulary_is_for_the_host(device: str) -> None:
+def test_a_large_vocabulary_without_truncation_is_sampled_on_the_host(device: str) -> None:
     logits = np.random.default_rng(0).standard_normal((5, 300)).astype(np.float32)
-    asked = [
+    requested = [
         DeviceSamplingParams(1.0),
         DeviceSamplingParams(1.0, top_k=17),
         DeviceSamplingParams(1.0, top_k=16),
         DeviceSamplingParams(1.0, min_p=1e-9),
         DeviceSamplingParams(1.0, top_p=0.999),
     ]
-    results, _ = run(device, logits, asked, [[]] * 5, [0.3] * 5, 16, 64)
-    assert results[:, 1].tolist() == [TOO_FEW, TOO_FEW, SAMPLED, TOO_FEW, TOO_FEW]
+    results, _ = run(device, logits, requested, [[]] * 5, [0.3] * 5, 16, 64)
+    assert results[:, 1].tolist() == [
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+        SAMPLED,
+        TOO_FEW_CANDIDATES,
+        TOO_FEW_CANDIDATES,
+    ]
 
 
 @pytest.mark.parametrize("vocabulary", [5, 64, 111, 1000])
-def test_argmax_is_numpys(device: str, vocabulary: int) -> None:
+def test_argmax_equals_numpy(device: str, vocabulary: int) -> None:
     random = np.random.default_rng(vocabulary)
     logits = np.round(random.standard_normal((6, vocabulary)) * 2).astype(np.float32)
     logits[5, vocabulary // 2] = np.nan
     logits[4] = -np.inf
     buffers = SamplingBuffers.allocate(6, vocabulary, device, 2, 64)
-    chosen = torch.full((6,), -7, dtype=torch.int32, device=device)
+    sampled = torch.full((6,), -7, dtype=torch.int32, device=device)
     results = torch.full((6, 2), -7, dtype=torch.int32, device=device)
-    argmax(torch.from_numpy(logits).to(device), buffers, chosen, results)
-    assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == chosen[:4].tolist()
+    argmax(torch.from_numpy(logits).to(device), buffers, sampled, results)
+    assert results[:4, 0].tolist() == logits[:4].argmax(axis=1).tolist() == sampled[:4].tolist()
     assert results[:4, 1].tolist() == [SAMPLED] * 4
-    assert results[4:].tolist() == [[-1, NO_NUMBERS]] * 2
+    assert results[4:].tolist() == [[-1, INVALID_LOGITS]] * 2
 
 
-def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> None:
+def test_device_samples_have_the_distribution_of_host_samples(device: str) -> None:
     logits = np.tile(np.random.default_rng(3).standard_normal(40).astype(np.float32), (200, 1))
     settings = SamplingParams(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)
     ids, probabilities = Sampler(settings, 40).distribution(logits[0], [])
@@ -213,7 +223,7 @@ def test_the_draws_of_many_chances_are_distributed_as_the_hosts(device: str) -> 
     np.testing.assert_allclose(counts[ids] / 200, probabilities, atol=1.01 / 200)
 
 
-def test_room_for_candidates_that_cannot_be_is_refused(device: str) -> None:
+def test_an_invalid_candidate_capacity_is_refused(device: str) -> None:
     with pytest.raises(ValueError, match="kept: saw 48, wanted a power of two from 2 to 256"):
         SamplingBuffers.allocate(1, 100, device, 48)
     with pytest.raises(ValueError, match="kept: saw 512, wanted a power of two from 2 to 256"):

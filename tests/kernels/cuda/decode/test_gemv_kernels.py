@@ -24,9 +24,9 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.device_matrices import (
     PLANES,
     activation_planes,
+    block_order,
     device_matrix,
     normal_rows,
-    places,
     quantized,
     random_bits,
     relative,
@@ -95,9 +95,9 @@ def test_rows_times_activations_equal_the_decoded_weights(
     normal, bits = normal_rows(name, 2, columns), random_bits(name, 6, columns)
     x, planes = activations(device, tokens, columns)
     first, second = (device_matrix(device, name, raw, columns) for raw in (normal, bits))
-    got, wanted = multiply(first, second, planes, step), values_read(name, x)
-    assert relative(got[:, :2], wanted @ weights(name, normal).T) < EXACT
-    assert relative(got[:, 16:22], wanted @ weights(name, bits).T) < EXACT
+    actual, expected = multiply(first, second, planes, step), values_read(name, x)
+    assert relative(actual[:, :2], expected @ weights(name, normal).T) < EXACT
+    assert relative(actual[:, 16:22], expected @ weights(name, bits).T) < EXACT
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "BF16"])
@@ -111,39 +111,39 @@ def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "BF16"])
-def test_a_step_may_divide_the_row_or_not(device: str, name: str) -> None:
+def test_the_step_size_need_not_divide_the_row(device: str, name: str) -> None:
     columns = columns_for(name)
     raw = random_bits(name, 4, columns)
     x, planes = activations(device, 2, columns)
     matrix = device_matrix(device, name, raw, columns)
     for step in (8, 32):
-        got = multiply(matrix, matrix, planes, step)
-        assert relative(got[:, :4], values_read(name, x) @ weights(name, raw).T) < EXACT, step
+        actual = multiply(matrix, matrix, planes, step)
+        assert relative(actual[:, :4], values_read(name, x) @ weights(name, raw).T) < EXACT, step
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "MXFP4"])
-def test_zeros_and_the_largest_and_smallest_scales_are_kept(device: str, name: str) -> None:
+def test_zeros_and_extreme_scales_are_exact(device: str, name: str) -> None:
     columns, scales = columns_for(name), np.array([0, 6e-8, -65504, 65504, 6.1e-5], np.float16)
     raw = random_bits(name, 4, columns, scales)
     raw[3] = 0
     x, planes = activations(device, 1, columns)
     matrix = device_matrix(device, name, raw, columns)
-    got = multiply(matrix, matrix, planes, 32)
-    want = values_read(name, x) @ weights(name, raw).T
-    assert relative(got[:, :3], want[:, :3]) < EXACT
-    np.testing.assert_allclose(got[:, 3], want[:, 3], atol=1e-30)
+    actual = multiply(matrix, matrix, planes, 32)
+    expected = values_read(name, x) @ weights(name, raw).T
+    assert relative(actual[:, :3], expected[:, :3]) < EXACT
+    np.testing.assert_allclose(actual[:, 3], expected[:, 3], atol=1e-30)
 
 
 def test_two_formats_and_a_bias_in_one_launch(device: str) -> None:
     top, bottom = normal_rows("Q8_0", 16, 96), normal_rows("F16", 18, 96)
     x, planes = activations(device, 2, 96)
     bias = torch.arange(48, dtype=torch.float32, device=device)
-    got = multiply(
+    actual = multiply(
         device_matrix(device, "Q8_0", top, 96), device_matrix(device, "F16", bottom, 96), planes, 16, bias
     )
-    assert relative(got[:, :16], values_read("Q8_0", x) @ weights("Q8_0", top).T + np.arange(16)) < EXACT
-    want = values_read("F16", x) @ weights("F16", bottom).T + np.arange(16, 34)
-    assert relative(got[:, 16:34], want) < EXACT
+    assert relative(actual[:, :16], values_read("Q8_0", x) @ weights("Q8_0", top).T + np.arange(16)) < EXACT
+    expected = values_read("F16", x) @ weights("F16", bottom).T + np.arange(16, 34)
+    assert relative(actual[:, 16:34], expected) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_gate_and_up_are_multiplied_in_one_launch(
     g, u = (
         values_read(name, x) @ weights(name, raw).T * inverse for name, raw in zip(names, raws, strict=True)
     )
-    floats = hidden.cpu().numpy()[:, 12:, places(512)[0]].view(np.float32)
+    floats = hidden.cpu().numpy()[:, 12:, block_order(512)[0]].view(np.float32)
     assert relative(floats, g / (1 + np.exp(-g)) * u) < 4 * EXACT
 
 
 @pytest.mark.parametrize("width", [16, 80, 768])
-def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: int) -> None:
+def test_activations_are_quantized_in_blocks_of_sixteen(device: str, width: int) -> None:
     random = np.random.default_rng(width)
     x = random.standard_normal((3, width)).astype(np.float32)
     x[1] *= 1e30
@@ -196,18 +196,18 @@ def test_activations_are_the_rounded_quotients_of_sixteens(device: str, width: i
         NORM=NormConfig(width, 64, False, False, False, False, False),
         OUT=WordsConfig(words.shape[2], PLANES), DEPENDENT=False,
     )  # fmt: skip
-    got = out.cpu().numpy()
+    actual = out.cpu().numpy()
     if not HAS_GPU:
-        np.testing.assert_array_equal(got, words)
+        np.testing.assert_array_equal(actual, words)
         return
-    # a GPU's quotient may be a hair off, and round to the neighbour
-    assert np.abs(got[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
-    np.testing.assert_array_equal(got[:, 12:], words[:, 12:])
+    # a GPU's quotient may differ slightly, and round to the next code
+    assert np.abs(actual[:, :8].view(np.int8).astype(int) - words[:, :8].view(np.int8)).max() <= 1
+    np.testing.assert_array_equal(actual[:, 12:], words[:, 12:])
 
 
-def test_the_activations_of_these_tests_stand_for_what_they_were_made_from() -> None:
+def test_quantized_test_activations_match_their_source() -> None:
     x = np.random.default_rng(0).standard_normal((2, 96)).astype(np.float32)
     codes, scales = quantized(x)
     assert np.abs(codes).max() == 127
     assert np.abs(codes * scales - x.reshape(2, -1, 16)).max() <= scales.max() / 2
-    assert sorted(places(1056)) == list(range(48))
+    assert sorted(block_order(1056)) == list(range(48))

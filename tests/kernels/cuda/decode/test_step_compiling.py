@@ -1,4 +1,4 @@
-"""Kernels of steps are compiled before a step is wanted: each once, and none again."""
+"""Step kernels are compiled before they are needed: each once, and none again."""
 
 import json
 import os
@@ -68,10 +68,10 @@ def test_steps_are_compiled_kernel_by_kernel_and_once(tmp_path: Path) -> None:
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     kinds = {"embed", "rows", "decode_attention", "residual", "gated", "head"}
-    assert set(told["once"]) == {f"{kind}_kernel" for kind in kinds}
-    assert told["heard"][0] == "interrupted with 2"  # one of which had begun
-    kernels = len(told["heard"][1:])
-    assert told["heard"][1:] == [[done, kernels] for done in range(1, kernels + 1)]
-    assert told["again"] == 0
+    assert set(reported["once"]) == {f"{kind}_kernel" for kind in kinds}
+    assert reported["heard"][0] == "interrupted with 2"  # one of which had started
+    kernels = len(reported["heard"][1:])
+    assert reported["heard"][1:] == [[done, kernels] for done in range(1, kernels + 1)]
+    assert reported["again"] == 0

@@ -1,4 +1,4 @@
-"""Experts that change places while a divided mixture decodes: its logits stay those of the whole."""
+"""The expert cache changes experts while a split MoE model decodes; the logits stay the same."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,51 +27,51 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
 from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, on_a_gpu, read_split
-from tests.kernels.cuda.split_decoders import divided
+from tests.kernels.cuda.split_decoders import split_decoder
 from tests.kernels.split_layers import LayerSplit
-from tests.random_models import ZOO
+from tests.model_zoo import ZOO
 
 LAYERS = () if HAS_GPU else (0, 1)
-"""Of a mixture, where kernels are interpreted: two change their experts in turn as three to five do."""
+"""Interpreted kernels only: two MoE models change their experts in turn as three to five do."""
 
 
-class Restless(ExpertCachePolicy):
-    """Always wants the expert with the lowest number that has no slot, in each layer in turn."""
+class AlwaysChangingPolicy(ExpertCachePolicy):
+    """Always requests the expert with the lowest number that has no slot, in each layer in turn."""
 
-    turn = 0
-    noted: npt.NDArray[np.int64]
+    layer_turn = 0
+    counted: npt.NDArray[np.int64]
 
     def __init__(self, count: int, used: int, residents: Sequence[Sequence[int]]) -> None:
         super().__init__(count, used, residents)
-        self.look_after = 1
+        self.check_interval = 1
 
     def record(self, requests: npt.NDArray[np.int64]) -> None:
         before = getattr(self, "noted", np.zeros_like(requests))
-        self.noted = before + requests
+        self.counted = before + requests
         super().record(requests)
 
     def proposals(self) -> list[Swap]:
-        self.turn += 1
-        self.look_after = 1
-        row = self.turn % len(self.slots)
-        leaves = int(np.argmax(self.slots[row]))
-        expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > leaves, self.slots[row], 9)))
+        self.layer_turn += 1
+        self.check_interval = 1
+        row = self.layer_turn % len(self.slots)
+        evicted = int(np.argmax(self.slots[row]))
+        expert = int(np.argmin(np.where(np.arange(self.slots.shape[1]) > evicted, self.slots[row], 9)))
         if self.slots[row, expert] >= 0:
             expert = int(np.argmin(self.slots[row]))
-        return [Swap(row, expert, int(self.slots[row, leaves]), leaves, 1.0)]
+        return [Swap(row, expert, int(self.slots[row, evicted]), evicted, 1.0)]
 
 
 def cached_splits(decoder: Decoder) -> list[LayerSplit]:
     """A third of the experts of every layer on the device, all of them on the host."""
-    found = []
+    result = []
     for index, layer in enumerate(decoder.weights.layers):
         count = layer.block_of(MoeWeights).ffn_up_exps.experts
-        found.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), has_expert_cache=True))
-    return found
+        result.append(LayerSplit(True, experts=tuple(range(index % 2, count, 3)), has_expert_cache=True))
+    return result
 
 
-def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
-    return [division.experts for division in divisions]
+def experts_of(splits: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
+    return [split.experts for split in splits]
 
 
 @pytest.mark.default_cases(1)
@@ -79,30 +79,30 @@ def experts_of(divisions: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
     ("name", "stream_min_tokens"),
     [("qwen2moe", 10), ("gpt-oss", 10), on_a_gpu("gpt-oss", None), ("smallthinker", None)],
 )
-def test_logits_are_those_of_the_whole_whoever_comes_and_goes(
+def test_expert_changes_do_not_change_the_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, stream_min_tokens: int | None
 ) -> None:
     steps = (4, 4, 1, 1, 1, 12, 1, 1, 1, 1)
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(sum(steps))
+        splits, ids = cached_splits(decoder), decoder.ids(sum(steps))
         count = decoder.weights.layers[0].block_of(MoeWeights).ffn_up_exps.experts
-        with divided(decoder, device, divisions, kernels, stream_min_tokens=stream_min_tokens) as backend:
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=stream_min_tokens) as backend:
             used = decoder.specification.layers[0].block_of(MoeSpec).experts_per_token
-            policy, gpu_shard = Restless(count, used, experts_of(divisions)), backend.gpu_shard
+            policy, gpu_shard = AlwaysChangingPolicy(count, used, experts_of(splits)), backend.gpu_shard
             assert isinstance(gpu_shard, CudaBackend)
             gpu_shard.start_expert_cache(policy)
-            found = read_split(backend, ids, steps)
+            result = read_split(backend, ids, steps)
             assert gpu_shard.changed_experts or device == "cuda"
-        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(divisions)).slots).any()
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert (policy.slots != ExpertCachePolicy(count, used, experts_of(splits)).slots).any()
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArray[np.int64]:
-    """(layers, tokens, used): the experts of each token, as the whole decoder on the CPU chooses them."""
-    facts = decoder.specification
-    routing = Routing.allocate(facts, len(ids))
-    state = DecoderState.allocate(facts, CONTEXT, "f32")
-    backend = CpuBackend(facts, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
+    """(layers, tokens, experts per token): the experts of each token, as the CPU backend selects them."""
+    spec = decoder.specification
+    routing = Routing.allocate(spec, len(ids))
+    state = DecoderState.allocate(spec, CONTEXT, "f32")
+    backend = CpuBackend(spec, decoder.weights, state, kernels, CpuOptions(len(ids), 1), routing=routing)
     try:
         backend.forward(backend.embed(ids), 0)
     finally:
@@ -112,51 +112,51 @@ def chosen(decoder: Decoder, ids: Sequence[int], kernels: Kernels) -> npt.NDArra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["granitemoe", "smallthinker"])
-def test_the_host_counts_every_expert_that_steps_and_prompts_asked_for(
+def test_the_host_counts_the_experts_of_steps_and_prompts(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
     with opened(ZOO[name], tmp_path, LAYERS) as decoder:
-        divisions, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
-            policy.look_after = 1 << 20
+        splits, steps = cached_splits(decoder), (4, 12, 3, 1, 1)
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with split_decoder(decoder, device, splits, kernels) as backend:
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
+            policy.check_interval = 1 << 20
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(sum(steps)), steps)
-            asked = np.array(list(backend.cpu_shard.requests.values()))
+            requested = np.array(list(backend.cpu_shard.requests.values()))
         ids = chosen(decoder, decoder.ids(sum(steps)), kernels)
-        counts = [np.bincount(each.ravel(), minlength=facts.experts) for each in ids]
-        assert asked[0].tolist() == counts[0].tolist()
-        assert asked.sum(axis=1).tolist() == [sum(steps) * facts.experts_per_token] * len(counts)
-        assert np.abs(asked - counts).sum() <= 8  # further up near-ties may fall either way
+        counts = [np.bincount(each.ravel(), minlength=spec.experts) for each in ids]
+        assert requested[0].tolist() == counts[0].tolist()
+        assert requested.sum(axis=1).tolist() == [sum(steps) * spec.experts_per_token] * len(counts)
+        assert np.abs(requested - counts).sum() <= 8  # in later layers near-ties may differ
 
 
-def test_the_policy_hears_what_was_asked_for_since_it_last_looked(
+def test_the_policy_receives_request_counts_since_its_last_update(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions = cached_splits(decoder)
-        with divided(decoder, device, divisions, kernels) as backend:
-            facts = decoder.specification.layers[0].block_of(MoeSpec)
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
-            policy.look_after = 4
+        splits = cached_splits(decoder)
+        with split_decoder(decoder, device, splits, kernels) as backend:
+            spec = decoder.specification.layers[0].block_of(MoeSpec)
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
+            policy.check_interval = 4
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(policy)
             read_split(backend, decoder.ids(5), (2, 2, 1))
             seen, _ = backend.expert_counts
-        # A device that is at its step meanwhile has been asked for nothing of that yet, or for all of it.
-        heard = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
-        assert policy.noted.sum() in heard
+        # A device that is in its step has received either no change, or all of it.
+        received = (seen * 2 // 5, seen * 4 // 5) if device == "cuda" else (seen * 4 // 5,)
+        assert policy.counted.sum() in received
 
 
 class Garbling(expert_loading.Packer):
-    """Turns the groups round."""
+    """Reverses the groups."""
 
-    def bring(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+    def load_groups(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
         raise AssertionError("nobody comes")
 
-    def gives(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
-        return super().gives(groups.flip(1), target, first_row)
+    def is_identical(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+        return super().is_identical(groups.flip(1), target, first_row)
 
 
 def exhausted(*arguments: object) -> None:
@@ -165,27 +165,27 @@ def exhausted(*arguments: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("packer", "why"), [(exhausted, "no memory"), (Garbling, "other weights")])
-def test_a_device_that_cannot_pack_ends_the_changes_and_not_the_answer(
+def test_a_packing_failure_stops_expert_changes_but_not_generation(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packer: object, why: str
 ) -> None:
     monkeypatch.setattr(expert_loading, "Packer", packer)
     with opened(ZOO["granitemoe"], tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(6)
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits, ids = cached_splits(decoder), decoder.ids(6)
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with split_decoder(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
-            policy = Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
-            told = backend.gpu_shard.start_expert_cache(policy)
-            assert told is not None
-            assert why in told
-            found = read_split(backend, ids, (4, 1, 1))
+            policy = AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
+            reported = backend.gpu_shard.start_expert_cache(policy)
+            assert reported is not None
+            assert why in reported
+            result = read_split(backend, ids, (4, 1, 1))
             assert backend.gpu_shard.changed_experts == 0
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_experts_come_in_pieces(
+def test_experts_are_uploaded_in_pieces(
     device: str, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     monkeypatch.setattr(expert_loading, "EXPERT_LOAD_BYTES", 1)
@@ -194,20 +194,20 @@ def test_experts_come_in_pieces(
     groups = (2 * model.expert_length + model.width) // 16
     steps = (1,) * (groups // pieces + 6)
     with opened(model, tmp_path, LAYERS) as decoder:
-        divisions, ids = cached_splits(decoder), decoder.ids(len(steps))
-        facts = decoder.specification.layers[0].block_of(MoeSpec)
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits, ids = cached_splits(decoder), decoder.ids(len(steps))
+        spec = decoder.specification.layers[0].block_of(MoeSpec)
+        with split_decoder(decoder, device, splits, kernels) as backend:
             assert isinstance(backend.gpu_shard, CudaBackend)
             backend.gpu_shard.start_expert_cache(
-                Restless(facts.experts, facts.experts_per_token, experts_of(divisions))
+                AlwaysChangingPolicy(spec.experts, spec.experts_per_token, experts_of(splits))
             )
-            found = read_split(backend, ids, steps)
+            result = read_split(backend, ids, steps)
             assert backend.gpu_shard.changed_experts
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", sorted({"F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "IQ4_XS", "Q3_K"}))
-def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernels, name: str) -> None:
+def test_host_layout_rows_are_converted_back_to_file_layout(kernels: Kernels, name: str) -> None:
     columns = 512
     raw = random_bits(name, 48, columns)
     layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
@@ -216,36 +216,38 @@ def test_rows_of_the_hosts_layout_become_those_of_the_file_again(kernels: Kernel
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
-def test_recorded_packing_gives_the_planes_that_loading_gives(device: str, name: str) -> None:
+def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None:
     experts, rows, columns = 3, 64, 512
     raw = np.random.default_rng(7).integers(
         0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
     )
-    stack, where = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
+    stack, target_device = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
     sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
-    loaded, target = (Arena(where, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2))
+    loaded, target = (
+        Arena(target_device, 1 << 20).matrix("m", name, experts * rows, columns) for _ in range(2)
+    )
     order = (2, 0, 1)
     for slot, expert in enumerate(order):
-        loaded.fill(slot * rows, sources[expert].to(where))
+        loaded.fill(slot * rows, sources[expert].to(target_device))
     pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
-    packers = {count: expert_loading.Packer(stack, count, where, pool) for count in (3, 1)}
+    packers = {count: expert_loading.Packer(stack, count, target_device, pool) for count in (3, 1)}
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):
             groups = groups_of_rows(sources[expert], name)
-            packers[3].bring(groups[:3], target, slot * rows)
-            packers[1].bring(groups[3:], target, slot * rows + 48)
+            packers[3].load_groups(groups[:3], target, slot * rows)
+            packers[1].load_groups(groups[3:], target, slot * rows + 48)
     if stream:
         stream.synchronize()
-    for got, want in zip(target.parts, loaded.parts, strict=True):
-        assert torch.equal(got, want)
+    for actual, expected in zip(target.parts, loaded.parts, strict=True):
+        assert torch.equal(actual, expected)
 
 
 def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
     """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
     group = 16 * rows.shape[1]
-    places = torch.arange(group).view(1, group)
-    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (places & 255, places >> 8))
-    found = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
-    found[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
-    return found
+    indices = torch.arange(group).view(1, group)
+    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (indices & 255, indices >> 8))
+    result = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
+    result[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
+    return result

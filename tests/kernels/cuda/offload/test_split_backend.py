@@ -1,4 +1,4 @@
-"""A decoder that is divided in any way gives what the whole one gives."""
+"""A split decoder gives the logits of the unsplit one, for every split."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +13,10 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
-from tests.kernels.cuda.split_decoders import HERE, device_layer, divided
+from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, split_decoder
 from tests.kernels.split_layers import LayerSplit
-from tests.random_models import ZOO, RandomModel
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerSplit(on_gpu=True)
@@ -23,33 +24,33 @@ ATTENTION_ONLY = LayerSplit(on_gpu=True)
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
     """Position -> logits of the last token of each step."""
-    found, done = {}, 0
+    result, done = {}, 0
     for count in counts:
         x = backend.embed(ids[done : done + count])
         backend.forward(x, done)
-        found[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
+        result[done + count - 1] = backend.logits(x[-1:])[0].astype(np.float64)
         done += count
-    return found
+    return result
 
 
 def cut(at: int) -> Callable[[Decoder, int], LayerSplit]:
-    """Whole layers, those before `at` on the host."""
-    return lambda decoder, index: HERE if index < at else device_layer(decoder, index)
+    """Whole layers, those before `at` on the CPU."""
+    return lambda decoder, index: CPU_ONLY if index < at else device_layer(decoder, index)
 
 
 def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
-    """All attention on the device, all feed-forwards and experts on the host."""
+    """All attention on the GPU, all feed-forwards and experts on the CPU."""
     return ATTENTION_ONLY
 
 
 def mixed(decoder: Decoder, index: int) -> LayerSplit:
-    """Every kind of layer in turn, those of the host between those of the device."""
-    kinds = [ATTENTION_ONLY, HERE, device_layer(decoder, index), HERE]
+    """Every kind of layer in turn, CPU layers between GPU layers."""
+    kinds = [ATTENTION_ONLY, CPU_ONLY, device_layer(decoder, index), CPU_ONLY]
     return kinds[index % 4]
 
 
-def halves(decoder: Decoder, index: int) -> LayerSplit:
-    """Some neurons of every feed-forward on the device, in one layer all; of every mixture some experts."""
+def split_halves(decoder: Decoder, index: int) -> LayerSplit:
+    """Some neurons of every feed-forward on the GPU, in one layer all; of every MoE layer some experts."""
     second = decoder.weights.layers[index].blocks[1].block
     if isinstance(second, MoeWeights):
         numbers = range(second.ffn_up_exps.experts)
@@ -62,7 +63,7 @@ Divide = Callable[[Decoder, int], LayerSplit]
 
 
 def on_a_gpu(*values: Any) -> Any:
-    """A case that isn't interpreted: what it adds to the others isn't worth its seconds."""
+    """A case that isn't interpreted: it covers little more than the others and takes long."""
     return pytest.param(*values, marks=pytest.mark.skipif(not HAS_GPU, reason="run on a GPU"))
 
 
@@ -74,108 +75,110 @@ CASES = [
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     on_a_gpu("granite", mixed),
-    ("llama", halves),
-    on_a_gpu("starcoder2", halves),
+    ("llama", split_halves),
+    on_a_gpu("starcoder2", split_halves),
     on_a_gpu("qwen3moe", attention_alone),
     ("qwen2moe", attention_alone),
-    ("gpt-oss", halves),
-    on_a_gpu("qwen2moe", halves),
-    on_a_gpu("granitemoe", halves),
+    ("gpt-oss", split_halves),
+    on_a_gpu("qwen2moe", split_halves),
+    on_a_gpu("granitemoe", split_halves),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     ("smallthinker", mixed),
-    ("smallthinker", halves),
+    ("smallthinker", split_halves),
 ]
 
 
-def model_for(name: str, divide: Divide) -> RandomModel:
+def model_for(name: str, split_rule: Divide) -> RandomModel:
     model = ZOO[name]
-    if divide is not halves or model.experts:
+    if split_rule is not split_halves or model.experts:
         return model
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
 
 FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
-"""Four layers for the four kinds of `mixed`, one of which sees more than a window."""
+"""Four layers for the four kinds of `mixed`, one of which attends to more than a window."""
 
 
-def layers_for(name: str, divide: Divide) -> tuple[int, ...]:
-    """The layers of a model that are read, all if none is named: interpreted, those that show something."""
+def layers_for(name: str, split_rule: Divide) -> tuple[int, ...]:
+    """The evaluated layers, all if none is named; where kernels are interpreted, the relevant ones."""
     if HAS_GPU:
         return ()
-    if divide is mixed:
+    if split_rule is mixed:
         return FOUR_KINDS.get(name, ())
-    return (0, 1) if divide is attention_alone or ZOO[name].experts else ()
+    return (0, 1) if split_rule is attention_alone or ZOO[name].experts else ()
 
 
 @pytest.mark.default_cases(3)
-@pytest.mark.parametrize(("name", "divide"), CASES)
-def test_a_prompt_and_steps_give_the_logits_of_the_whole(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
+@pytest.mark.parametrize(("name", "split_rule"), CASES)
+def test_a_prompt_and_steps_equal_the_unsplit_logits(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
-        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
+        splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
-        with divided(decoder, device, divisions, kernels) as backend:
-            found = read_split(backend, ids, (10, 1, 3, 1))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with split_decoder(decoder, device, splits, kernels) as backend:
+            result = read_split(backend, ids, (10, 1, 3, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
-SENT = [
-    on_a_gpu("llama", halves),
+STREAMED = [
+    on_a_gpu("llama", split_halves),
     ("llama", mixed),
     on_a_gpu("starcoder2", mixed),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
     ("lfm2", mixed),
+    ("qwen35", mixed),
     on_a_gpu("qwen2moe", attention_alone),
-    ("qwen2moe", halves),
-    ("gpt-oss", halves),
-    on_a_gpu("smallthinker", halves),
+    ("qwen2moe", split_halves),
+    ("gpt-oss", split_halves),
+    on_a_gpu("smallthinker", split_halves),
 ]
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize(("name", "divide"), SENT)
-def test_a_prompt_that_sends_weights_gives_the_logits_of_the_whole(
-    device: str, kernels: Kernels, tmp_path: Path, name: str, divide: Divide
+@pytest.mark.parametrize(("name", "split_rule"), STREAMED)
+def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
 ) -> None:
-    with opened(model_for(name, divide), tmp_path, layers_for(name, divide)) as decoder:
-        divisions = [divide(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
+        splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(22)
-        with divided(decoder, device, divisions, kernels, stream_min_tokens=6) as backend:
-            found = read_split(backend, ids, (10, 6, 5, 1))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
+            result = read_split(backend, ids, (10, 6, 5, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
-def test_steps_of_every_width_give_the_logits_of_the_whole(
+def test_steps_of_every_token_count_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str
 ) -> None:
-    with opened(model_for(name, halves), tmp_path, layers_for(name, halves)) as decoder:
-        divisions = [halves(decoder, index) for index in range(len(decoder.weights.layers))]
+    with opened(model_for(name, split_halves), tmp_path, layers_for(name, split_halves)) as decoder:
+        splits = [split_halves(decoder, index) for index in range(len(decoder.weights.layers))]
         widths = tuple(range(1, 9)) if HAS_GPU else (1, 2, 5)
         ids = decoder.ids(sum(widths))
-        with divided(decoder, device, divisions, kernels) as backend:
-            found = read_split(backend, ids, widths)
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with split_decoder(decoder, device, splits, kernels) as backend:
+            result = read_split(backend, ids, widths)
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
-def test_a_device_that_does_not_meet_its_host_in_a_graph_takes_turns_between_launches(
+def test_a_device_without_in_graph_synchronization_synchronizes_between_launches(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(3)]
+        splits = [mixed(decoder, index) for index in range(3)]
         ids = decoder.ids(6)
-        with divided(decoder, device, divisions, kernels, meets_in_graph=False) as backend:
-            found = read_split(backend, ids, (1, 3, 2))
-        assert worst(found, decoder.reference_logits(ids)) < TOLERANCE
+        with split_decoder(decoder, device, splits, kernels, meets_in_graph=False) as backend:
+            result = read_split(backend, ids, (1, 3, 2))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
-def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_device_samples_are_those_of_the_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits = [mixed(decoder, index) for index in range(len(decoder.weights.layers))]
+        with split_decoder(decoder, device, splits, kernels) as backend:
             x = backend.embed(decoder.ids(4))
             backend.forward(x, 0)
             token = int(backend.logits(x[-1:])[0].argmax())
@@ -188,24 +191,22 @@ def test_choices_above_are_those_of_the_logits(device: str, kernels: Kernels, tm
 
 
 @pytest.mark.slow
-def test_the_host_tells_how_many_experts_it_was_asked_for(
-    device: str, kernels: Kernels, tmp_path: Path
-) -> None:
-    with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", halves)) as decoder:
+def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernels, tmp_path: Path) -> None:
+    with opened(ZOO["granitemoe"], tmp_path, layers_for("granitemoe", split_halves)) as decoder:
         count = len(decoder.weights.layers)
-        for divide, expected in ((attention_alone, 1.0), (halves, None)):
-            divisions = [divide(decoder, index) for index in range(count)]
-            with divided(decoder, device, divisions, kernels) as backend:
+        for split_rule, expected in ((attention_alone, 1.0), (split_halves, None)):
+            splits = [split_rule(decoder, index) for index in range(count)]
+            with split_decoder(decoder, device, splits, kernels) as backend:
                 read_split(backend, decoder.ids(12), (10, 1, 1))
                 seen, here = backend.expert_counts
             assert seen == 12 * count * 3
             assert here == seen if expected else 0 < here < seen
 
 
-def test_rows_that_stayed_below_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
+def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
-        divisions = [cut(1)(decoder, index) for index in range(3)]
-        with divided(decoder, device, divisions, kernels) as backend:
+        splits = [cut(1)(decoder, index) for index in range(3)]
+        with split_decoder(decoder, device, splits, kernels) as backend:
             with pytest.raises(ValueError, match="have not passed the layers"):
                 backend.logits(backend.embed([1, 2]))
             with pytest.raises(ValueError, match="17 tokens in one step"):

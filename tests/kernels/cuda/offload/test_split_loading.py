@@ -1,4 +1,4 @@
-"""Loading a model that a made-up GPU is too small for: its kernels run where the other tests' do."""
+"""Loading a model that doesn't fit a described GPU: its kernels run on the device of the other tests."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,64 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading import engine_loading
-from edgeinfer.planning.gpu_choice import GpuUnavailableError
-from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
-from edgeinfer_kernels.cuda.driver import Gpu
-from edgeinfer_kernels.sizes.cuda_buffers import EVERY_WIDTH, FEW_WIDTHS
-from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner import placement_problem, plan_items
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash
+from edgeinfer_offload.planner import placement_problem
+from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
-from tests.random_models import ZOO
-
-MIB = 1 << 20
-
-
-@pytest.fixture
-def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], None]:
-    """A GPU of so many bytes, which libraries leave alone, beside a CPU that reads a megabyte a second."""
-    from edgeinfer.loading import gpu_loading
-
-    def slow(machine: Machine, *_: object) -> Machine:
-        return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
-
-    monkeypatch.setattr(engine_loading, "with_cpu_speeds", slow)
-    monkeypatch.setattr(engine_loading, "measure_gpu", lambda *_: None)
-
-    def set_bytes(nbytes: int) -> None:
-        gpu = Gpu(0, "a small GPU", 90, nbytes)
-        monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
-        monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
-        for module in (gpu_loading, device_parts):
-            monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-        for module in (plan_items, placement_problem):
-            monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
-
-    return set_bytes
+from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
+from tests.model_zoo import ZOO
 
 
-def model_file(folder: Path) -> Path:
-    return ZOO["llama"].write(folder / "llama.gguf")
-
-
-def gpu_bytes(path: Path) -> int:
-    """What all of the model takes on the made-up GPU."""
-    with edgeinfer.load(path, context=64, threads=2) as model:
-        assert model.plan is not None
-        return model.plan.bytes_on("gpu")
-
-
-def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_split_and_reported(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
     path = model_file(tmp_path)
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
@@ -75,16 +35,16 @@ def test_what_does_not_fit_is_divided_and_told(small_gpu: Callable[[int], None],
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        above: Any = engine.backend.gpu_shard
-        assert any(note.startswith("on the GPU: attention of ") for note in model.warnings)
+        gpu_shard: Any = engine.backend.gpu_shard
+        assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
         assert model.plan is not None
         assert 0 < model.plan.bytes_on("gpu") < whole
-        assert above.nbytes <= model.plan.bytes_on("gpu")
+        assert gpu_shard.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
-        got, want = model.logits(ids), reference.logits(ids)
-        assert np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
-        answer = model.generate(ids, max_tokens=3, temperature=0.0)
-        assert len(answer.ids) == 3
+        actual, expected = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+        completion = model.generate(ids, max_tokens=3, temperature=0.0)
+        assert len(completion.ids) == 3
 
 
 def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
@@ -93,13 +53,13 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
     path = model_file(tmp_path)
     small_gpu(MIB // 4)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
+        assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
     with pytest.raises(GpuUnavailableError):
         edgeinfer.load(path, context=64, threads=2, device="cuda")
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
+def test_a_gpu_filled_during_loading_gets_fewer_layers(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool
 ) -> None:
     from edgeinfer.loading import gpu_loading
@@ -121,7 +81,7 @@ def test_a_gpu_that_others_fill_meanwhile_gets_fewer_layers(
     assert [bool(stages) for stages in made] == [not is_whole, True]
 
 
-def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
+def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -132,39 +92,41 @@ def test_a_gpu_too_full_to_be_measured_is_planned_for_without(
     small_gpu(gpu_bytes(path) - 1)
     monkeypatch.setattr(engine_loading, "measure_gpu", full)
     with edgeinfer.load(path, context=64, threads=2) as model:
-        assert "the GPU has no room to be measured: planned without its speeds" in model.warnings
+        assert (
+            "the GPU has too little free memory to be measured: planned without its speeds" in model.warnings
+        )
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
-def test_what_neither_side_has_room_for_stays_in_the_file(
+def test_weights_that_fit_neither_device_are_memory_mapped(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    # What would be more than these models are: staging, and more room for prompts where none are sent.
+    # More than these models need: staging buffers, and space for prompts where no weights are streamed.
     monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
     monkeypatch.setattr(placement_problem.PlacementProblem, "streams", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
-    found, answers, ram = [], [], None
+    result, completions, ram = [], [], None
     for _ in range(2):
         with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert model.plan is not None
-            found.append(model.plan)
+            result.append(model.plan)
             stays = " of the weights are memory-mapped, as "
-            assert any(stays in note for note in model.warnings) == (ram is not None), model.warnings
-            answers.append(model.logits([5 + index for index in range(10)]))
+            assert any(stays in warning for warning in model.warnings) == (ram is not None), model.warnings
+            completions.append(model.logits([5 + index for index in range(10)]))
             ram = model.plan.bytes_on("cpu") - 1
-    first, second = found
+    first, second = result
     assert second.bytes_on("cpu") < first.bytes_on("cpu")
     assert first.bytes_on("disk") < second.bytes_on("disk")
-    # What is where may differ, and with it the rounding.
-    assert np.linalg.norm(answers[1] - answers[0]) < 0.05 * np.linalg.norm(answers[0])
+    # The placement may differ, and with it the rounding.
+    assert np.linalg.norm(completions[1] - completions[0]) < 0.05 * np.linalg.norm(completions[0])
 
 
-def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
+def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     path = replace(ZOO["arcee"], layers=1, formats=("Q8_0",), feed_forward=1024).write(
@@ -181,7 +143,7 @@ def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert any(
-                note.startswith("sparse feed-forward in 1 of 1 layers") for note in model.warnings
+                warning.startswith("sparse feed-forward in 1 of 1 layers") for warning in model.warnings
             ) == (sparse == "exact")
             assert model.plan is not None
             cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
@@ -191,7 +153,7 @@ def test_the_cold_half_reads_active_neurons_only_where_that_is_wished(
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
 
 
-def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
+def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     path = model_file(tmp_path)
@@ -206,8 +168,8 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
     with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
-        assert any(note.startswith("running on the CPU: ") for note in model.warnings)
-        assert any(" of the weights are memory-mapped, as " in note for note in model.warnings)
+        assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
+        assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
     with pytest.raises(OutOfMemoryError) as refused:
         edgeinfer.load(path, context=64, threads=2, ram=1000)
     assert "\n" not in str(refused.value)
@@ -221,7 +183,7 @@ def test_main_memory_too_small_for_the_rest_leaves_all_to_the_cpu_and_the_file(
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
+def test_a_failed_or_interrupted_compilation_frees_the_memory(
     small_gpu: Callable[[int], None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -242,29 +204,8 @@ def test_what_fails_or_is_stopped_while_kernels_compile_gives_the_memory_back(
         failed[0].embed([5])
 
 
-@pytest.mark.parametrize(("draft", "widths"), [(None, FEW_WIDTHS), ("lookup", EVERY_WIDTH)])
-def test_steps_of_every_number_of_tokens_are_made_ready_for_drafts(
-    small_gpu: Callable[[int], None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    draft: str | None,
-    widths: tuple[int, ...],
-) -> None:
-    small_gpu(1 << 40)
-    asked: list[Any] = []
-
-    def told(done: int, total: int) -> None:
-        pass
-
-    monkeypatch.setattr(CudaBackend, "warm_up", lambda _, *given: asked.append(given))
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    settings: dict[str, Any] = {"build_progress": told, "draft": draft}
-    edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
-    assert asked == [(widths, told)]
-
-
 @pytest.mark.slow
-def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
@@ -272,107 +213,19 @@ def test_hot_experts_of_a_profile_lie_on_the_gpu(small_gpu: Callable[[int], None
     counts = np.full((2, 8), 20, np.uint32)
     counts[:, 7] = 100
     named = {f"experts.{layer}": counts for layer in range(3)}
-    ActivityProfile(model_hash(path), (100, 100), "", named).save(beside_model(path))
+    ActivityProfile(model_hash(path), (100, 100), "", named).save(adjacent_profile_path(path))
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
-        divided = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
-        assert divided
-        assert all(7 in experts for experts in divided)
-        answer = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
-        assert answer.speed.gpu_experts is not None
-        assert 0 < answer.speed.gpu_experts < 1
+        split_layers = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
+        assert split_layers
+        assert all(7 in experts for experts in split_layers)
+        completion = model.generate([5, 9, 30], max_tokens=3, temperature=0.0)
+        assert completion.speed.gpu_experts is not None
+        assert 0 < completion.speed.gpu_experts < 1
 
 
 @pytest.mark.slow
-def test_a_draft_lies_on_the_gpu_that_holds_all_of_its_model(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of one layer, and of quants, which are read in a third of the time where kernels are interpreted.
-    path = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
-    small_gpu(1 << 40)
-    # Measuring takes minutes where kernels are interpreted.
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
-    ids = [5, 9, 30, 7, 11, 5, 9]
-    with edgeinfer.load(path, draft=None, **loading) as plain:
-        want = plain.generate(ids, max_tokens=6, temperature=0.0).ids
-        sampled = plain.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids
-    with edgeinfer.load(path, draft=str(path), **loading) as model:
-        speculator: Any = model.speculator
-        assert isinstance(speculator.drafter.engine.backend, CudaBackend)
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 3))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        got = model.generate(ids, max_tokens=6, temperature=0.0)
-        assert got.ids == want
-        assert got.speed.accepted_share == 1.0  # it is the model itself
-        assert got.speed.tokens_per_forward == pytest.approx(2.5)
-        # The device draws what isn't drafted, with the numbers that the host would draw with.
-        controller = speculator.controllers["seeded"]
-        lengths = iter((0, 2, 0, 0, 0))
-        controller.length = lambda most: min(most, next(lengths))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
-        answers = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
-        assert [answer.ids for answer in answers] == [want[:3]] * 2
-
-
-def test_a_draft_that_the_gpu_has_no_room_for_lies_in_main_memory(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = model_file(tmp_path)
-    small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    whole = gpu_bytes(path)
-    with edgeinfer.load(
-        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
-    ) as model:
-        engine: Any = model.engine
-        assert isinstance(engine.backend, CudaBackend)
-        speculator: Any = model.speculator
-        assert speculator.drafter.engine.backend.name == "cpu"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["gpu", "cpu"])
-def test_a_draft_of_a_divided_model_lies_where_the_plan_says(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
-    path = replace(ZOO["llama"], layers=8, formats=("Q8_0",)).write(tmp_path / "llama.gguf")
-    small = replace(ZOO["llama"], layers=1, formats=("Q8_0",)).write(tmp_path / "small.gguf")
-    small_gpu(1 << 40)
-    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if place == "gpu" else 0.0)
-    whole = gpu_bytes(path)
-    small_gpu(whole - 1)
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
-    with edgeinfer.load(path, draft=str(small), **loading) as model:
-        engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert model.plan is not None
-        assert model.plan.draft == place
-        assert model.plan.bytes_on("gpu") < whole
-        drafts = [item for item in model.plan.items if item.item == "draft model"]
-        assert [item.device for item in drafts] == [place]
-        speculator: Any = model.speculator
-        backend = speculator.drafter.engine.backend
-        if place == "cpu":
-            assert backend.name == "cpu"
-            return
-        assert isinstance(backend, CudaBackend)
-        assert backend.nbytes <= drafts[0].bytes
-        assert " and the draft model; " in model.warnings[0]
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda most: max(0, min(most, 2))
-        controller.min_probs = lambda length: (0.0, 0.0)
-        drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
-        assert drafted.speed.accepted_share is not None
-        model.speculator = None
-        assert model.generate([5, 9], max_tokens=3, temperature=0.0).ids == drafted.ids
-
-
-@pytest.mark.slow
-def test_experts_change_places_where_main_memory_holds_all_of_them(
+def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edgeinfer_offload.planner import planner
@@ -387,7 +240,7 @@ def test_experts_change_places_where_main_memory_holds_all_of_them(
     with edgeinfer.load(path, context=64, threads=2) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert any(note.endswith("the experts change while decoding") for note in model.warnings)
+        assert any(warning.endswith("the experts change while decoding") for warning in model.warnings)
         assert model.plan is not None
         cached = [layer for layer in model.plan.layers if layer.expert_cache]
         assert cached

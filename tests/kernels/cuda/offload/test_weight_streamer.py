@@ -1,4 +1,4 @@
-"""Bytes of the host's memory arrive on the device in order, whether their memory can be pinned or not."""
+"""Bytes of host memory arrive on the device in order, whether the memory is pinned or not."""
 
 from collections.abc import Iterator
 
@@ -14,48 +14,48 @@ PIECE, COUNT = 4096, 200_000
 
 
 @pytest.fixture(params=["pinned", "refused"])
-def sender(
+def streamer(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightStreamer]:
     if request.param == "refused":
         monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory: False)
     counting = Arena()
     WeightStreamer(counting, PIECE)
-    found = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
-    yield found
-    found.close()
+    result = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
+    yield result
+    result.close()
 
 
 def memory() -> torch.Tensor:
     return torch.randint(0, 256, (COUNT,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def test_spans_come_one_behind_the_other_and_stay_until_they_are_done_with(sender: WeightStreamer) -> None:
+def test_spans_arrive_in_order_and_stay_until_released(streamer: WeightStreamer) -> None:
     here = memory()
-    refused = sender.connect([here])
-    sender.begin()
+    refused = streamer.connect([here])
+    streamer.begin()
     assert refused in (0, COUNT)
     assert refused == 0 or HAS_GPU
-    sums, wanted = [], []
+    sums, requested = [], []
     for first in range(0, COUNT - PIECE, 1777):
         spans = [(first + 900, first + 907), (first, first + 777)]
-        there = sender.send(here, spans)
+        there = streamer.send(here, spans)
         assert there.shape == (784,)
         sums.append(there.clone())
-        sender.done()
-        wanted.append(torch.cat([here[begin:end] for begin, end in spans]))
-    for found, want in zip(sums, wanted, strict=True):
-        assert torch.equal(found.cpu(), want)
+        streamer.done()
+        requested.append(torch.cat([here[begin:end] for begin, end in spans]))
+    for result, expected in zip(sums, requested, strict=True):
+        assert torch.equal(result.cpu(), expected)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
-def test_what_could_not_be_pinned_is_told(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_pinning_is_reported(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, register = [memory(), memory()], weight_streamer.pin_in_place
     monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
-    sender = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
-    assert sender.connect(here) == COUNT
-    sender.begin()
+    streamer = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
+    assert streamer.connect(here) == COUNT
+    streamer.begin()
     for each in here:
-        assert torch.equal(sender.send(each, [(5, 50)]).cpu(), each[5:50])
-        sender.done()
-    sender.close()
+        assert torch.equal(streamer.send(each, [(5, 50)]).cpu(), each[5:50])
+        streamer.done()
+    streamer.close()

@@ -26,7 +26,7 @@ def tensor(device: str, values: Any, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("capability", [75, 90])
 @pytest.mark.parametrize(("outputs", "columns"), [(48, 96), (130, 192)])
 @pytest.mark.parametrize("indexed", [False, True])
-def test_each_row_is_multiplied_with_its_experts_weights(
+def test_each_row_is_multiplied_by_its_expert(
     device: str, capability: int, outputs: int, columns: int, indexed: bool
 ) -> None:
     random, tile, counts = np.random.default_rng(columns), grouped_tile(capability), (3, 70, 1)
@@ -49,18 +49,16 @@ def test_each_row_is_multiplied_with_its_experts_weights(
         5,
         tile,
     )
-    found = out.cpu().numpy()
-    wanted = np.einsum("rc,roc->ro", rows[index].astype(np.float64), weights[expert].astype(np.float64))
-    np.testing.assert_allclose(found[:count, 5 : 5 + outputs], wanted, rtol=1e-3, atol=1e-2)
-    assert np.isnan(found[:, :5]).all()
-    assert np.isnan(found[:, 5 + outputs :]).all()
-    assert np.isnan(found[count]).all()
+    result = out.cpu().numpy()
+    expected = np.einsum("rc,roc->ro", rows[index].astype(np.float64), weights[expert].astype(np.float64))
+    np.testing.assert_allclose(result[:count, 5 : 5 + outputs], expected, rtol=1e-3, atol=1e-2)
+    assert np.isnan(result[:, :5]).all()
+    assert np.isnan(result[:, 5 + outputs :]).all()
+    assert np.isnan(result[count]).all()
 
 
 @pytest.mark.parametrize(("tokens", "count", "used"), [(1, 3, 1), (50, 9, 4), (7, 5, 5)])
-def test_pairs_are_sorted_by_the_place_of_their_expert(
-    device: str, tokens: int, count: int, used: int
-) -> None:
+def test_assignments_are_sorted_by_expert_slot(device: str, tokens: int, count: int, used: int) -> None:
     random = np.random.default_rng([tokens, count])
     ids = np.stack([random.permutation(count)[:used] for _ in range(tokens)]).reshape(-1)
     here = list(random.permutation(count)[: count // 2])
@@ -68,26 +66,26 @@ def test_pairs_are_sorted_by_the_place_of_their_expert(
     both = np.full((2, count), -1)
     both[0, here], both[1, there] = range(len(here)), range(len(there))
     of_expert = np.argsort([*here, *there])
-    wanted = of_expert[ids]
-    order = np.argsort(wanted, kind="stable")
-    found = torch.full((4, len(ids) + 1), -7, dtype=torch.int32, device=device)
+    expected = of_expert[ids]
+    order = np.argsort(expected, kind="stable")
+    result = torch.full((4, len(ids) + 1), -7, dtype=torch.int32, device=device)
     counts = torch.full((count + 1,), -7, dtype=torch.int32, device=device)
     group_assignments_kernel[(count,)](
-        tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *found, counts, len(ids),
+        tensor(device, ids, torch.int32), tensor(device, both, torch.int32), *result, counts, len(ids),
         len(here), EXPERTS=count, EXPERTS_PER_TOKEN=used, STEP=16,
     )  # fmt: skip
-    slots, positions, sorted_tokens, row_slots = found[:, :-1].cpu().numpy()
-    np.testing.assert_array_equal(slots, wanted)
+    slots, positions, sorted_tokens, row_slots = result[:, :-1].cpu().numpy()
+    np.testing.assert_array_equal(slots, expected)
     np.testing.assert_array_equal(positions[order], np.arange(len(ids)))
     np.testing.assert_array_equal(sorted_tokens, order // used)
-    np.testing.assert_array_equal(row_slots, wanted[order])
-    np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(wanted, minlength=count))
-    assert (found[:, -1] == -7).all()
+    np.testing.assert_array_equal(row_slots, expected[order])
+    np.testing.assert_array_equal(counts[:-1].cpu().numpy(), np.bincount(expected, minlength=count))
+    assert (result[:, -1] == -7).all()
     assert counts[-1] == -7
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bool) -> None:
+def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool) -> None:
     random, tokens, used, width, first, count = np.random.default_rng(3), 7, 3, 63, 4, 11
     slots = np.stack([random.permutation(5)[:used] for _ in range(tokens)]).reshape(-1)
     order = np.argsort(slots, kind="stable")
@@ -97,14 +95,14 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
     y, scales = random.standard_normal((count, width)), random.choice([1.0, 2.0], count)
     bias = random.standard_normal((6, width)) if biased else np.zeros((6, width))
     before = random.standard_normal((tokens, width))
-    wanted = before.copy()
-    for pair, place in enumerate(slots):
+    expected = before.copy()
+    for pair, slot in enumerate(slots):
         row = positions[pair] - first
         if 0 <= row < count:
-            wanted[pair // used] += weights[pair] * (scales[row] * y[row] + bias[place + 1])
+            expected[pair // used] += weights[pair] * (scales[row] * y[row] + bias[slot + 1])
     total = tensor(device, before, torch.float32)
-    poisoned = np.vstack([y, np.full((1, width), NAN)])
-    choice = ExpertRows(
+    with_nan = np.vstack([y, np.full((1, width), NAN)])
+    selection = ExpertRows(
         slots=tensor(device, slots, torch.int32),
         weights=tensor(device, weights, torch.float32),
         tokens=tensor(device, order // used, torch.int32),
@@ -113,20 +111,20 @@ def test_a_token_gets_what_its_experts_of_the_batch_give(device: str, biased: bo
     )
     given = tensor(device, bias.reshape(-1), torch.float32) if biased else None
     add_experts(
-        tensor(device, poisoned, torch.float32),
+        tensor(device, with_nan, torch.float32),
         tensor(device, scales, torch.float32),
         given,
-        choice,
+        selection,
         total,
         first,
         count,
         -1,
     )
-    np.testing.assert_allclose(total.cpu().numpy(), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(total.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
-def test_some_rows_of_some_experts_are_dequantized_one_behind_the_other(device: str, name: str) -> None:
+def test_selected_rows_of_experts_are_dequantized_contiguously(device: str, name: str) -> None:
     columns, of_each, chosen = columns_for(name), 48, (3, 0)
     raw = normal_rows(name, 4 * of_each, columns)
     matrix = device_matrix(device, name, raw, columns)

@@ -1,4 +1,4 @@
-"""Projected rows turned and appended, against the reference."""
+"""RoPE on projected rows, and the cache append, against the reference."""
 
 from typing import Any, Literal
 
@@ -20,18 +20,20 @@ START = 5
 TOKENS = 3
 
 
-def wanted_of(facts: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: Any) -> tuple[Any, Any, Any]:
-    q_end, k_end = facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim
+def expected_heads(
+    spec: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: Any
+) -> tuple[Any, Any, Any]:
+    q_end, k_end = spec.heads * spec.head_dim, (spec.heads + spec.kv_heads) * spec.head_dim
     row = row + bias
     parts = []
     for part, norm in ((row[:, :q_end], q_norm), (row[:, q_end:k_end], k_norm)):
-        if facts.qk_norm == "row":
-            part = normalize(part, facts.norm, norm)
-        part = part.reshape(len(row), -1, facts.head_dim)
-        if facts.qk_norm == "head":
-            part = normalize(part, facts.norm, norm)
-        parts.append(apply_rope(part, facts.rope, START))
-    return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, facts.head_dim)
+        if spec.qk_norm == "row":
+            part = normalize(part, spec.norm, norm)
+        part = part.reshape(len(row), -1, spec.head_dim)
+        if spec.qk_norm == "head":
+            part = normalize(part, spec.norm, norm)
+        parts.append(apply_rope(part, spec.rope, START))
+    return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, spec.head_dim)
 
 
 @pytest.mark.default_cases
@@ -40,7 +42,7 @@ def wanted_of(facts: AttentionSpec, row: Any, bias: Any, q_norm: Any, k_norm: An
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(6, 2, 80), (3, 3, 96), (8, 1, 64), (4, 2, 16), (2, 2, 128)]
 )
-def test_queries_are_turned_and_keys_and_values_appended(
+def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     device: str,
     heads: int,
     kv_heads: int,
@@ -49,24 +51,24 @@ def test_queries_are_turned_and_keys_and_values_appended(
     kind: CacheType,
 ) -> None:
     norm = NormSpec("layer" if heads == 3 else "rms", 1e-5)
-    facts = attention_facts(heads, kv_heads, head_dim, qk_norm=qk_norm, norm=norm)
-    assert facts.rope is not None
+    spec = attention_facts(heads, kv_heads, head_dim, qk_norm=qk_norm, norm=norm)
+    assert spec.rope is not None
     random = np.random.default_rng(heads)
     width = (heads + 2 * kv_heads) * head_dim
     qkv, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((TOKENS, width), width))
     scales = np.array([1, 2, 4], np.float32)
     lengths = (head_dim, head_dim) if qk_norm == "head" else (heads * head_dim, kv_heads * head_dim)
     q_norm, k_norm = (random.standard_normal(length).astype(np.float32) for length in lengths)
-    cache = DeviceCache.poisoned(device, facts, POSITIONS, kind)
+    cache = DeviceCache.filled_with_nan(device, spec, POSITIONS, kind)
     queries = torch.full((TOKENS, heads, head_dim), float("nan"), dtype=torch.float16, device=device)
-    table = facts.rope.table(0, POSITIONS)
+    table = spec.rope.table(0, POSITIONS)
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
-    rope_append(ProjectedHeads(*there[:-1]), there[-1], facts, START, queries, cache.args)
-    q, k, v = wanted_of(facts, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
+    rope_append(ProjectedHeads(*there[:-1]), there[-1], spec, START, queries, cache.args)
+    q, k, v = expected_heads(spec, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
     q, rounding = (hadamard_rows(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=rounding)
-    for found, wanted in zip(cache.read(POSITIONS), (k, v), strict=True):
-        assert_rounded(kind, found[:, START : START + TOKENS], wanted.swapaxes(0, 1))
+    for result, expected in zip(cache.read(POSITIONS), (k, v), strict=True):
+        assert_rounded(kind, result[:, START : START + TOKENS], expected.swapaxes(0, 1))
     assert_untouched(cache)
 
 
@@ -79,17 +81,17 @@ def assert_untouched(cache: DeviceCache) -> None:
         assert scales is None or torch.isnan(scales[:, others]).all()
 
 
-def test_zeros_are_quantized_to_zeros_and_large_values_held(device: str) -> None:
-    facts = attention_facts(1, 1, 64)
-    assert facts.rope is not None
+def test_zeros_are_quantized_to_zeros_and_large_values_are_finite(device: str) -> None:
+    spec = attention_facts(1, 1, 64)
+    assert spec.rope is not None
     qkv = np.zeros((2, 192), np.float32)
     qkv[1, 128:] = 1e6
-    table = torch.from_numpy(facts.rope.table(0, 4)).to(device)
+    table = torch.from_numpy(spec.rope.table(0, 4)).to(device)
     queries = torch.empty(2, 1, 64, dtype=torch.float16, device=device)
     for kind, held in zip(KINDS, (65504.0, 1e6, 65504.0), strict=True):
-        cache = DeviceCache.poisoned(device, facts, 4, kind)
+        cache = DeviceCache.filled_with_nan(device, spec, 4, kind)
         projected = ProjectedHeads(torch.from_numpy(qkv).to(device), torch.ones(2, device=device))
-        rope_append(projected, table, facts, 0, queries, cache.args)
+        rope_append(projected, table, spec, 0, queries, cache.args)
         keys, values = cache.read(2)
         assert (keys == 0).all()
         assert (values[:, 0] == 0).all()

@@ -1,4 +1,4 @@
-"""Kernels' shares of a step, from runs that somebody else has timed."""
+"""Kernels' shares of a step, from recorded timings."""
 
 import pytest
 
@@ -10,17 +10,17 @@ LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_ker
 
 
 def steps(*lengths: int, begin: float = 0.0) -> list[KernelRun]:
-    """Steps of so many layers; a run adds a second, in which it overlaps the one before by half of one."""
-    found, now = [], begin
+    """Steps of `layers` layers; a run adds a second, half of which overlaps the previous one."""
+    result, now = [], begin
     for layers in lengths:
         for index, name in enumerate(("embed_kernel", *LAYER * layers, "head_kernel")):
-            found.append(KernelRun(name, now - 0.5 if index else now, now + 1.0))
+            result.append(KernelRun(name, now - 0.5 if index else now, now + 1.0))
             now += 1.0
         now += 10.0
-    return found
+    return result
 
 
-def test_every_run_adds_what_lies_behind_the_end_of_the_one_before() -> None:
+def test_every_run_adds_the_time_after_the_end_of_the_previous_one() -> None:
     assert step_shares(steps(2, 2, 2)) == [
         KernelShare("embed", 1, 1.0),
         KernelShare("q, k, v", 2, 1.0),
@@ -32,12 +32,12 @@ def test_every_run_adds_what_lies_behind_the_end_of_the_one_before() -> None:
     ]
 
 
-def test_steps_that_are_cut_off_and_what_is_before_the_first_do_not_count() -> None:
+def test_truncated_steps_and_the_time_before_the_first_are_ignored() -> None:
     whole = steps(1, 1, 1)
     cut = [KernelRun("softmax_kernel", -9.0, -8.0), *whole, *steps(1, begin=100.0)[:3]]
     assert step_shares(cut) == step_shares(whole)
     assert sum(share.total_seconds for share in step_shares(cut)) == pytest.approx(7.0)
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_an_empty_trace_gives_an_empty_profile() -> None:
     assert step_shares([KernelRun("head_kernel", 0.0, 1.0)]) == []

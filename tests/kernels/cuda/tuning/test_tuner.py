@@ -1,4 +1,4 @@
-"""The tuner with a made-up clock and made-up costs, and what it remembers."""
+"""The tuner with a fake clock and fake costs, and its stored results."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -12,8 +12,8 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,
     FILE,
     RejectedCandidateError,
-    remember_tuning,
-    remembered_tuning,
+    save_tuning,
+    saved_tuning,
     tune,
     tuning_key,
 )
@@ -24,8 +24,8 @@ ALL = sum(len(trials.changes) for trials in CANDIDATES)
 KERNELS = ("gated", "down", "head", "qkv", "output")
 
 
-class MadeUpStep:
-    """A step that takes what `cost` says; every timing of it takes a second."""
+class FakeStep:
+    """A step with the time of `cost`; every timing of it takes a second."""
 
     def __init__(self, cost: Callable[[Tuning], float]) -> None:
         self._cost = cost
@@ -42,7 +42,7 @@ class MadeUpStep:
 
 
 def distance_from(best: Tuning) -> Callable[[Tuning], float]:
-    """A second, and a tenth for each kernel that is cut in another way."""
+    """A second, and a tenth for each kernel with another tile config."""
 
     def cost(tuning: Tuning) -> float:
         names = [field.name for field in fields(Tuning)]
@@ -60,62 +60,62 @@ BEST = Tuning(
 )  # fmt: skip
 
 
-def test_the_best_cut_of_every_kernel_is_found() -> None:
-    step = MadeUpStep(distance_from(BEST))
-    found = tune(step, Tuning(), 1e6, step.clock)
-    assert found.tuning == BEST
-    # Of one token, timed before the steps of several were cut.
-    assert (found.seconds_before, found.seconds) == (step(Tuning(), 1), 1.6)
-    assert ALL - len(CANDIDATES) <= found.trials <= ALL
+def test_the_best_tile_config_of_every_kernel_is_found() -> None:
+    step = FakeStep(distance_from(BEST))
+    result = tune(step, Tuning(), 1e6, step.clock)
+    assert result.tuning == BEST
+    # Of one token, timed before the steps of several tokens were tuned.
+    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 1.6)
+    assert ALL - len(CANDIDATES) <= result.trials <= ALL
 
 
 def test_less_than_a_third_of_a_percent_is_noise() -> None:
-    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.998)
+    step = FakeStep(lambda tuning: 1.0 if tuning == Tuning() else 0.998)
     assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
-    step = MadeUpStep(lambda tuning: 1.0 if tuning == Tuning() else 0.996)
+    step = FakeStep(lambda tuning: 1.0 if tuning == Tuning() else 0.996)
     assert tune(step, Tuning(), 1e6, step.clock).tuning != Tuning()
 
 
-def test_what_is_faster_only_once_is_not_kept() -> None:
+def test_a_config_that_is_faster_only_once_is_rejected() -> None:
     seen: set[Tuning] = {Tuning()}
 
-    def lucky_at_first(tuning: Tuning) -> float:
-        luck = 0.0 if tuning in seen else 0.5
+    def fast_once(tuning: Tuning) -> float:
+        speedup = 0.0 if tuning in seen else 0.5
         seen.add(tuning)
-        return 1 - luck
+        return 1 - speedup
 
-    step = MadeUpStep(lucky_at_first)
+    step = FakeStep(fast_once)
     assert tune(step, Tuning(), 1e6, step.clock).tuning == Tuning()
 
 
-def test_a_clock_that_slows_down_makes_no_trial_look_bad() -> None:
-    step = MadeUpStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
+def test_a_decreasing_clock_does_not_penalize_later_configs() -> None:
+    step = FakeStep(lambda tuning: distance_from(BEST)(tuning) * (1 + step.now / 1e5))
     assert tune(step, Tuning(), 1e6, step.clock).tuning == BEST
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 20])
-def test_no_trial_is_begun_when_the_time_is_over(budget: int) -> None:
-    step = MadeUpStep(lambda _: 1.0)
-    begun = step.now
-    found = tune(step, Tuning(), budget, step.clock)
-    assert found.tuning == Tuning()
-    assert step.now - begun <= max(budget, 1)
+def test_no_config_is_tried_after_the_time_limit(budget: int) -> None:
+    step = FakeStep(lambda _: 1.0)
+    started = step.now
+    result = tune(step, Tuning(), budget, step.clock)
+    assert result.tuning == Tuning()
+    assert step.now - started <= max(budget, 1)
 
 
-def test_what_cannot_be_compiled_is_passed_over() -> None:
+def test_configs_that_do_not_compile_are_skipped() -> None:
     def cost(tuning: Tuning) -> float:
         if tuning.gated.step == 128 or tuning.attention_warps == 1:
             raise RejectedCandidateError("out of shared memory")
         return distance_from(BEST)(tuning)
 
-    step = MadeUpStep(cost)
-    found = tune(step, Tuning(), 1e6, step.clock).tuning
-    assert found.gated == Tuning().gated
-    assert found.attention_warps != 1
-    assert all(getattr(found, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
+    step = FakeStep(cost)
+    result = tune(step, Tuning(), 1e6, step.clock).tuning
+    assert result.gated == Tuning().gated
+    assert result.attention_warps != 1
+    assert all(getattr(result, name) == getattr(BEST, name) for name in KERNELS if name != "gated")
 
 
-def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
+def test_an_initial_config_that_does_not_compile_is_an_error() -> None:
     def cost(_: Tuning, __: int) -> float:
         raise RejectedCandidateError("12 words a thread are spilled")
 
@@ -123,21 +123,21 @@ def test_a_beginning_that_cannot_be_compiled_is_an_error() -> None:
         tune(cost, Tuning(), 1e6, lambda: 0.0)
 
 
-def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
+def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet"
-    assert remembered_tuning(folder, "a") is None
-    remember_tuning(folder, "a", BEST)
-    remember_tuning(folder, "b", Tuning())
-    assert remembered_tuning(folder, "a") == BEST
-    assert remembered_tuning(folder, "b") == Tuning()
-    assert remembered_tuning(folder, "c") is None
-    remember_tuning(folder, "a", Tuning())
-    assert remembered_tuning(folder, "a") == Tuning()
+    assert saved_tuning(folder, "a") is None
+    save_tuning(folder, "a", BEST)
+    save_tuning(folder, "b", Tuning())
+    assert saved_tuning(folder, "a") == BEST
+    assert saved_tuning(folder, "b") == Tuning()
+    assert saved_tuning(folder, "c") is None
+    save_tuning(folder, "a", Tuning())
+    assert saved_tuning(folder, "a") == Tuning()
     assert [path.name for path in folder.iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes"),
+    ("old", "new"),
     [
         ('"splits": 64', '"splits": 128'),
         ('"splits": 64', '"splits": 31'),
@@ -150,18 +150,18 @@ def test_tunings_are_remembered_by_their_keys(tmp_path: Path) -> None:
         ("{", ""),
     ],
 )
-def test_what_cannot_be_used_is_not_remembered(tmp_path: Path, was: str, becomes: str) -> None:
-    remember_tuning(tmp_path, "a", BEST)
+def test_invalid_tunings_are_not_stored(tmp_path: Path, old: str, new: str) -> None:
+    save_tuning(tmp_path, "a", BEST)
     file = tmp_path / FILE
     text = " ".join(file.read_text(encoding="utf-8").split()).replace("[ ", "[")
-    assert was in text
-    file.write_text(text.replace(was, becomes, 1), encoding="utf-8")
-    assert remembered_tuning(tmp_path, "a") is None
-    remember_tuning(tmp_path, "a", BEST)
-    assert remembered_tuning(tmp_path, "a") == BEST
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    assert saved_tuning(tmp_path, "a") is None
+    save_tuning(tmp_path, "a", BEST)
+    assert saved_tuning(tmp_path, "a") == BEST
 
 
-def test_a_key_tells_gpus_shapes_formats_and_caches_apart() -> None:
+def test_a_key_depends_on_gpu_shape_formats_and_cache() -> None:
     small, other = find_shape("smollm2-135m"), find_shape("qwen3-0.6b")
     keys = {
         tuning_key(gpu, *empty_decoder(shape, kind), kv)

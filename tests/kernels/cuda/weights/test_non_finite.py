@@ -12,11 +12,11 @@ from edgeinfer_kernels.cuda.weights.packing import has_non_finite
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import FormatError, block_format, encode
 from tests.edgeinfer.loading.test_non_finite_weights import MATRIX, model_file
-from tests.kernels.cuda.offload.test_split_loading import small_gpu  # noqa: F401  # a fixture
+from tests.kernels.cuda.offload.conftest import small_gpu  # noqa: F401  # a fixture
 
 
 @pytest.mark.parametrize("name", TILES)
-def test_every_scale_of_a_block_is_looked_at(device: str, name: str) -> None:
+def test_every_scale_of_a_block_is_checked(device: str, name: str) -> None:
     form = block_format(name)
     field = form.scales
     assert field is not None

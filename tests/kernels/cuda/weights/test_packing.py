@@ -1,4 +1,4 @@
-"""Weights in the device's planes, taken out again one by one, are those that the file's decoder reads."""
+"""Weights in the device's planes, unpacked one by one, equal those of the file's decoder."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.kernels.cuda.device_matrices import SOURCES, device_matrix, normal_ro
 
 
 def columns_for(name: str) -> int:
-    """A row that fills no multiple of sixteen blocks."""
+    """A row length that is no multiple of sixteen blocks."""
     return 768 if block_format(name).block_elements > 32 else 96
 
 
@@ -37,18 +37,18 @@ def decoded(name: str, raw: Any) -> Any:
 
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_weight_comes_back(device: str, name: str, source: str) -> None:
+def test_packing_round_trips_every_weight(device: str, name: str, source: str) -> None:
     rows, columns = 9, columns_for(name)
     raw = rows_from(source, name, rows, columns)
-    got = dequantized(device_matrix(device, name, raw, columns), 0, rows)
-    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
+    actual = dequantized(device_matrix(device, name, raw, columns), 0, rows)
+    np.testing.assert_allclose(actual, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
 
 
 @pytest.mark.parametrize("name", ["Q5_1", "Q6_K"])
-def test_rows_from_the_middle_come_back(device: str, name: str) -> None:
+def test_packing_round_trips_rows_from_the_middle(device: str, name: str) -> None:
     raw = normal_rows(name, 18, columns_for(name))
-    got = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
-    np.testing.assert_allclose(got, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
+    actual = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
+    np.testing.assert_allclose(actual, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
 
 
 @pytest.mark.parametrize("name", TILES)

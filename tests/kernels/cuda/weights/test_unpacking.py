@@ -1,4 +1,4 @@
-"""Rows in the host's layout, unpacked on the device, are those that the file's decoder reads."""
+"""Rows in the host's layout, unpacked on the device, equal those of the file's decoder."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
 
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_weight_comes_back(device: str, kernels: Kernels, name: str, source: str) -> None:
+def test_unpacking_restores_every_weight(device: str, kernels: Kernels, name: str, source: str) -> None:
     rows, columns = 21, columns_for(name)
     raw = rows_from(source, name, rows, columns)
-    got = unpacked(device, kernels, name, raw, columns)
-    np.testing.assert_allclose(got, decoded(name, raw), rtol=1.1e-3, atol=6e-8)
+    actual = unpacked(device, kernels, name, raw, columns)
+    np.testing.assert_allclose(actual, decoded(name, raw), rtol=1.1e-3, atol=6e-8)

@@ -56,8 +56,8 @@ def _register(builder: Any, state: Any, tile: int) -> Any:
 @operation(types.void, (address,))
 def _exchange_configuration(features, builder, state):
     if has_tiles(features):
-        found = _offset(builder, state, CACHE_LINE)
-        call(builder, "llvm.x86.sttilecfg", ir.VoidType(), [_pointer(builder, found)])
+        saved = _offset(builder, state, CACHE_LINE)
+        call(builder, "llvm.x86.sttilecfg", ir.VoidType(), [_pointer(builder, saved)])
         call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, state)])
 
 
@@ -65,8 +65,8 @@ def _exchange_configuration(features, builder, state):
 def end_tiles(features, builder, state):
     """Restore the configuration that `begin_tiles` saved: usually none, which releases the tiles."""
     if has_tiles(features):
-        found = _offset(builder, state, CACHE_LINE)
-        call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, found)])
+        saved = _offset(builder, state, CACHE_LINE)
+        call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), [_pointer(builder, saved)])
 
 
 @device_function

@@ -49,25 +49,25 @@ def clear_states(states, group, padded):
 def add_sink(state, score, padded):
     """Add one more score to the sum, without a value."""
     top = max(load_f32(state), score)
-    kept = lanes_max(exponential(splat_f32(load_f32(state) - top)))
-    sunk = lanes_max(exponential(splat_f32(score - top)))
+    decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    sink_weight = lanes_max(exponential(splat_f32(score - top)))
     store_f32(state, top)
-    store_f32(state + 4, load_f32(state + 4) * kept + sunk)
+    store_f32(state + 4, load_f32(state + 4) * decay + sink_weight)
     for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
-        store_floats(state + d, multiply(load_floats(state + d), splat_f32(kept)))
+        store_floats(state + d, multiply(load_floats(state + d), splat_f32(decay)))
 
 
 @device_function
 def merge_state(into, state, padded):
     """Merge `state` into `into`."""
     top = max(load_f32(into), load_f32(state))
-    mine = lanes_max(exponential(splat_f32(load_f32(into) - top)))
-    theirs = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    into_factor = lanes_max(exponential(splat_f32(load_f32(into) - top)))
+    state_factor = lanes_max(exponential(splat_f32(load_f32(state) - top)))
     store_f32(into, top)
-    store_f32(into + 4, load_f32(into + 4) * mine + load_f32(state + 4) * theirs)
+    store_f32(into + 4, load_f32(into + 4) * into_factor + load_f32(state + 4) * state_factor)
     for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
-        kept = multiply(load_floats(into + d), splat_f32(mine))
-        store_floats(into + d, multiply_add(load_floats(state + d), splat_f32(theirs), kept))
+        scaled = multiply(load_floats(into + d), splat_f32(into_factor))
+        store_floats(into + d, multiply_add(load_floats(state + d), splat_f32(state_factor), scaled))
 
 
 @device_function

@@ -1,4 +1,4 @@
-"""Heads times the orthonormal Hadamard matrix, for a 4-bit cache: `cache_formats.rotated`."""
+"""Heads times the orthonormal Hadamard matrix, for a 4-bit cache: `cache_formats.hadamard_rows`."""
 
 from typing import Any
 

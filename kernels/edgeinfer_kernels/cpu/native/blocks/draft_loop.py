@@ -46,7 +46,7 @@ def exponential_of(value):
 
 
 @device_function
-def go_on(block, ids):
+def set_next_token(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
     for i in range(block.step_arg_count):
         rope_args = block.step_args[i]
@@ -69,15 +69,15 @@ def best_of(logits, end, part):
         largest = maximum(largest, load_floats(logits + 4 * i))
     top = lanes_max(largest)
     index = 0
-    found = False
+    is_found = False
     total = splat_f32(np.float32(0))
     for i in range(0, end, LANES):
         below = subtract(splat_f32(top), load_floats(logits + 4 * i))
-        if not found:
+        if not is_found:
             equal = ALL_LANES ^ positive_lanes(below)
             if equal != 0:
                 index = i + trailing_zeros(equal)
-                found = True
+                is_found = True
         total = add(total, exponential(subtract(splat_f32(np.float32(0)), below)))
     part.top = top
     part.total = lanes_sum(total)
@@ -85,7 +85,7 @@ def best_of(logits, end, part):
 
 
 @device_function
-def weigh_parts(pool, counter, block):
+def reduce_parts(pool, counter, block):
     """Phase: scale the logits and run `best_of` on every part. Logits of tokens that may not be drafted are
     set below all others.
     """
@@ -116,9 +116,9 @@ def best_of_parts(block):
     top = parts.top
     token = parts.index
     for i in range(1, count):
-        found = parts[i].top
-        if found > top:
-            top = found
+        part_top = parts[i].top
+        if part_top > top:
+            top = part_top
             token = LOGITS_PER_PART * i + parts[i].index
     total = np.float32(0)
     for i in range(count):
@@ -154,7 +154,7 @@ def gather(block, min_logit, ids, weights):
 
 
 @device_function
-def cut_off(block, top, weights, count, sorted_logits):
+def logit_threshold(block, top, weights, count, sorted_logits):
     """The smallest of `count` logits that passes top-k and then top-p."""
     for i in range(count):
         value = load_f32(weights + 4 * i)
@@ -164,14 +164,14 @@ def cut_off(block, top, weights, count, sorted_logits):
             slot -= 1
         store_f32(sorted_logits + 4 * slot, value)
     top_k = block.top_k
-    kept = min(count, top_k) if top_k > 0 else count
+    top_count = min(count, top_k) if top_k > 0 else count
     total = np.float32(0)
-    for i in range(kept):
+    for i in range(top_count):
         total += exponential_of(load_f32(sorted_logits + 4 * i) - top)
     target_sum = block.top_p * total
     reached = np.float32(0)
     last = 0
-    for i in range(kept):
+    for i in range(top_count):
         if reached < target_sum:
             reached += exponential_of(load_f32(sorted_logits + 4 * i) - top)
             last = i
@@ -191,19 +191,19 @@ def candidates(block, top, step):
         reach *= NEARER
         count = gather(block, top - reach, ids, weights)
     count = min(count, MAX_CANDIDATES)
-    min_logit = cut_off(block, top, weights, count, block.sorted_logits)
+    min_logit = logit_threshold(block, top, weights, count, block.sorted_logits)
     temperature = block.temperature
-    kept = 0
+    passed = 0
     total = np.float32(0)
     for i in range(count):
         logit = load_f32(weights + 4 * i)
         if logit >= min_logit:
             weight = exponential_of((logit - top) / temperature)
-            store_i64(ids + 8 * kept, load_i64(ids + 8 * i))
-            store_f32(weights + 4 * kept, weight)
+            store_i64(ids + 8 * passed, load_i64(ids + 8 * i))
+            store_f32(weights + 4 * passed, weight)
             total += weight
-            kept += 1
-    return kept, total
+            passed += 1
+    return passed, total
 
 
 @device_function
@@ -245,27 +245,27 @@ def add_draft_token(block, step):
     store_i64(ids, token)
     store_f32(block.probs + 4 * step, prob)
     block.count = step + 1
-    worthwhile = reached >= load_f32(block.further + 4 * step)
-    if worthwhile and step + 1 < block.max_tokens:
-        go_on(block, ids)
+    is_profitable = reached >= load_f32(block.min_probs_to_continue + 4 * step)
+    if is_profitable and step + 1 < block.max_tokens:
+        set_next_token(block, ids)
         block.is_running = 1
 
 
 @exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
 def draft_tokens(block, step_args, pool, thread):
-    """Evaluate the given tokens, then draft and evaluate further ones: `most` tokens, or fewer if the next is
-    not likely enough to be accepted.
+    """Evaluate the given tokens, then draft and evaluate further ones: `max_tokens` tokens, or fewer if
+    the next is not likely enough to be accepted.
 
     Reads the weights of all layers and of the head once per draft token.
     """
     step = 0
-    going = block.is_running
-    while going != 0:
+    running = block.is_running
+    while running != 0:
         run_schedule(block.schedule, block.steps, pool, thread)
-        weigh_parts(pool, 0, block)
+        reduce_parts(pool, 0, block)
         meet_all(pool, True, 0, 0)
         if thread == 0:
             add_draft_token(block, step)
         meet_all(pool, True, 0, 0)
-        going = block.is_running
+        running = block.is_running
         step += 1

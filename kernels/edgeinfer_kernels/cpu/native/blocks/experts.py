@@ -1,8 +1,8 @@
 """The MoE block: router, experts of each token, their feed-forwards, weighted sum.
 
-A pair is a token-expert assignment. Pairs are sorted by expert, so that the rows of an expert are read once
-for all its tokens. Work is distributed as (expert in use, chunk of rows), in chunks small enough to keep all
-threads busy even with few experts. With one token, its quantized row is read in place.
+Token-expert assignments are sorted by expert, so that the rows of an expert are read once for all its tokens.
+Work is distributed as (expert in use, chunk of rows), in chunks small enough to keep all threads busy even
+with few experts. With one token, its quantized row is read in place.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    ROW_CHUNKS_A_THREAD,
+    ROW_CHUNKS_PER_THREAD,
     ROWS_PER_PAIR,
     kernel_for,
     next_piece,
@@ -44,7 +44,9 @@ exports = Exports()
 
 @device_function
 def gather(pool, counter, block, tokens):
-    """Phase: copy each pair's normed row to its index, in the format for its expert's number of pairs."""
+    """Phase: copy each assignment's normed row to its index, in the format for its expert's
+    number of assignments.
+    """
     experts_per_token = block.experts_per_token
     normed = block.normed
     gathered = block.gathered
@@ -72,7 +74,7 @@ def gather(pool, counter, block, tokens):
 def chunk_of(pool, rows, tokens):
     """Rows per chunk, out of `rows` in all experts in use."""
     step = ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP
-    shares = pool.threads * ROW_CHUNKS_A_THREAD
+    shares = pool.threads * ROW_CHUNKS_PER_THREAD
     if tokens > 1:
         shares *= CHUNKS_OF_MANY
     return max(step, rows // shares // step * step)
@@ -105,7 +107,7 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
 @device_function
 def project_experts(pool, counter, block, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
-    the normed row of a single token, all pairs use it.
+    the normed row of a single token, all assignments use it.
     """
     one_row = source.address == block.normed.address
     rows = matrix.rows
@@ -134,7 +136,7 @@ def add_expert_bias(value, matrix, expert, i):
 
 @device_function
 def activate_experts(pool, counter, block, tokens):
-    """Phase: hidden = activation(gate)·up of every pair, in the input format of W_down; in pieces."""
+    """Phase: hidden = activation(gate)·up of every assignment, in the input format of W_down; in pieces."""
     hidden = block.hidden
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
@@ -239,7 +241,7 @@ def route_block(block, step_args, pool, thread):
 
 @device_function
 def assign_rows(pool, block, tokens, scratch):
-    """Counters 3 and 4: assign rows to the pairs and, for several tokens, fill them."""
+    """Counters 3 and 4: assign rows to the assignments and, for several tokens, fill them."""
     if next_item(pool, 3) == 0:
         sort_by_expert(block, tokens, scratch)
     barrier(pool)

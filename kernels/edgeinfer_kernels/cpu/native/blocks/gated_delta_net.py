@@ -74,7 +74,7 @@ def convolve_head(block, step_args, token, head, out):
 
 @device_function
 def write_gates(block, row):
-    """β and g of a token of this step, in place of their projections in its row."""
+    """β and g of a token of this step; they overwrite their projections in its row."""
     betas = row + block.gates_at
     alphas = betas + block.gate_bytes
     for i in range(0, block.gate_bytes, 64):

@@ -21,7 +21,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
 
 COLUMNS_PER_PIECE = 512
-ROW_CHUNKS_A_THREAD = 8
+ROW_CHUNKS_PER_THREAD = 8
 ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
 """The kernels for several tokens process two groups of rows together."""
 PREFETCH_BYTES = 128 << 10
@@ -131,7 +131,7 @@ def chunks_by(pool, matrix, step):
     """As `chunks_of`; a chunk is a multiple of `step` rows."""
     rows = matrix.rows
     threads = pool.threads
-    chunk = max(step, rows // (threads * ROW_CHUNKS_A_THREAD) // step * step)
+    chunk = max(step, rows // (threads * ROW_CHUNKS_PER_THREAD) // step * step)
     chunks = (rows + chunk - 1) // chunk
     return chunk, (chunks + threads - 1) // threads
 

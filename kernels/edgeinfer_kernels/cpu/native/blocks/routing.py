@@ -52,7 +52,7 @@ def sum_of_exponentials(scores, count, top):
 
 
 @device_function
-def weigh(block, scores, weights):
+def expert_weights_from_scores(block, scores, weights):
     """Convert the selected scores in `weights` to the weights of their experts."""
     experts_per_token = block.experts_per_token
     gating = block.gating
@@ -95,12 +95,12 @@ def select_experts(pool, counter, block, step_args, scratch):
         ids = block.ids + token * block.ids_stride
         weights = block.weights + 4 * experts_per_token * token
         take_best(scores, count, experts_per_token, ids, weights, scratch)
-        weigh(block, scores, weights)
+        expert_weights_from_scores(block, scores, weights)
 
 
 @device_function
 def rows_taken(block, assignments):
-    """Rows for an expert's pairs: rounded up to whole tiles if they are stored as tiles."""
+    """Rows for an expert's assignments: rounded up to whole tiles if they are stored as tiles."""
     first = block.gathered.tile_tokens
     then = block.hidden.tile_tokens
     if assignments >= min(first, then):
@@ -110,8 +110,8 @@ def rows_taken(block, assignments):
 
 @device_function
 def list_experts(block, assignments_of):
-    """Fill `active` from the number of pairs of each expert; `assignments_of` becomes the entry index of each
-    expert.
+    """Fill `active` from the number of assignments of each expert; `assignments_of` becomes the entry index
+    of each expert.
     """
     active = 0
     row = 0
@@ -146,8 +146,8 @@ def count_request(block, expert):
 
 @device_function
 def sort_by_expert(block, tokens, scratch):
-    """Assign rows to all pairs, grouped by expert, in token order; -1 for an expert (below 0) that is not on
-    this host.
+    """Assign rows to all token-expert assignments, grouped by expert, in token order; -1 for an expert (below
+    0) that is not on this host.
     """
     experts_per_token = block.experts_per_token
     here = 0

@@ -28,7 +28,7 @@ SPINS_BEFORE_YIELD = 500
 """Longer than most waits at a barrier. Longer spinning would keep the awaited thread off this CPU: with other
 programs busy, 4000 spins decoded at half the speed of 1000 and fewer.
 """
-YIELDS_BEFORE_REST = 500
+YIELDS_BEFORE_SLEEP = 500
 """Longer than the Python code between two tokens."""
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # for this process only
 
@@ -45,22 +45,22 @@ def wait_a_little(pool, spins):
 
 
 @device_function
-def rest(pool, word, seen, resting):
-    """Sleep until `word` is no longer `seen`, or for a short time; `resting` counts the sleeping threads."""
+def sleep_until_change(pool, word, seen, sleeping):
+    """Sleep until `word` is no longer `seen`, or for a short time; `sleeping` counts the sleeping threads."""
     futex = pool.futex
-    atomic_add(resting, 1)
+    atomic_add(sleeping, 1)
     if futex != 0:
         call_pointer_6(pool.syscall_function, futex, word, FUTEX_WAIT, seen, 0, 0)
     elif atomic_load(word) == seen:
         call_pointer_1(pool.sleep_function, pool.sleep_argument)
-    atomic_add(resting, -1)
+    atomic_add(sleeping, -1)
 
 
 @device_function
-def wake(pool, word, resting):
+def wake(pool, word, sleeping):
     """Wake the threads that sleep until `word` changes."""
     futex = pool.futex
-    if futex != 0 and atomic_load(resting) != 0:
+    if futex != 0 and atomic_load(sleeping) != 0:
         call_pointer_6(pool.syscall_function, futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
 
 
@@ -83,7 +83,7 @@ def meet_all(pool, clear, ahead, end):
             clear_counters(pool)
         atomic_store(pool.arrived, 0)
         atomic_store(pool.barrier, completed + 1)
-        wake(pool, pool.barrier, pool.barrier_resting)
+        wake(pool, pool.barrier, pool.barrier_sleeping)
         return ahead
     spins = 0
     while atomic_load(pool.barrier) == completed:
@@ -94,7 +94,7 @@ def meet_all(pool, clear, ahead, end):
             spins += 1
             wait_a_little(pool, spins)
         else:
-            rest(pool, pool.barrier, completed, pool.barrier_resting)
+            sleep_until_change(pool, pool.barrier, completed, pool.barrier_sleeping)
     return ahead
 
 
@@ -155,7 +155,7 @@ def pool_run(pool, function, block, step):
     pool.block = block
     pool.step = step
     atomic_add(pool.generation, 1)
-    wake(pool, pool.generation, pool.resting)
+    wake(pool, pool.generation, pool.sleeping)
     take_part(pool, 0)
 
 
@@ -177,7 +177,7 @@ def run_schedule(schedule, count, pool, thread):
 def pool_shutdown(pool):
     """Shut down: let every thread return from `pool_serve`."""
     atomic_store(pool.generation, -1)
-    wake(pool, pool.generation, pool.resting)
+    wake(pool, pool.generation, pool.sleeping)
 
 
 @exports.add("pool_serve", ThreadPoolArgs, int, int)
@@ -192,8 +192,8 @@ def pool_serve(pool, thread, seen):
             seen = generation
             take_part(pool, thread)
             spins = 0
-        elif spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_REST:
+        elif spins < SPINS_BEFORE_YIELD + YIELDS_BEFORE_SLEEP:
             spins += 1
             wait_a_little(pool, spins)
         else:
-            rest(pool, pool.generation, seen, pool.resting)
+            sleep_until_change(pool, pool.generation, seen, pool.sleeping)

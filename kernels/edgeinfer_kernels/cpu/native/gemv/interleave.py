@@ -115,8 +115,8 @@ def _non_finite_lanes(element):
     def non_finite_lanes(builder, at, exponent):
         mask = splat(builder, builder.trunc(exponent, element), ROWS_PER_GROUP)
         numbers = load(builder, at, ir.VectorType(element, ROWS_PER_GROUP))
-        found = builder.icmp_unsigned("==", builder.and_(numbers, mask), mask)
-        return builder.zext(builder.bitcast(found, I16), I64)
+        is_non_finite = builder.icmp_unsigned("==", builder.and_(numbers, mask), mask)
+        return builder.zext(builder.bitcast(is_non_finite, I16), I64)
 
     return operation(types.int64, (address, types.int64))(non_finite_lanes)
 
@@ -129,18 +129,18 @@ def non_finite_rows(group, blocks, block_bytes, scales):
     """Bit i is set if row i of an interleaved group has a scale that is NaN or infinite."""
     offset, unit = scales.offset, scales.unit
     count, exponent = scales.count, scales.exponent
-    found = 0
+    bits = 0
     for block in range(blocks):
         at = group + ROWS_PER_GROUP * (block * block_bytes + offset)
         for index in range(count):
             numbers = at + ROWS_PER_GROUP * unit * index
             if unit == 2:
-                found |= non_finite_shorts(numbers, exponent)
+                bits |= non_finite_shorts(numbers, exponent)
             elif unit == 4:
-                found |= non_finite_words(numbers, exponent)
+                bits |= non_finite_words(numbers, exponent)
             else:
-                found |= non_finite_bytes(numbers, exponent)
-    return found
+                bits |= non_finite_bytes(numbers, exponent)
+    return bits
 
 
 @exports.add("interleave_rows", *5 * (int,), FieldArgs, int, ScaleArgs, int)
@@ -158,6 +158,6 @@ def interleave_rows(source, target, rows, blocks, block_bytes, fields, field_cou
         group = target + first * row_bytes
         gather_group(at, row_bytes, group, count, blocks, block_bytes, fields, field_count)
         if scales.address != 0:
-            found = non_finite_rows(group, blocks, block_bytes, scales)
-            if found != 0 and load_i64(broken) < 0:
-                store_i64(broken, first + trailing_zeros(found))
+            bits = non_finite_rows(group, blocks, block_bytes, scales)
+            if bits != 0 and load_i64(broken) < 0:
+                store_i64(broken, first + trailing_zeros(bits))

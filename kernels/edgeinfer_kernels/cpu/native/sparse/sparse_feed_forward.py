@@ -36,7 +36,7 @@ from edgeinfer_kernels.cpu.runtime.abi import LIST_BYTES, ROWS_AHEAD, SPARSE_SCR
 from edgeinfer_kernels.cpu.runtime.block_args import SparseArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
-AT_REST = -1e30
+INACTIVE = -1e30
 """The projection of a neuron that is not computed: ReLU maps it to 0 for any bias."""
 
 exports = Exports()
@@ -67,7 +67,7 @@ def fill_row(row, first, last, value):
 
 
 @device_function
-def times_some(rows, neurons, count, lanes, out):
+def multiply_listed_rows(rows, neurons, count, lanes, out):
     """out[n] = row n · x for the listed neurons."""
     call_pointer_6(
         rows.kernel,
@@ -99,7 +99,7 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
 
 @device_function
 def compute_active(block, dense, token, first, last, own):
-    """Compute a token's gate and up of the neurons first…last; 0 or AT_REST for inactive ones."""
+    """Compute a token's gate and up of the neurons first…last; 0 or INACTIVE for inactive ones."""
     hidden = dense.hidden
     stride = hidden.float_stride
     gate = dense.gate + token * stride
@@ -110,15 +110,15 @@ def compute_active(block, dense, token, first, last, own):
     if block.predictor_second.address != 0:
         count = list_positive(gate, block.predictor_bias, first, last, own)
         if gate_matrix.address == 0:
-            fill_row(up, first, last, AT_REST)
-            times_some(up_rows, own, count, lanes, up)
+            fill_row(up, first, last, INACTIVE)
+            multiply_listed_rows(up_rows, own, count, lanes, up)
         else:
-            fill_row(gate, first, last, AT_REST)
-            times_some(block.gate_rows, own, count, lanes, gate)
+            fill_row(gate, first, last, INACTIVE)
+            multiply_listed_rows(block.gate_rows, own, count, lanes, gate)
     if gate_matrix.address != 0:
         count = list_positive(gate, gate_matrix.bias, first, last, own)
         fill_row(up, first, last, 0)
-        times_some(up_rows, own, count, lanes, up)
+        multiply_listed_rows(up_rows, own, count, lanes, up)
 
 
 @device_function

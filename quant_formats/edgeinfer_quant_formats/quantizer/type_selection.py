@@ -44,16 +44,16 @@ class TypeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TypeChoice:
+class TypeSelection:
     """The format of a tensor, and the one that it would have if its rows filled whole blocks."""
 
     format: FormatSpec
     requested: FormatSpec
 
 
-def choose_types(
+def select_types(
     tensors: Iterable[TensorInfo], model: SourceModel, mix: Mix, options: TypeOptions | None = None
-) -> dict[str, TypeChoice]:
+) -> dict[str, TypeSelection]:
     """The format of each tensor by name; tensors that are never quantized keep theirs.
 
     Raises:
@@ -61,14 +61,14 @@ def choose_types(
             model's last.
     """
     by_layer = sorted(tensors, key=lambda info: (layer_of(info.name), info.name))
-    chooser = _Chooser(model, mix, options or TypeOptions())
+    chooser = _TypeSelector(model, mix, options or TypeOptions())
     for info in by_layer:
         chooser.role_counts[role_of(info.name)] += 1
     return {info.name: chooser.choose(info) for info in by_layer}
 
 
 @dataclass
-class _Chooser:
+class _TypeSelector:
     """Processes the tensors layer by layer and counts those of each role."""
 
     model: SourceModel
@@ -77,9 +77,9 @@ class _Chooser:
     role_counts: Counter[Role] = field(default_factory=Counter)
     seen: Counter[Role] = field(default_factory=Counter)
 
-    def choose(self, info: TensorInfo) -> TypeChoice:
+    def choose(self, info: TensorInfo) -> TypeSelection:
         if not is_quantized(info.name, info.shape, self.model.architecture):
-            return TypeChoice(info.format, info.format)
+            return TypeSelection(info.format, info.format)
         role = role_of(info.name)
         override = next(
             (each.format for each in self.options.overrides if each.pattern.search(info.name)), None
@@ -91,7 +91,7 @@ class _Chooser:
             return _as_requested(info, self.options.output)
         base = FORMATS[self.mix.base]
         requested = override or (base if self.options.pure else self._by_mix(info, role))
-        return TypeChoice(fitting_format(requested, info.shape[-1]), requested)
+        return TypeSelection(fitting_format(requested, info.shape[-1]), requested)
 
     def _by_mix(self, info: TensorInfo, role: Role) -> FormatSpec:
         base, architecture = FORMATS[self.mix.base], self.model.architecture
@@ -107,10 +107,10 @@ class _Chooser:
             return base if is_expert else FORMATS["Q8_0"]
         position = self._position(info.name, role)
         rule = next((rule for rule in rules_of(self.mix) if rule.holds(role, position, self.model)), None)
-        found = rule.format if rule else self.mix.base
+        name = rule.format if rule else self.mix.base
         if role is Role.ATTENTION_VALUE and self.model.is_70b:
-            found = _RAISED_IN_70B.get(found, found)
-        return FORMATS[found]
+            name = _RAISED_IN_70B.get(name, name)
+        return FORMATS[name]
 
     def _of_output(self, columns: int) -> FormatSpec:
         """The output matrix processes every token: 6 bits at least."""
@@ -134,7 +134,7 @@ class _Chooser:
             if not 0 <= index < self.model.layers:
                 raise FormatError(
                     f"{printable(name)}: layer {index}, wanted 0 to {self.model.layers - 1}, "
-                    f"the layers that the metadata count"
+                    f"by the layer count in the metadata"
                 )
         return TensorPosition(index, self.model.layers)
 
@@ -157,12 +157,12 @@ def unmatched(
     ]
 
 
-def _as_requested(info: TensorInfo, requested: FormatSpec) -> TypeChoice:
+def _as_requested(info: TensorInfo, requested: FormatSpec) -> TypeSelection:
     try:
         requested.row_bytes(info.shape[-1])
     except FormatError as error:
         raise FormatError(f"{printable(info.name)}: {error}") from None
-    return TypeChoice(requested, requested)
+    return TypeSelection(requested, requested)
 
 
 def weight_format(name: str) -> FormatSpec:

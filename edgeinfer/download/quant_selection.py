@@ -36,7 +36,7 @@ class QuantSelection:
     why: str
 
 
-def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantSelection:
+def select_quant(name: str, options: Sequence[QuantOption], machine: Machine) -> QuantSelection:
     """The largest up to Q8_0 that fits and reaches `FAST_ENOUGH`, else the fastest that fits and has at least
     four bits, else the largest that fits.
 
@@ -44,25 +44,26 @@ def choose_quant(name: str, options: Sequence[QuantOption], machine: Machine) ->
         DownloadError: none of them fits; the text names the smallest and how to download it anyway.
     """
     if len(options) == 1:
-        return QuantSelection(options[0].quant, f"{options[0].quant or 'the file'}: the only one there")
+        return QuantSelection(options[0].quant, f"{options[0].quant or 'the file'}: the only one available")
     usual = [option for option in options if bits_of(option.quant) <= MAX_BITS] or list(options)
     ranked = sorted(usual, key=lambda option: -option.size_bytes)
     fitting: list[tuple[QuantOption, Fit]] = []
     for option in ranked:
-        found = _fit(option, machine)
-        if not found.fits:
+        fit_of_option = _fit(option, machine)
+        if not fit_of_option.fits:
             continue
-        fitting.append((option, found))
-        if _is_fast(found) and bits_of(option.quant) >= MIN_BITS:
+        fitting.append((option, fit_of_option))
+        if _is_fast(fit_of_option) and bits_of(option.quant) >= MIN_BITS:
             return QuantSelection(
-                option.quant, _why(option, found, machine, ranked, "the best of {} that fits and is fast")
+                option.quant,
+                _why(option, fit_of_option, machine, ranked, "the best of {} that fits and is fast"),
             )
     if not fitting:
         raise DownloadError(_none_fits(name, ranked[-1], machine))
     good = [pair for pair in fitting if bits_of(pair[0].quant) >= MIN_BITS]
-    option, found = good[-1] if good else fitting[0]
+    option, fit_of_option = good[-1] if good else fitting[0]
     rank = "the fastest of {} that is still good" if good else "the best of {} that fits"
-    return QuantSelection(option.quant, _why(option, found, machine, ranked, rank))
+    return QuantSelection(option.quant, _why(option, fit_of_option, machine, ranked, rank))
 
 
 def _fit(option: QuantOption, machine: Machine) -> Fit:
@@ -77,25 +78,25 @@ def _fit(option: QuantOption, machine: Machine) -> Fit:
         return Fit(needed <= room, needed)
 
 
-def _is_fast(found: Fit) -> bool:
-    return found.tokens_per_second is None or found.tokens_per_second >= FAST_ENOUGH
+def _is_fast(fit: Fit) -> bool:
+    return fit.tokens_per_second is None or fit.tokens_per_second >= FAST_ENOUGH
 
 
 def _room(machine: Machine) -> int:
     return machine.processor.free_bytes + (machine.graphics.free_bytes if machine.graphics else 0)
 
 
-def _why(option: QuantOption, found: Fit, machine: Machine, ranked: Sequence[QuantOption], rank: str) -> str:
+def _why(option: QuantOption, fit: Fit, machine: Machine, ranked: Sequence[QuantOption], rank: str) -> str:
     """For example: Q6_K: the best of Q8_0, Q6_K, Q4_K_M that fits and is fast: takes 7.1 of 20.3 free GiB,
     ...
     """
     reason = rank.format(", ".join(other.quant for other in ranked))
-    taken = (found.nbytes or option.size_bytes) / GIBIBYTE
+    taken = (fit.nbytes or option.size_bytes) / GIBIBYTE
     room = f"takes {taken:.1f} of {_room(machine) / GIBIBYTE:.1f} free GiB"
-    if found.tokens_per_second is None:
+    if fit.tokens_per_second is None:
         return f"{option.quant}: {reason}: {room}"
     assumed = "" if machine.origin != "unmeasured" else ", assuming 20 GB/s of memory"
-    return f"{option.quant}: {reason}: {room}, about {found.tokens_per_second:.0f} tokens/s{assumed}"
+    return f"{option.quant}: {reason}: {room}, about {fit.tokens_per_second:.0f} tokens/s{assumed}"
 
 
 def _none_fits(name: str, smallest: QuantOption, machine: Machine) -> str:

@@ -23,7 +23,7 @@ def usable_gpu(device: str) -> Gpu | None:
         if device == "auto":
             return None
         raise GpuUnavailableError(
-            f"device: saw {device!r}, but no NVIDIA driver shows a GPU here (nvidia-smi tells more); "
+            f"device: saw {device!r}, but no NVIDIA driver shows a GPU here (see nvidia-smi); "
             "take --device cpu"
         )
     index = int(device.partition(":")[2] or 0)

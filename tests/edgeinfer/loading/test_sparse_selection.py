@@ -1,4 +1,4 @@
-"""Which layers are loaded sparse: by wish, by what can be, by what the profile says."""
+"""Which layers are loaded sparse: by option, by support, by profile."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,13 @@ import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, beside_model, model_hash, save_profile
-from tests.random_models import ZOO
+from edgeinfer_offload.runtime.activity_profile import (
+    ActivityProfile,
+    adjacent_profile_path,
+    model_hash,
+    save_profile,
+)
+from tests.model_zoo import ZOO
 
 ARCEE = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("Q8_0",), layers=3)
 SPARE = 4096
@@ -24,7 +29,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def profiled(path: Path, active: list[float]) -> None:
-    """Save a profile that says what share of each layer's neurons is active."""
+    """Save a profile with the active share of each layer's neurons."""
     counts = {
         f"neurons.{layer}": np.full((2, 512), round(1000 * share), np.uint32)
         for layer, share in enumerate(active)
@@ -42,28 +47,30 @@ def sparse_layers(model: edgeinfer.Model) -> list[int]:
     return [index.layer for index, calls in blocks if calls[0].kernel == name]
 
 
-def test_exact_gives_the_very_logits_of_the_dense_model(path: Path) -> None:
+def test_exact_mode_gives_the_logits_of_the_dense_model(path: Path) -> None:
     ids = list(range(20, 60))
-    found = {}
+    result = {}
     for sparse in ("off", "exact"):
         with edgeinfer.load(path, device="cpu", threads=2, sparse=sparse) as model:
             assert sparse_layers(model) == ([0, 1, 2] if sparse == "exact" else [])
             model.engine.append(ids)
-            found[sparse] = np.stack([model.engine.append([token]) for token in ids])
-    scale = np.abs(found["off"]).max()
-    np.testing.assert_allclose(found["exact"], found["off"], rtol=0, atol=1e-5 * scale)
+            result[sparse] = np.stack([model.engine.append([token]) for token in ids])
+    scale = np.abs(result["off"]).max()
+    np.testing.assert_allclose(result["exact"], result["off"], rtol=0, atol=1e-5 * scale)
 
 
-def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
+def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
         assert model.warnings == ()
     profiled(path, [0.1, 0.9, 0.2])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == [0, 2]
-        (note,) = model.warnings
-        assert note.startswith("sparse feed-forward in 2 of 3 layers: short steps read active neurons only ")
-        assert note.endswith("(15%, by its profile)")
+        (warning,) = model.warnings
+        assert warning.startswith(
+            "sparse feed-forward in 2 of 3 layers: short steps read active neurons only "
+        )
+        assert warning.endswith("(15%, by its profile)")
     profiled(path, [0.9, 0.9, 0.8])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
@@ -74,20 +81,20 @@ def test_auto_goes_by_the_profile_layer_by_layer(path: Path) -> None:
         assert sparse_layers(model) == []
 
 
-def test_a_broken_profile_is_a_remark_or_an_error_as_wished(path: Path) -> None:
-    beside_model(path).write_bytes(b"no profile")
+def test_a_damaged_profile_is_a_warning_or_an_error_by_mode(path: Path) -> None:
+    adjacent_profile_path(path).write_bytes(b"no profile")
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
         assert "the feed-forward is dense: " in model.warnings[0]
-        assert "write it anew with edgeinfer profile" in model.warnings[0]
+        assert "create it again with edgeinfer profile" in model.warnings[0]
     with edgeinfer.load(path, device="cpu", sparse="exact") as model:
         assert sparse_layers(model) == [0, 1, 2]
         assert "not profiled" in model.warnings[0]
-    with pytest.raises(SettingError, match=r"sparse: .*no sound activity profile"):
+    with pytest.raises(SettingError, match=r"sparse: .*not a valid activity profile"):
         edgeinfer.load(path, device="cpu", sparse="predicted")
 
 
-def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
+def test_invalid_sparse_options_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SettingError, match="has no predictors; train them with edgeinfer profile --predictor"
     ):
@@ -106,14 +113,14 @@ def test_wishes_that_cannot_be_are_refused(path: Path, tmp_path: Path) -> None:
         edgeinfer.load(llama, device="cpu", sparse="exact")
 
 
-def test_sparse_layers_weigh_what_was_planned(path: Path) -> None:
+def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
     with edgeinfer.load(path, device="cpu", threads=2, context=100, sparse="exact") as model:
         assert model.plan is not None
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
-        kept = model.engine.backend.decoder.arena.arrays
+        arrays = model.engine.backend.decoder.arena.arrays
         ours = sum(
-            array.nbytes - SPARE for array in kept if array.dtype == np.uint8 and array.flags.writeable
+            array.nbytes - SPARE for array in arrays if array.dtype == np.uint8 and array.flags.writeable
         )
         planned = model.plan.nbytes - model.engine.cache.nbytes
         assert planned == ours

@@ -7,16 +7,16 @@ import numpy as np
 
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.model_source import ModelSource
-from edgeinfer.profiling.predictor_training import Trained, read_predictor
+from edgeinfer.profiling.predictor_training import TrainedPredictor, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
     by_neuron,
-    bytes_of_a_token,
     dense_layer,
     neuron_bytes,
+    sparse_bytes_per_token,
     sparse_workspace_bytes,
     why_dense,
 )
@@ -26,7 +26,7 @@ from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileE
 
 UNKNOWN_SHARE = 0.25
 """Assumed share of active neurons without a profile."""
-PAYS_BELOW = 0.9
+MAX_COST_RATIO = 0.9
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class SparseSelection:
     note: str | None = None
 
 
-def choose_sparse(source: ModelSource) -> SparseSelection:
+def select_sparse_layers(source: ModelSource) -> SparseSelection:
     """Select by the option `sparse`: "off"; "exact" and "predicted", in all supported layers; "auto", exact,
     if the model's profile predicts a gain.
 
@@ -73,7 +73,7 @@ def choose_sparse(source: ModelSource) -> SparseSelection:
         return _exact(source, able, profile)
     if profile is None:
         return SparseSelection()
-    return _where_it_pays(source, able, profile)
+    return _where_profitable(source, able, profile)
 
 
 def _share(profile: ActivityProfile | None, layer: int) -> float:
@@ -91,12 +91,12 @@ def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
 
 
 def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
-    found: dict[int, Trained | None] = dict.fromkeys(able)
-    return _selection(source, found, profile)
+    predictors: dict[int, TrainedPredictor | None] = dict.fromkeys(able)
+    return _selection(source, predictors, profile)
 
 
 def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
-    found: dict[int, Trained | None] = {}
+    predictors: dict[int, TrainedPredictor | None] = {}
     for layer in able:
         weights = dense_layer(source.weights, layer)
         try:
@@ -106,27 +106,27 @@ def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | 
         except (ValueError, KeyError) as error:
             raise SettingError(f"sparse: the profile's predictor doesn't fit: {error}") from error
         if trained:
-            found[layer] = trained
-    if not found:
+            predictors[layer] = trained
+    if not predictors:
         raise SettingError(
             f"sparse: saw 'predicted', but {source.name} has no predictors; "
             "train them with edgeinfer profile --predictor"
         )
-    return _selection(source, found, profile)
+    return _selection(source, predictors, profile)
 
 
-def _where_it_pays(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseSelection:
-    paying: dict[int, Trained | None] = {}
+def _where_profitable(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseSelection:
+    profitable_layers: dict[int, TrainedPredictor | None] = {}
     ratios = []
     for layer in able:
         ratios.append(_ratio(dense_layer(source.weights, layer), _share(profile, layer)))
-        if ratios[-1] < PAYS_BELOW:
-            paying[layer] = None
-    if paying:
-        return _selection(source, paying, profile)
+        if ratios[-1] < MAX_COST_RATIO:
+            profitable_layers[layer] = None
+    if profitable_layers:
+        return _selection(source, profitable_layers, profile)
     return SparseSelection(
         note="the feed-forward is dense: reading active neurons only would take "
-        f"{min(ratios):.2f} times as long or more, wanted below {PAYS_BELOW}"
+        f"{min(ratios):.2f} times as long or more, wanted below {MAX_COST_RATIO}"
     )
 
 
@@ -134,7 +134,7 @@ def _ratio(weights: FeedForwardWeights, active: float) -> float:
     """The time of an exact sparse feed-forward divided by that of the dense one, from the bytes of both."""
     matrices = [weights.ffn_up, weights.ffn_down, *([weights.ffn_gate] if weights.ffn_gate else [])]
     dense = sum(map(interleaved_bytes, matrices))
-    scattered = bytes_of_a_token(weights, None, active, active)
+    scattered = sparse_bytes_per_token(weights, None, active, active)
     return (read_whole(weights, predicted=False) + SCATTERED_SLOWDOWN * scattered) / dense
 
 
@@ -144,43 +144,48 @@ def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
 
 
 def _selection(
-    source: ModelSource, found: Mapping[int, Trained | None], profile: ActivityProfile | None
+    source: ModelSource,
+    trained_layers: Mapping[int, TrainedPredictor | None],
+    profile: ActivityProfile | None,
 ) -> SparseSelection:
     sizes, shares = {}, []
-    for layer, trained in found.items():
+    for layer, trained in trained_layers.items():
         shares.append(_share(profile, layer))
         activity = _activity(profile, layer)
         sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
-    predictors = {layer: trained.predictor if trained else None for layer, trained in found.items()}
-    shared, a_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
-    options = SparseOptions(sizes, shared, a_thread)
-    return SparseSelection(predictors, options, _note(source, found, shares, profile is not None))
+    predictors = {layer: trained.predictor if trained else None for layer, trained in trained_layers.items()}
+    shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
+    options = SparseOptions(sizes, shared, per_thread)
+    return SparseSelection(predictors, options, _note(source, trained_layers, shares, profile is not None))
 
 
 def _sizes(
-    weights: FeedForwardWeights, trained: Trained | None, active: float, activity: tuple[float, ...]
+    weights: FeedForwardWeights, trained: TrainedPredictor | None, active: float, activity: tuple[float, ...]
 ) -> SparseLayer:
     """Bytes that a sparse layer takes, and that a token reads with this share of active neurons."""
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
     finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
     whole = read_whole(weights, predicted=predictor is not None)
-    scattered = round(bytes_of_a_token(weights, predictor, active, named))
+    scattered = round(sparse_bytes_per_token(weights, predictor, active, named))
     in_file = sum(matrix.nbytes for matrix in by_neuron(weights, predictor))
     held = whole + neuron_bytes(weights, predictor)
     return SparseLayer(held, whole + scattered, scattered, finding, in_file, activity)
 
 
 def _note(
-    source: ModelSource, found: Mapping[int, Trained | None], shares: list[float], profiled: bool
+    source: ModelSource,
+    trained_layers: Mapping[int, TrainedPredictor | None],
+    shares: list[float],
+    profiled: bool,
 ) -> str:
     layers = len(source.weights.layers)
     source_of_share = "by its profile" if profiled else "not profiled, assumed"
     line = (
-        f"sparse feed-forward in {len(found)} of {layers} layers: short steps read active neurons only "
-        f"({sum(shares) / len(shares):.0%}, {source_of_share})"
+        f"sparse feed-forward in {len(trained_layers)} of {layers} layers: short steps read "
+        f"active neurons only ({sum(shares) / len(shares):.0%}, {source_of_share})"
     )
-    trained = [each for each in found.values() if each]
+    trained = [each for each in trained_layers.values() if each]
     if trained:
         recall = min(each.recall for each in trained)
-        line += f"; predicted, with a recall of {recall:.1%} or more: answers differ a little"
+        line += f"; predicted, with a recall of {recall:.1%} or more: the output differs slightly"
     return line

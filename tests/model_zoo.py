@@ -1,0 +1,187 @@
+"""The random models of the tests: one or more for every architecture."""
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.random_hybrids import delta_net, selective_scan
+from tests.random_models import RandomModel
+
+_Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
+_ALL_BIASES = (*_Q5, "ffn_up", "ffn_down")
+
+
+def _long_factors(count: int, end: float) -> npt.NDArray[np.float32]:
+    return np.linspace(1.0, end, count, dtype=np.float32)
+
+
+ZOO: dict[str, RandomModel] = {
+    "llama": RandomModel("llama"),
+    "llama-tied-biases": RandomModel("llama", tied=True, biases=_Q5),
+    "llama-linear": RandomModel(
+        "llama", extra={"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.freq_base": 20000.0}
+    ),
+    "llama-yarn": RandomModel(
+        "llama",
+        extra={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "llama3-factors": RandomModel(
+        "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
+    ),
+    "arcee": RandomModel("arcee", tied=True),
+    "exaone4": RandomModel("exaone4", tied=True),
+    "gemma": RandomModel("gemma", tied=True, head_dim=32),
+    "gemma2": RandomModel(
+        "gemma2",
+        layers=4,
+        tied=True,
+        head_dim=32,
+        extra={
+            "attention.sliding_window": 6,
+            "attn_logit_softcapping": 20.0,
+            "final_logit_softcapping": 10.0,
+        },
+    ),
+    "gemma3": RandomModel(
+        "gemma3",
+        layers=7,
+        tied=True,
+        head_dim=32,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base": 1000000.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
+    "qwen35-draft-head": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16), draft_head=True),
+    "qwen35-partial-rope": RandomModel(
+        "qwen35",
+        head_dim=32,
+        hybrid=delta_net(3, 3, 32, interval=3, rope_dim=16),
+        extra={"rope.dimension_count": 16, "attention.recurrent_layers": [True, True, False]},
+    ),
+    "qwen35moe": RandomModel(
+        "qwen35moe",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        hybrid=delta_net(1, 2, 16),
+    ),
+    "qwen35moe-fused": RandomModel(
+        "qwen35moe",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        fused_experts=True,
+        hybrid=delta_net(1, 2, 16),
+    ),
+    "qwen3next": RandomModel(
+        "qwen3next",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        hybrid=delta_net(2, 4, 16, layout="qwen3next"),
+    ),
+    "qwen3next-legacy": RandomModel(
+        "qwen3next",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        hybrid=delta_net(2, 6, 16, layout="legacy"),
+    ),
+    "lfm2": RandomModel("lfm2", layers=4, convolutions=(1, 2), tied=True),
+    "granite": RandomModel(
+        "granite",
+        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
+    ),
+    "gpt-oss": RandomModel(
+        "gpt-oss",
+        layers=4,
+        head_dim=32,
+        experts=6,
+        experts_per_token=3,
+        expert_length=96,
+        biases=(*_Q5, "ffn_gate_inp"),
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base": 150000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "granitemoe": RandomModel(
+        "granitemoe",
+        experts=8,
+        experts_per_token=3,
+        extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
+    ),
+    "granitemoe-shared": RandomModel(
+        "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
+    ),
+    "internlm2": RandomModel("internlm2"),
+    "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
+    "olmo2": RandomModel("olmo2", kv_heads=4),
+    "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
+    "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_per_token=4),
+    "phi3": RandomModel("phi3", fused=True),
+    "phi3-longrope": RandomModel(
+        "phi3",
+        fused=True,
+        extra={
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.attn_factor": 1.19,
+        },
+        rope_tensors={
+            "rope_factors_long.weight": _long_factors(8, 40.0),
+            "rope_factors_short.weight": _long_factors(8, 2.0),
+        },
+    ),
+    "qwen2": RandomModel("qwen2", biases=("attn_q", "attn_k", "attn_v")),
+    "qwen2moe": RandomModel(
+        "qwen2moe",
+        biases=("attn_q", "attn_k", "attn_v"),
+        experts=7,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=128,
+    ),
+    "qwen3": RandomModel("qwen3", head_dim=32),
+    "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_per_token=5, expert_length=64),
+    "seed_oss": RandomModel("seed_oss", biases=("attn_q", "attn_k", "attn_v")),
+    "smallthinker": RandomModel(
+        "smallthinker",
+        layers=5,
+        experts=8,
+        experts_per_token=3,
+        expert_length=96,
+        extra={"expert_gating_func": 2, "attention.sliding_window": 4096},
+    ),
+    "smallthinker-softmax": RandomModel(
+        "smallthinker",
+        tied=True,
+        experts=8,
+        experts_per_token=2,
+        expert_length=64,
+        extra={"expert_gating_func": 1},
+    ),
+    "smollm3": RandomModel("smollm3", layers=5, tied=True),
+    "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
+    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 8)),
+    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 20, normed=True)),
+    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 4)),
+    "jamba-moe": RandomModel(
+        "jamba", layers=4, experts=8, experts_used=2, hybrid=selective_scan("mmam", 16, 32, routed=(1, 3))
+    ),
+}
+"""One file or more for every architecture; their goldens come from llama.cpp."""
