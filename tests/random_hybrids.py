@@ -156,3 +156,53 @@ def selective_scan(
         return {**({**mamba, **norms} if kinds[index] == "m" else attention), **feed_forward}
 
     return Hybrid(metadata, layer)
+
+
+def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1) -> Hybrid:
+    """One letter for each layer: m Mamba-2, a attention, f feed-forward. Layers of mamba2 and nemotron_h are
+    this block only; those of granitehybrid have a feed-forward too. `heads`: for a width of 64.
+    """
+    taps = 4
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        count = heads * model.width // 64
+        kv_heads = [model.kv_heads if kind == "a" else 0 for kind in kinds]
+        lengths = [model.feed_forward if kind == "f" else 0 for kind in kinds]
+        single = {"feed_forward_length": np.array(lengths, np.int32)} if is_single(model) else {}
+        return {
+            "attention.head_count_kv": np.array(kv_heads, np.int32),
+            **single,
+            "attention.layer_norm_epsilon": 1e-5,
+            "ssm.conv_kernel": taps,
+            "ssm.state_size": state_size,
+            "ssm.group_count": groups,
+            "ssm.time_step_rank": count,
+            "ssm.inner_size": count * head_dim,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        kind, width, count = kinds[index], model.width, heads * model.width // 64
+        inner = count * head_dim
+        channels = inner + 2 * groups * state_size
+        skipped = "ffn_norm" if is_single(model) else "-"
+        norm = {"attn_norm.weight": (width,)}
+        feed_forward = {
+            name: shape
+            for name, shape in shapes.items()
+            if name.startswith("ffn") and not name.startswith(skipped)
+        }
+        attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
+        mamba = {
+            "ssm_in.weight": (inner + channels + count, width),
+            "ssm_conv1d.weight": (channels, taps),
+            "ssm_conv1d.bias": (channels,),
+            "ssm_dt.bias": (count,),
+            "ssm_a": (count, 1),
+            "ssm_d": (count, 1),
+            "ssm_norm.weight": (groups, inner // groups),
+            "ssm_out.weight": (width, inner),
+        }
+        block: Shapes = {"m": mamba, "a": attention, "f": feed_forward}[kind]
+        return {**norm, **block, **({} if is_single(model) else feed_forward)}
+
+    return Hybrid(metadata, layer)

@@ -9,6 +9,7 @@ from edgeinfer.model_config.recurrent_blocks import (
     RecurrentReader,
     gated_delta_net,
     mamba,
+    mamba2,
     repeated_delta_net,
     short_convolution,
 )
@@ -87,6 +88,14 @@ _QWEN35: dict[str, Any] = {
     "attention_gate": True,
 }
 
+_NEMOTRON_H: dict[str, Any] = {
+    "activation": "relu_squared",
+    "gated": False,
+    "recurrent": mamba2,
+    "single_blocks": True,
+    "rope": "never",
+}
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
@@ -134,6 +143,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
+    "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -147,6 +157,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
     ),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
+    "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "nemotron_h": Architecture(**_NEMOTRON_H),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

@@ -386,9 +386,6 @@ class _Reader:
         rope = self.architecture_spec.rope
         return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
 
-    def draft_heads(self) -> int:
-        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
-
     def head_dim(self, width: int, heads: int) -> int:
         if not heads:
             return 2  # No layer has attention.

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec
+from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
 from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
 
 
@@ -72,3 +73,19 @@ def mamba(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> MambaSp
         norm,
         always_normed=metadata.flag("ssm.dt_b_c_rms"),
     )
+
+
+def mamba2(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Mamba2Spec:
+    """Mamba-2's state space model."""
+    heads = metadata.count("ssm.time_step_rank", maximum=MAX_HEADS)
+    groups = metadata.count("ssm.group_count", maximum=MAX_HEADS)
+    state_size = metadata.count("ssm.state_size", maximum=MAX_STATE)
+    inner_size = metadata.count("ssm.inner_size", maximum=1 << 20)
+    if state_size % 16:
+        raise metadata.refused("ssm.state_size", state_size, "a multiple of 16")
+    if inner_size % (16 * heads):
+        raise metadata.refused("ssm.inner_size", inner_size, f"{heads} heads of a multiple of 16 elements")
+    if heads % groups:
+        raise metadata.refused("ssm.time_step_rank", heads, f"a multiple of {groups} groups")
+    taps = metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS)
+    return Mamba2Spec(heads, inner_size // heads, state_size, groups, taps, norm)

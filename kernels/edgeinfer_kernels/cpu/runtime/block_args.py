@@ -233,6 +233,49 @@ class MambaArgs(Structure):
 
 
 @structure()
+class Mamba2Args(Structure):
+    """A Mamba-2 block.
+
+    group_norm: 0 or the float32 weights of the norm of all groups. tap_weights: float32 of each tap, rows of
+    `tail_bytes` of the state. a, d, dt_bias: float32 of each head. conv_rows: the rows of pending positions
+    and of the step after the convolution. dt_at: bytes before Δ in a row of the state.
+    """
+
+    norm: Norm
+    z_matrix: Matrix
+    xbc_matrix: Matrix
+    dt_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    group_norm: Int
+    epsilon: Float
+    normed: Input
+    conv_out: Input
+    state: State
+    heads: Int
+    head_dim: Int
+    state_size: Int
+    groups: Int
+    channels: Int
+    taps: Int
+    tap_weights: Int
+    tap_bias: Int
+    a: Int
+    d: Int
+    dt_bias: Int
+    dt_at: Int
+    conv_rows: Int
+    conv_stride: Int
+    z: Int
+    z_stride: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class NeuronRowsArgs(Structure):
     """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row."""
 

@@ -208,3 +208,24 @@ class DeltaNetConfig(NamedTuple):
     padded_heads: int
     matrix_at: int
     repeats_each: bool
+
+
+class Mamba2Config(NamedTuple):
+    """The sizes of a Mamba-2 block. states, padded_heads, width: state_size, heads and group_width, powers of
+    two; channels: elements of x, B and C. In a row of the state Δ begins at dt_at. matrix_at: where the
+    matrix begins in a slot. has_norm: the groups are normalized.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    states: int
+    groups: int
+    channels: int
+    row_width: int
+    dt_at: int
+    padded_heads: int
+    group_width: int
+    width: int
+    matrix_at: int
+    has_norm: bool

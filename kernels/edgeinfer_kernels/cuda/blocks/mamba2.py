@@ -1,0 +1,262 @@
+"""Mamba-2 on a GPU: weights, buffers of a decode step, and the launches of decode and prefill."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.cache.recurrent_states import (
+    HostStates as HostStates,
+)
+from edgeinfer_kernels.cuda.cache.recurrent_states import (
+    keep_chunk_rows,
+    keep_step_rows,
+    state_args,
+    state_config,
+    take_recurrent,
+)
+from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
+from edgeinfer_kernels.cuda.triton_ops.mamba2 import (
+    CHUNK,
+    mamba2_chunk_kernel,
+    mamba2_convolution_kernel,
+    mamba2_gate_chunk_kernel,
+    mamba2_gate_step_kernel,
+    mamba2_rows_kernel,
+    mamba2_step_kernel,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.stages import Shard
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+    from edgeinfer_kernels.cuda.decode.step_norms import Source
+    from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
+    from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+
+PART = "mamba2"
+"""The name of the weights in lists of device memory."""
+ROW_BLOCK = 1024
+"""Channels that a program of `mamba2_rows_kernel` copies."""
+CONV_BLOCK = 256
+"""Channels that a program of `mamba2_convolution_kernel` computes."""
+STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
+"""Columns of the state that a program of a decode step and of a chunk updates."""
+
+
+@dataclass(frozen=True)
+class DeviceMamba2:
+    """The weights of a Mamba-2 block on the device; `taps`: (taps, channels)."""
+
+    projections: Stack
+    output: DeviceMatrix
+    taps: Tensor
+    taps_bias: Tensor | None
+    a: Tensor
+    d: Tensor
+    dt_bias: Tensor
+    norm: Tensor | None
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        return self.projections.parts
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        return [self.output]
+
+
+def take(
+    builder: DeviceBuilder, spec: Mamba2Spec, w: Mamba2Weights, shards: Sequence[Shard] = ()
+) -> DeviceMamba2:
+    """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
+    vectors = [builder.vector(v) for v in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.d, w.dt_bias)]
+    taps, a, d, dt_bias = (vector for vector in vectors if vector is not None)
+    stack = builder.stack(((w.z, None), (w.xbc, None), (w.dt, None)))
+    output, taps_bias, norm = builder.matrix(w.output), builder.vector(w.taps_bias), builder.vector(w.norm)
+    return DeviceMamba2(stack, output, taps, taps_bias, a, d, dt_bias, norm)
+
+
+def take_state(arena: Arena, spec: Mamba2Spec, positions: int, kind: CacheType) -> RecurrentState:
+    """Allocate the state."""
+    return take_recurrent(arena, spec.recurrent)
+
+
+def resting_bytes(w: DeviceMamba2) -> int:
+    """Bytes of weights that not every token reads."""
+    return 0
+
+
+def net_config(spec: Mamba2Spec, has_norm: bool) -> Mamba2Config:
+    """The sizes for kernels."""
+    shape = spec.recurrent
+    return Mamba2Config(
+        spec.heads,
+        spec.head_dim,
+        spec.state_size,
+        next_power_of_two(spec.state_size),
+        spec.groups,
+        spec.channels,
+        shape.row_width,
+        padded(spec.channels),
+        next_power_of_two(spec.heads),
+        spec.group_width,
+        next_power_of_two(spec.group_width),
+        shape.tail_rows * shape.tail_width,
+        has_norm,
+    )
+
+
+class Space:
+    """The buffers of a decode step, shared by all Mamba-2 blocks."""
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        weights: list[DeviceMamba2] = [block.weights for block in blocks]
+        specs: list[Mamba2Spec] = [block.residual.block for block in blocks]
+        inner = max(spec.inner_size for spec in specs)
+        outputs = has_floats(*(w.output for w in weights))
+        self.conv_out = take_activations(arena, step.tokens, inner, outputs)
+        self.projected = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
+        self.rows = arena.take((step.tokens * max(s.recurrent.row_width for s in specs),), torch.float32)
+        channels = max(spec.channels for spec in specs)
+        self.conv = arena.take(((step.tokens + RING_ROWS) * channels,), torch.float32)
+        self.values = arena.take((step.tokens * inner,), torch.float32)
+
+
+class PromptSpace:
+    """The buffers of a chunk of a prompt, for all Mamba-2 blocks."""
+
+    def __init__(self, specs: Sequence[Mamba2Spec], arena: Arena, chunk: int) -> None:
+        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
+        channels = max(spec.channels for spec in specs)
+        self.conv = arena.take(((chunk + RING_ROWS) * channels,), torch.float32)
+        self.values = arena.take((chunk * max(spec.inner_size for spec in specs),), torch.float32)
+
+
+def decode(
+    step: "DecodeStep", number: int, block: DeviceBlock, source: "Source", tokens: int, stage: int
+) -> "Source":
+    """The projections, the convolution, the recurrence, the gated norm, and the last projection."""
+    spec, w, space = block.residual.block, block.weights, step.space("mamba2")
+    launches, words, net = step.launches, step.workspace.state, net_config(spec, w.norm is not None)
+    state, config = state_args(block.state), state_config(spec.recurrent)
+    stride = space.projected.shape[1]
+    z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=True)
+    launches.stacked(w.projections, source, space.projected, None, tokens)
+    xbc = space.projected[:, xbc_at:]
+    launches.launch(
+        mamba2_rows_kernel,
+        (tokens, -(-spec.channels // ROW_BLOCK) + 1),
+        xbc,
+        xbc,
+        stride,
+        w.dt_bias,
+        space.rows,
+        NET=net,
+        DT_AT=dt_at - xbc_at,
+        BLOCK=ROW_BLOCK,
+        SCALED=False,
+        warps=4,
+    )
+    launches.launch(
+        mamba2_convolution_kernel,
+        (tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK)),
+        space.rows,
+        words,
+        state,
+        w.taps,
+        launches.or_nothing(w.taps_bias),
+        space.conv,
+        NET=net,
+        CONFIG=config,
+        TAPS=spec.taps,
+        BIASED=w.taps_bias is not None,
+        BLOCK=CONV_BLOCK,
+        warps=2,
+    )
+    launches.launch(
+        mamba2_step_kernel,
+        (spec.heads, spec.head_dim // STEP_COLUMNS),
+        space.rows,
+        space.conv,
+        words,
+        state,
+        w.a,
+        w.d,
+        space.values,
+        NET=net,
+        CONFIG=config,
+        COLUMNS=STEP_COLUMNS,
+        warps=4,
+    )
+    keep_step_rows(step, space.rows, block.state, tokens)
+    launches.launch(
+        mamba2_gate_step_kernel,
+        (tokens, spec.groups),
+        space.values,
+        space.projected[:, z_at:],
+        stride,
+        launches.or_nothing(w.norm),
+        spec.norm.epsilon,
+        NET=net,
+        warps=_gate_warps(spec),
+    )
+    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
+    launches.quantize(space.values, spec.inner_size, conv_out, tokens)
+    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+
+
+def _lengths(spec: Mamba2Spec) -> tuple[int, int, int]:
+    """Rows of the projections of z, of x, B and C, and of dt."""
+    return spec.inner_size, spec.channels, spec.heads
+
+
+def _gate_warps(spec: Mamba2Spec) -> int:
+    """Warps of a program that normalizes a group."""
+    return 8 if spec.group_width > 2048 else 4
+
+
+def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
+    """x += the Mamba-2 block of a chunk of tokens; its state is written."""
+    spec, w, h, tokens = block.residual.block, block.weights, chunk.h, len(chunk.x)
+    state, words = prompt.recurrent_state(chunk, block)
+    net, config = net_config(spec, w.norm is not None), state_config(spec.recurrent)
+    args, space = state_args(state), prompt.space("mamba2")
+    projected = prompt.products.stacked(h.rows, w.projections)
+    stride = projected.stride(0)
+    z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=False)
+    mamba2_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
+        projected[:, xbc_at:], h.scales, stride, w.dt_bias, space.rows,
+        NET=net, DT_AT=dt_at - xbc_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
+    )  # fmt: skip
+    mamba2_convolution_kernel[(tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK))](
+        space.rows, words, args, w.taps, w.taps if w.taps_bias is None else w.taps_bias, space.conv,
+        NET=net, CONFIG=config, TAPS=spec.taps, BIASED=w.taps_bias is not None, BLOCK=CONV_BLOCK,
+        DEPENDENT=False, num_warps=2,
+    )  # fmt: skip
+    mamba2_chunk_kernel[(spec.heads, -(-spec.head_dim // CHUNK_COLUMNS))](
+        space.rows, space.conv, words, args, w.a, w.d, space.values,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=4,
+    )  # fmt: skip
+    keep_chunk_rows(space.rows, words, state, tokens)
+    prompt.put_back_state(chunk, block, state)
+    inner = prompt.products.hidden(tokens, spec.inner_size)
+    mamba2_gate_chunk_kernel[(tokens,)](
+        space.values, projected[:, z_at:], h.scales, stride, w.taps if w.norm is None else w.norm,
+        spec.norm.epsilon, inner.rows, inner.scales, NET=net, num_warps=_gate_warps(spec),
+    )  # fmt: skip
+    y = prompt.products.product(inner.rows, w.output)
+    prompt.add(chunk, number, y, None, inner.scales)
