@@ -196,7 +196,7 @@ ZOO: dict[str, RandomModel] = {
     "granitehybrid-moe": RandomModel(
         "granitehybrid",
         experts=8,
-        experts_used=3,
+        experts_per_token=3,
         shared_length=64,
         hybrid=mamba_layers("mam", 8, 16, 16),
         extra={"logit_scale": 2.0},
@@ -206,7 +206,11 @@ ZOO: dict[str, RandomModel] = {
     "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 20, normed=True)),
     "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 4)),
     "jamba-moe": RandomModel(
-        "jamba", layers=4, experts=8, experts_used=2, hybrid=selective_scan("mmam", 16, 32, routed=(1, 3))
+        "jamba",
+        layers=4,
+        experts=8,
+        experts_per_token=2,
+        hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
     ),
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""
