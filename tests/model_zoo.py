@@ -202,9 +202,9 @@ ZOO: dict[str, RandomModel] = {
         extra={"logit_scale": 2.0},
     ),
     "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
-    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 8)),
-    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 20, normed=True)),
-    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 4)),
+    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
+    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),
+    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 32)),
     "jamba-moe": RandomModel(
         "jamba",
         layers=4,

@@ -231,3 +231,10 @@ class MambaSizes(RecurrentSizes):
 def _stacked_rows(runs: Sequence[MatrixSize]) -> int:
     """Results per token of matrices that are multiplied in one launch."""
     return sum(padded_rows(run.rows) for run in runs)
+
+
+def packed_decay(a: Vector) -> Vector:
+    """A (channels, state_size) in the layout of the state: (channels / 16, state_size, 16)."""
+    channels, size = a.shape
+    wide = np.pad(a, ((0, padded(channels) - channels), (0, 0)))
+    return np.ascontiguousarray(wide.reshape(-1, 16, size).swapaxes(1, 2))

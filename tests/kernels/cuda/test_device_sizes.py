@@ -86,6 +86,8 @@ STREAMING = {
     "mamba2-groups": LayerSplit(False),
     "granitehybrid-moe": LayerSplit(True),
     "nemotron_h": LayerSplit(False),
+    "mamba-normed": LayerSplit(False),
+    "jamba-moe": LayerSplit(True),
     "many formats": LayerSplit(False),
 }
 

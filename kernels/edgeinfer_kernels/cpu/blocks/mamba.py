@@ -3,13 +3,12 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights
+from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.block_args import MambaArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("mamba",)
@@ -68,10 +67,3 @@ def build(
         **builder.scratch(),
     )
     return BuiltBlock((Call("mamba_block", block, ends_by_token=True),))
-
-
-def packed_decay(a: Vector) -> Vector:
-    """A (channels, state_size) in the layout of the state: (channels / 16, state_size, 16)."""
-    channels, size = a.shape
-    wide = np.pad(a, ((0, padded(channels) - channels), (0, 0)))
-    return np.ascontiguousarray(wide.reshape(-1, 16, size).swapaxes(1, 2))

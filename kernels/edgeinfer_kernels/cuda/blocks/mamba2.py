@@ -95,7 +95,7 @@ def take_state(arena: Arena, spec: Mamba2Spec, positions: int, kind: CacheType) 
     return take_recurrent(arena, spec.recurrent)
 
 
-def resting_bytes(w: DeviceMamba2) -> int:
+def inactive_bytes(w: DeviceMamba2) -> int:
     """Bytes of weights that not every token reads."""
     return 0
 
