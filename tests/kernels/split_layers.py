@@ -39,5 +39,6 @@ def _placement(layer: LayerSpec, split: LayerSplit) -> LayerPlacement:
             experts=block.experts,
             expert_cache=split.has_expert_cache,
         )
-    assert isinstance(block, FeedForwardSpec)
+    if not isinstance(block, FeedForwardSpec):
+        return LayerPlacement(device, device)
     return LayerPlacement(device, device, hot_neurons=split.neurons, neurons=block.neurons)

@@ -133,6 +133,8 @@ class LayerCosts:
     is_moe: bool
     file_bytes: int
     """Bytes of the whole feed-forward in the file."""
+    is_divisible: bool = True
+    """Whether the layer has a feed-forward."""
 
     @property
     def granules(self) -> int:
@@ -190,7 +192,7 @@ def _layer(
     return LayerCosts(
         attention=(
             pricing.on_cpu(matrices),
-            pricing.on_gpu(matrices, undivided_bytes, ATTENTION_LAUNCHES),
+            pricing.on_gpu(matrices, undivided_bytes, ATTENTION_LAUNCHES if undivided else 0),
         ),
         cache=(pricing.state_on_cpu(layer), pricing.state_on_gpu(layer)),
         always=always,
@@ -203,6 +205,7 @@ def _layer(
         gpu_reading=column(gpu, "reading"),
         is_moe=block is not None and block.is_routed,
         file_bytes=0 if block is None else block.file_bytes,
+        is_divisible=block is not None,
     )
 
 

@@ -355,5 +355,6 @@ class PlacementProblem:
     def can_be_whole(self) -> bool:
         """Whether the GPU has kernels for every layer."""
         return self.pricing.graphics is not None and all(
-            cost.gpu_can_attend and cost.cache[GPU] and cost.granules for cost in self.costs
+            cost.gpu_can_attend and cost.cache[GPU] and (cost.granules or not cost.is_divisible)
+            for cost in self.costs
         )

@@ -76,8 +76,8 @@ def _feed_forward(costs: LayerCosts, device_index: int, sync_seconds: float) -> 
     Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
     A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router.
     """
-    if device_index == CPU:
-        return costs.cpu_seconds[:1], np.array([CPU])
+    if device_index == CPU or not costs.is_divisible:
+        return costs.cpu_seconds[:1], np.array([device_index])
     here, there = costs.gpu_seconds, costs.cpu_seconds
     seconds = np.maximum(here, there) + OVERLAP_LOSS * np.minimum(here, there)
     out = np.full(len(seconds), GPU)

@@ -45,7 +45,10 @@ def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -
     assert attention is not None
     assert cache is not None
     device = problem.weights_device if device_index == CPU else "gpu"
-    items = [_layer_item(index, layer.undivided_label, device, device_index, attention)]
+    items = []
+    if layer.undivided or attention.nbytes:
+        name = layer.undivided_label or "norm"
+        items.append(_layer_item(index, name, device, device_index, attention))
     if cache.nbytes:
         items.append(
             _layer_item(index, layer.state_label, DEVICES[device_index], device_index, cache, read=0.0)
@@ -206,6 +209,8 @@ def sync_seconds_of(costs: Sequence[LayerCosts], placement: Placement, each: flo
     for layer, devices in zip(costs, placement.layers, strict=True):
         crossings += devices.attention != device_index
         device_index = devices.attention
+        if not layer.is_divisible:
+            continue
         whole = CPU if devices.granules == 0 else GPU if devices.granules == layer.granules else None
         if whole == device_index:
             continue

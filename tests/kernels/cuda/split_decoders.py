@@ -6,6 +6,7 @@ from itertools import chain
 
 import torch
 
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
@@ -27,10 +28,10 @@ CPU_ONLY = LayerSplit(on_gpu=False)
 
 def device_layer(decoder: Decoder, index: int) -> LayerSplit:
     """The whole layer on the GPU."""
-    second = decoder.weights.layers[index].blocks[1].block
-    if isinstance(second, MoeWeights):
-        return LayerSplit(True, experts=tuple(range(second.ffn_up_exps.experts)))
-    return LayerSplit(True, neurons=second.ffn_up.rows)
+    last = decoder.weights.layers[index].blocks[-1].block
+    if isinstance(last, MoeWeights):
+        return LayerSplit(True, experts=tuple(range(last.ffn_up_exps.experts)))
+    return LayerSplit(True, neurons=last.ffn_up.rows if isinstance(last, FeedForwardWeights) else 0)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -51,10 +52,12 @@ def mixed(decoder: Decoder, index: int) -> LayerSplit:
 
 def split_halves(decoder: Decoder, index: int) -> LayerSplit:
     """Some neurons of every feed-forward on the GPU, in one layer all; of every MoE layer some experts."""
-    second = decoder.weights.layers[index].blocks[1].block
+    second = decoder.weights.layers[index].blocks[-1].block
     if isinstance(second, MoeWeights):
         numbers = range(second.ffn_up_exps.experts)
         return LayerSplit(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
+    if not isinstance(second, FeedForwardWeights):
+        return ATTENTION_ONLY
     fifths = second.ffn_up.rows // 5
     return LayerSplit(True, neurons=(2 * fifths, 4 * fifths, 5 * fifths)[index % 3])
 
@@ -84,6 +87,12 @@ CASES = [
     on_a_gpu("granitemoe", split_halves),
     ("lfm2", mixed),
     ("qwen35", mixed),
+    ("granitehybrid", mixed),
+    ("nemotron_h", mixed),
+    ("mamba", mixed),
+    ("jamba-moe", mixed),
+    ("nemotron_h", split_halves),
+    on_a_gpu("nemotron_h", attention_alone),
     ("smallthinker", mixed),
     ("smallthinker", split_halves),
 ]
@@ -130,6 +139,9 @@ STREAMED = [
     ("gemma3", mixed),
     ("lfm2", mixed),
     ("qwen35", mixed),
+    ("nemotron_h", mixed),
+    ("mamba", mixed),
+    ("jamba-moe", mixed),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", split_halves),
     ("gpt-oss", split_halves),
