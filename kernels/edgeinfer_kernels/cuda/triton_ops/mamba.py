@@ -73,6 +73,7 @@ def mamba_convolution_kernel(
 
     Program (token, piece). Reads 8·taps bytes per element, writes 8 (12 with z).
     """
+    TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token = tl.program_id(0)
@@ -80,8 +81,8 @@ def mamba_convolution_kernel(
     mask = offsets < NET.channels
     total = tl.load(bias + offsets, mask=mask, other=0.0)
     x = tl.zeros((BLOCK,), tl.float32)
-    for tap in tl.static_range(NET.taps):
-        other = token + tap - (NET.taps - 1)
+    for tap in tl.static_range(TAPS):
+        other = token + tap - (TAPS - 1)
         at = tl.maximum(other, 0).to(tl.int64)
         x = tl.load(inputs + at * stride + offsets, mask=mask & (other >= 0), other=0.0)
         if SCALED:
@@ -144,9 +145,10 @@ def mamba_selected_kernel(
 @triton.jit
 def _convolved(state, words, rows, vectors, token, channel, mask, NET: tl.constexpr, CONFIG: tl.constexpr):
     """u of a pending position."""
+    TAPS: tl.constexpr = NET.taps
     total = tl.load(vectors.taps_bias + channel, mask=mask, other=0.0)
-    for tap in tl.static_range(NET.taps):
-        x = load_row(rows, state, words, token + tap - (NET.taps - 1), channel, mask, CONFIG)
+    for tap in tl.static_range(TAPS):
+        x = load_row(rows, state, words, token + tap - (TAPS - 1), channel, mask, CONFIG)
         total += tl.load(vectors.taps + tap * NET.channels + channel, mask=mask, other=0.0) * x
     return total * sigmoid(total)
 
