@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_hybrids import delta_net, mamba_layers, selective_scan
+from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -204,6 +204,7 @@ ZOO: dict[str, RandomModel] = {
     "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
     "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
     "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),
+    "rwkv7": RandomModel("rwkv7", width=128, hybrid=rwkv7(64, (32, 32, 32, 64))),
     "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 32)),
     "jamba-moe": RandomModel(
         "jamba",

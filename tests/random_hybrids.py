@@ -206,3 +206,44 @@ def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups:
         return {**norm, **block, **({} if is_single(model) else feed_forward)}
 
     return Hybrid(metadata, layer)
+
+
+def rwkv7(head_dim: int, ranks: tuple[int, int, int, int]) -> Hybrid:
+    """RWKV-7: layers of time mixing and channel mixing. `ranks`: of the matrices of w, a, v and g."""
+    decay, rate, value, gate = ranks
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        return {
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "rope.dimension_count": 2,
+            "wkv.head_size": head_dim,
+            "attention.decay_lora_rank": decay,
+            "attention.iclr_lora_rank": rate,
+            "attention.value_residual_mix_lora_rank": value,
+            "attention.gate_lora_rank": gate,
+            "token_shift_count": 2,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width, hidden = model.width, model.feed_forward
+        own = {"w": decay, "a": rate, "v": value if index else rate, "g": gate}
+        norms = ("attn_norm.weight", "attn_norm.bias", "attn_norm_2.weight", "attn_norm_2.bias")
+        found: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (width,))
+        for name, rank in own.items():
+            found[f"time_mix_{name}1.weight"] = (rank, width)
+            found[f"time_mix_{name}2.weight"] = (width, rank)
+        vectors = ("w0", "a0", "v0", "k_k", "k_a", "r_k", "ln")
+        found |= {f"time_mix_{name}.weight": (width,) for name in vectors}
+        squares = ("receptance", "key", "value", "output")
+        found |= {f"time_mix_{name}.weight": (width, width) for name in squares}
+        return {
+            **found,
+            "time_mix_ln.bias": (width,),
+            "time_mix_lerp_fused.weight": (6, 1, 1, width),
+            "channel_mix_lerp_k.weight": (1, 1, width),
+            "channel_mix_key.weight": (hidden, width),
+            "channel_mix_value.weight": (width, hidden),
+        }
+
+    return Hybrid(metadata, layer)

@@ -132,6 +132,8 @@ class RandomModel:
         }
         if spec.norm == "layer":
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
+        if spec.embedding_norm:
+            shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -254,7 +256,7 @@ class _Cycle:
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
         is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
-        if is_vector or "ffn_gate_inp" in name or "conv" in name:
+        if is_vector or "ffn_gate_inp" in name or "conv" in name or "lerp" in name:
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]

@@ -11,6 +11,8 @@ from edgeinfer.model_config.recurrent_blocks import (
     mamba,
     mamba2,
     repeated_delta_net,
+    rwkv7_channel_mix,
+    rwkv7_time_mix,
     short_convolution,
 )
 from edgeinfer_kernels.blocks.feed_forward import Activation
@@ -64,6 +66,10 @@ class Architecture:
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
     recurrent: RecurrentReader | None = None
     """Reads the block that some layers have instead of attention."""
+    recurrent_feed_forward: RecurrentReader | None = None
+    """Reads the block that all layers have instead of a feed-forward."""
+    embedding_norm: bool = False
+    """The embedding is normalized."""
     recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
     """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
     single_blocks: bool = False
@@ -179,6 +185,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "rwkv7": Architecture(
+        norm="layer",
+        feed_forward_norm="attn_norm_2",
+        recurrent=rwkv7_time_mix,
+        recurrent_feed_forward=rwkv7_channel_mix,
+        embedding_norm=True,
+        rope="never",
+    ),
     "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),
     "smallthinker": Architecture(
         rope_neox=True,

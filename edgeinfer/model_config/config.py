@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
 from edgeinfer_quant_formats.errors import printable
 
@@ -77,6 +79,8 @@ class ModelConfig:
     recurrent: BlockSpec | None = None
     """The block of recurrent layers."""
     recurrent_layers: tuple[bool, ...] = ()
+    recurrent_feed_forward: BlockSpec | None = None
+    """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
     routed_layers: Collection[int] | None = None
     """The layers with experts; None: all after the dense ones."""
@@ -144,17 +148,26 @@ class ModelConfig:
             ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
         )
-        blocks = self._token_mixer(index, factors), self._feed_forward(index)
+        feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
+        blocks = self._token_mixer(index, factors), feed_forward
+        first = []
+        if spec.embedding_norm and index == 0:
+            first.append(ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
         return LayerSpec(
-            tuple(
-                ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
-                for block, (norm, post_norm) in zip(blocks, names, strict=True)
+            (
+                *first,
+                *(
+                    ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
+                    for block, (norm, post_norm) in zip(blocks, names, strict=True)
+                ),
             )
         )
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
         if self.recurrent is not None and self.recurrent_layers[index]:
+            if isinstance(self.recurrent, Rwkv7TimeMixSpec):
+                return replace(self.recurrent, is_first=index == 0)
             return self.recurrent
         return AttentionSpec(
             heads=self.shapes[index].heads,
@@ -253,7 +266,12 @@ class _Reader:
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         single = self.architecture_spec.single_blocks
-        heads = self.per_layer("attention.head_count", layers, minimum=int(not single))
+        no_heads = single or self.architecture_spec.recurrent_feed_forward is not None
+        heads = self.per_layer(
+            "attention.head_count",
+            layers,
+            minimum=int(not no_heads),
+        )
         min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
         dense = experts is None or experts.dense_layers > 0 or single or self.routed_layers is not None
         rows = zip(
@@ -285,6 +303,10 @@ class _Reader:
         if not isinstance(values, list) or len(values) < len(shapes):
             raise self.refused("attention.recurrent_layers", given, f"one value for each of {len(shapes)}")
         return tuple(bool(value) for value in values[: len(shapes)])
+
+    def recurrent_feed_forward(self, width: int) -> BlockSpec | None:
+        read = self.architecture_spec.recurrent_feed_forward
+        return read(self, width, self.norm()) if read else None
 
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
@@ -436,6 +458,7 @@ class _Reader:
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
+            recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,

@@ -7,6 +7,8 @@ from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
+from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
 
 
@@ -89,3 +91,21 @@ def mamba2(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Mamba2
         raise metadata.refused("ssm.time_step_rank", heads, f"a multiple of {groups} groups")
     taps = metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS)
     return Mamba2Spec(heads, inner_size // heads, state_size, groups, taps, norm)
+
+
+def rwkv7_time_mix(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Rwkv7TimeMixSpec:
+    """The time mixing of RWKV-7."""
+    head_dim = metadata.count("wkv.head_size", maximum=MAX_STATE)
+    if head_dim % 16 or hidden_size % head_dim:
+        expected = f"a multiple of 16 that divides the hidden size {hidden_size}"
+        raise metadata.refused("wkv.head_size", head_dim, expected)
+    names = "decay", "iclr", "value_residual_mix", "gate"
+    decay, rate, value, gate = (
+        metadata.count(f"attention.{name}_lora_rank", maximum=1 << 20) for name in names
+    )
+    return Rwkv7TimeMixSpec(hidden_size, head_dim, (decay, rate, value, gate))
+
+
+def rwkv7_channel_mix(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Rwkv7ChannelMixSpec:
+    """The channel mixing of RWKV-7."""
+    return Rwkv7ChannelMixSpec(hidden_size, metadata.count("feed_forward_length", maximum=1 << 24))

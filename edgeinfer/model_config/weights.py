@@ -152,6 +152,12 @@ class LayerTensors:
             raise self._tensors.missing(f"{self._prefix}{name}")
         return tensor
 
+    def model_vector(self, name: str, length: int) -> Vector:
+        found = self._tensors.vector(name, length)
+        if found is None:
+            raise self._tensors.missing(name)
+        return found
+
 
 def embedding_rows(file: GGUFFile) -> int:
     """The vocabulary size, from the embedding's shape.
