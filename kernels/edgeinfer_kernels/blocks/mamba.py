@@ -94,7 +94,9 @@ class MambaSpec(RecurrentSpec):
         w = weights
         vectors = vector_lengths(w.dt_norm, w.b_norm, w.c_norm)
         own = (self.channels * self.taps, *3 * (self.channels,), padded(self.channels) * self.state_size)
-        return MambaSizes(self, *map(MatrixSize.of, w.matrices()), (*own, *vectors, *norms.vectors))
+        x, z, dt, b, c, delta, output = map(MatrixSize.of, w.matrices())
+        lengths = (*own, *vectors, *norms.vectors)
+        return MambaSizes(self, x, z, dt, b, c, delta, output, lengths)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Rwkv7ChannelMixSizes(RecurrentSizes):
     """The sizes of a channel mixing."""
 
     label: ClassVar[str] = "channel mixing"
+    state_label: ClassVar[str] = "token shift"
 
     spec: Rwkv7ChannelMixSpec
     key: MatrixSize

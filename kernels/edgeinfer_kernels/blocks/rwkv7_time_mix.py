@@ -63,22 +63,28 @@ class Rwkv7TimeMixSpec(RecurrentSpec):
             return first, tensors.matrix(f"time_mix_{name}2", width, rank)
 
         lerp = tensors.required("time_mix_lerp_fused.weight", len(MIXED) * width)
-        # The file of llama.cpp has the matrices of the first layer too, which nothing reads.
-        values = pair("v", rate if self.is_first else value)
-        v0 = vector("v0.weight")
+        w1, w2 = pair("w", decay)
+        a1, a2 = pair("a", rate)
+        g1, g2 = pair("g", gate)
+        # A file has these of the first layer too, but nothing reads them.
+        v1, v2 = pair("v", rate if self.is_first else value)
         return Rwkv7TimeMixWeights(
-            square("receptance"),
-            square("key"),
-            square("value"),
-            *pair("w", decay),
-            *pair("a", rate),
-            *((None, None) if self.is_first else values),
-            *pair("g", gate),
-            square("output"),
+            receptance=square("receptance"),
+            key=square("key"),
+            value=square("value"),
+            w1=w1,
+            w2=w2,
+            a1=a1,
+            a2=a2,
+            v1=None if self.is_first else v1,
+            v2=None if self.is_first else v2,
+            g1=g1,
+            g2=g2,
+            output=square("output"),
             lerp=lerp.reshape(len(MIXED), width),
             w0=vector("w0.weight"),
             a0=vector("a0.weight"),
-            v0=v0,
+            v0=vector("v0.weight"),
             k_k=vector("k_k.weight"),
             k_a=vector("k_a.weight"),
             r_k=vector("r_k.weight"),
@@ -177,4 +183,4 @@ class Rwkv7TimeMixSizes(RecurrentSizes):
 
 def no_gpu_kernel() -> UnsupportedOnDeviceError:
     """Why the blocks of RWKV-7 can't be on a GPU."""
-    return UnsupportedOnDeviceError("RWKV-7 has no GPU kernels; it runs on the CPU: --device cpu")
+    return UnsupportedOnDeviceError("RWKV-7 has no GPU kernels; it runs on the CPU")

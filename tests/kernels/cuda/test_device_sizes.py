@@ -19,8 +19,10 @@ from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
+CPU_ONLY = ("rwkv7",)
+"""Models without GPU kernels."""
 MODELS: dict[str, RandomModel] = {
-    **ZOO,
+    **{name: model for name, model in ZOO.items() if name not in CPU_ONLY},
     "many formats": WIDE,
     "odd vocabulary": replace(WIDE, tied=True),
 }
@@ -128,3 +130,13 @@ def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> No
         with pytest.raises(UnsupportedOnDeviceError) as other:
             count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
     assert str(one.value) == str(other.value)
+
+
+@pytest.mark.parametrize("name", CPU_ONLY)
+def test_a_model_without_gpu_kernels_is_refused(tmp_path: Path, name: str) -> None:
+    with opened(ZOO[name], tmp_path) as decoder:
+        sizes = ModelSizes.of(decoder.specification, decoder.weights)
+        with pytest.raises(UnsupportedOnDeviceError, match="runs on the CPU"):
+            sizes.layers[0].blocks[0].undivided_device_bytes()
+        with pytest.raises(UnsupportedOnDeviceError, match="runs on the CPU"):
+            count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
