@@ -230,6 +230,8 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
         values = 1 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)
+    elif name.endswith("ssm_dt.weight"):
+        values = values * 0.3 / np.sqrt(shape[-1])
     elif len(shape) == 1 or name.endswith("bias"):
         values = 0.2 * values
     elif name != "token_embd.weight":

@@ -10,7 +10,7 @@ from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_quant_formats import GGUFWriter
 from tests.model_zoo import ZOO
 
-WORDS = ["the", "th", "then", " the", "  ", "é", "日本", "\n\n", "\\", "'", "\t", "ab", "abcd"]
+WORDS = ["the", "th", "then", " the", "  ", "é", "日本", "\n\n", "\\'", "ab", "abcd"]
 TEXTS = [
     *("", "then there", "the  the\n\n\n", "abc abcd abcde", "é日本 本", "a\\b'c\td\r", "\x00\x7f"),
     "0123 <s> </s>",
