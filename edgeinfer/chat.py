@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from edgeinfer.chat_templates.reasoning import without_reasoning
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.errors import ContextOverflowError, SettingError, shown
@@ -24,7 +23,7 @@ class ChatEngine:
 
     encode: Callable[[Sequence[Message], TemplateOptions], list[int]]
     """Messages to token ids through the chat template, with the prompt of the assistant's message at the
-    end.
+    end; the template options say what becomes of the reasoning of earlier responses.
     """
     stream: Callable[..., TokenStream]
     """(ids, options, sampling, keep=, dropped_messages=, on_end=) -> the response's stream."""
@@ -134,15 +133,8 @@ class Chat:
         )
 
     def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
-        """Encode messages without the reasoning of earlier responses, as in training."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        read = [
-            {**message, "content": without_reasoning(message["content"])}
-            if message["role"] == "assistant" and isinstance(message["content"], str)
-            else message
-            for message in messages
-        ]
-        return self._engine.encode([*system, *read], options)
+        return self._engine.encode([*system, *messages], options)
 
     def _kept_tokens(self, options: TemplateOptions) -> int:
         """Number of tokens kept at the start in a context shift: all up to the first message."""

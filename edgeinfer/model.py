@@ -1,9 +1,9 @@
 """A loaded model: prompts in, completions out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,8 @@ class Model:
     """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
     `warnings`: lines from loading. `spare_core`: the engine leaves one core idle while it computes.
-    `batch_invariant`: as for `TokenStream`.
+    `batch_invariant`: as for `TokenStream`. `sampling`: defaults of the sampling parameters, by name; they
+    come from the model registry.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Model:
         spare_core: bool = False,
         batch_invariant: bool = False,
         template_options: TemplateOptions = DEFAULTS,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -69,6 +71,7 @@ class Model:
         )
         self._plan = plan
         self.prompt_style = prompt_style
+        self.sampling = dict(sampling or {})
         self.warnings = tuple(warnings)
         self._on_close = on_close
         self.speculator = Speculator(engine, drafter) if drafter else None
@@ -113,7 +116,7 @@ class Model:
 
         `options`: the fields of `edgeinfer.options.RunOptions` and `SamplingParams`, which describe them.
         """
-        run, sampling = run_options({**options, "n": n}, without=())
+        run, sampling = run_options({**self.sampling, **options, "n": n}, without=())
         if run.n is None and run.best_of is None and run.beams is None:
             stream = self._stream(prompt, run, sampling)
             for _ in stream:
@@ -148,7 +151,7 @@ class Model:
             EdgeInferError: the model has been closed.
             ContextOverflowError: the prompt is longer than the context; raised by the first token.
         """
-        return self._stream(prompt, *run_options(options))
+        return self._stream(prompt, *run_options({**self.sampling, **options}))
 
     def _stream(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> TokenStream:
         ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
@@ -208,7 +211,9 @@ class Model:
 
     def chat(self, system: str | None = None, **options: Unpack[ChatKeywords]) -> Chat:
         """Start a chat; `options` are defaults for all its responses, as for `stream`."""
-        return Chat(ChatEngine(self._encoding.of_messages, self._stream_ids, self.context), system, **options)
+        engine = ChatEngine(self._encoding.of_chat, self._stream_ids, self.context)
+        defaults: Any = self.sampling
+        return Chat(engine, system, **{**defaults, **options})
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (len(ids), vocabulary) float32 after each token of `ids`, computed from an empty context.

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from edgeinfer.chat import Message
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.chat_templates.reasoning import with_closed_reasoning
+from edgeinfer.chat_templates.reasoning import parted, with_closed_reasoning, without_reasoning
 from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.chat_templates.tool_calls import Tool, check_tools
@@ -120,6 +120,19 @@ class PromptEncoding:
             return [bos, *ids]
         return ids
 
+    def of_chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """As `of_messages`, for a chat's history: without the reasoning of earlier responses, as in training,
+        or with it in a separate field if a template variable keeps it.
+        """
+        keeps = options.over(self._defaults).keeps_reasoning
+        read = [
+            _without_reasoning(message, keeps)
+            if message["role"] == "assistant" and isinstance(message["content"], str)
+            else message
+            for message in messages
+        ]
+        return self.of_messages(read, options)
+
     def _variables(self, options: TemplateOptions) -> dict[str, object]:
         """The template's variables. Raises `SettingError` for variables that the template doesn't read."""
         if not options.args and options.thinking is None:
@@ -135,3 +148,11 @@ class PromptEncoding:
         assert self._chat_format is not None
         if "tools" not in self._chat_format.variables(with_tools=True):
             raise SettingError(f"tools: the chat template of {self._name} doesn't support them")
+
+
+def _without_reasoning(message: Message, keeps: bool) -> Message:
+    """A response with its reasoning in a separate field (`keeps`), or without it."""
+    content = without_reasoning(message["content"])
+    if not keeps or content == message["content"]:
+        return {**message, "content": content}
+    return {**message, "content": content, "reasoning_content": parted(message["content"]).reasoning}

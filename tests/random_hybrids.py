@@ -189,7 +189,7 @@ def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups:
         feed_forward = {
             name: shape
             for name, shape in shapes.items()
-            if name.startswith("ffn") and not name.startswith(skipped)
+            if name.startswith(("ffn", "exp_probs")) and not name.startswith(skipped)
         }
         attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
         mamba = {

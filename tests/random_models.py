@@ -162,6 +162,11 @@ class RandomModel:
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
+        if not spec.gated:
+            shapes = {name: shape for name, shape in shapes.items() if "gate_exps" not in name}
+            shapes.pop("ffn_gate_shexp.weight", None)
+        if spec.expert_selection_bias:
+            shapes["exp_probs_b.bias"] = (count,)
         if spec.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)
         if "ffn_gate_inp" in self.biases:
@@ -214,7 +219,11 @@ class RandomModel:
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)
         if layer in self.convolutions:
-            others = {name: shape for name, shape in shapes.items() if name.startswith(("attn_norm", "ffn"))}
+            others = {
+                name: shape
+                for name, shape in shapes.items()
+                if name.startswith(("attn_norm", "ffn", "exp_probs"))
+            }
             return {
                 "shortconv.in_proj.weight": (3 * width, width),
                 "shortconv.out_proj.weight": (width, width),
@@ -258,7 +267,7 @@ class _Cycle:
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
         is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
-        if is_vector or "ffn_gate_inp" in name or "conv" in name or "lerp" in name:
+        if is_vector or "ffn_gate_inp" in name or "conv.weight" in name or "conv1d" in name or "lerp" in name:
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]

@@ -77,6 +77,17 @@ def without_reasoning(text: str) -> str:
     return text if response == text.lstrip() else response
 
 
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning between tags at the start of an output, with its tags, and the text after it; ("", text)
+    without reasoning, or if it isn't closed.
+    """
+    start = text.lstrip()
+    pairs = [pair for pair in MARKS[:-1] if start.startswith(pair[0])]
+    closings = [end for _, end in pairs or (MARKS[:-1] if _closes_first(text) else ())]
+    ends = [text.find(closing) + len(closing) for closing in closings if closing in text]
+    return (text[: min(ends)], text[min(ends) :]) if ends else ("", text)
+
+
 def _closes_first(text: str) -> bool:
     """Whether the text closes a reasoning block that it doesn't open, because an earlier template opened
     it.

@@ -15,6 +15,15 @@ SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
 BUDGET = "thinking_budget"
 """Maximum reasoning tokens (Seed-OSS); 0 turns reasoning off."""
+KEEPS_REASONING = {
+    "preserve_thinking": True,
+    "keep_past_thinking": True,
+    "truncate_history_thinking": False,
+    "clear_thinking": False,
+}
+"""Variables with which templates keep the reasoning of earlier responses, and their values for that (Qwen 3.6
+and LFM2.5; LFM2.5; Nemotron 3; GLM).
+"""
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "strftime_now"}
 )
@@ -49,6 +58,11 @@ class TemplateOptions:
         """These options, with unset ones taken from `defaults`."""
         args = {**defaults.args, **self.args}
         return replace(self, thinking=self.thinking or defaults.thinking, args=args)
+
+    @property
+    def keeps_reasoning(self) -> bool:
+        """Whether a variable asks the template to keep the reasoning of earlier responses."""
+        return any(self.args.get(name) is value for name, value in KEEPS_REASONING.items())
 
     def variables(self, known: frozenset[str]) -> dict[str, Any]:
         """The template's variables. `known`: those that the template reads.

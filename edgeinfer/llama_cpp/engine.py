@@ -248,6 +248,7 @@ def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
         prompt_style=model_file.prompt_style,
         warnings=("llama.cpp computes; edgeinfer samples",),
         template_options=options.template_options.over(model_file.template_options),
+        sampling=model_file.sampling,
     )
 
 

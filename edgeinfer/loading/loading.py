@@ -115,6 +115,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         spare_core=_has_spare_core(loaded),
         batch_invariant=loaded.thread_pool is not None,
         template_options=source.options.template_options.over(model_file.template_options),
+        sampling=model_file.sampling,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
     )
     _begin_drafting(model, loaded, source)

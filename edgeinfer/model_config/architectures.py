@@ -59,7 +59,10 @@ class Architecture:
     """Which layers have experts; "by_router": those with a router."""
     gating: Gating | None = "softmax"
     """The gating function of the experts; None: given by the file."""
-    expert_weights_normalized: bool = True
+    expert_weights_normalized: bool | None = True
+    """None: given by the file."""
+    expert_selection_bias: bool = False
+    """The selection of experts has a bias, `exp_probs_b`."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -163,8 +166,26 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
     ),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
+    "lfm2moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        recurrent=short_convolution,
+        output_norm="token_embd_norm",
+        experts="always",
+        gating=None,
+        expert_selection_bias=True,
+    ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
     "nemotron_h": Architecture(**_NEMOTRON_H),
+    "nemotron_h_moe": Architecture(
+        **_NEMOTRON_H,
+        experts="always",
+        gating="sigmoid",
+        expert_weights_normalized=None,
+        expert_selection_bias=True,
+        expert_length_by_share=True,
+        shared_expert="plain",
+    ),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

@@ -199,6 +199,8 @@ class ModelConfig:
             pre_attention_router=self.architecture_spec.pre_attention_router,
             shared_neurons=experts.shared,
             shared_gate=self.architecture_spec.shared_expert == "gated",
+            gated=self.architecture_spec.gated,
+            selection_bias=self.architecture_spec.expert_selection_bias,
         )
 
 
@@ -368,6 +370,9 @@ class _Reader:
         count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
         if count == 0 or (self.routed_layers is not None and not self.routed_layers):
             return None
+        latent = self.count("moe_latent_size", 0, minimum=0)
+        if latent:
+            raise self.refused("moe_latent_size", latent, "experts without a latent projection")
         groups = self.count("expert_group_count", 1, minimum=0)
         if groups > 1:
             raise self.refused("expert_group_count", groups, "no groups of experts")
@@ -375,18 +380,22 @@ class _Reader:
         return ExpertsConfig(
             count=count,
             experts_per_token=experts_per_token,
-            feed_forward=self.expert_length(experts_per_token),
+            feed_forward=self.expert_length(layers, experts_per_token),
             shared=self.shared_length(),
             gating=self.gating(),
-            normalized=self.architecture_spec.expert_weights_normalized,
+            normalized=self.weights_normalized(),
             scale=self.factor("expert_weights_scale") or 1.0,
             dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
         )
 
-    def expert_length(self, experts_per_token: int) -> int:
+    def weights_normalized(self) -> bool:
+        given = self.architecture_spec.expert_weights_normalized
+        return bool(self.get("expert_weights_norm", False)) if given is None else given
+
+    def expert_length(self, layers: int, experts_per_token: int) -> int:
         if self.get("expert_feed_forward_length") is not None:
             return self.count("expert_feed_forward_length", maximum=1 << 24)
-        length = self.count("feed_forward_length", maximum=1 << 24)
+        length = max(self.per_layer("feed_forward_length", layers, minimum=0))
         return (
             max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
         )

@@ -146,4 +146,5 @@ class _GenericReader(FileTensors):
             normalized=True,
             shared_neurons=shared[0] if shared else 0,
             shared_gate=self._shape(layer, "ffn_gate_inp_shexp.weight") is not None,
+            selection_bias=self._shape(layer, "exp_probs_b.bias") is not None,
         )

@@ -9,6 +9,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_quant_formats import GGUFFile
@@ -50,6 +51,25 @@ def header_support(metadata: Mapping[str, Any]) -> ModelSupport:
     except UnsupportedModelError as error:
         return ModelSupport(_shortened(str(error)))
     return ModelSupport()
+
+
+def recurrent_layers(file: GGUFFile) -> dict[str, int]:
+    """Of a model with recurrent layers: the layers with a recurrent state and with attention, and the bytes
+    of the state, which are the same for any context. Empty for other models.
+    """
+    try:
+        spec = ModelConfig.from_metadata(file.metadata, embedding_rows(file)).specification().with_slots()
+    except UnsupportedModelError:
+        return {}
+    if not spec.is_recurrent:
+        return {}
+    shapes = [[each.block.recurrent for each in layer.blocks] for layer in spec.layers]
+    attention = [any(isinstance(each.block, AttentionSpec) for each in layer.blocks) for layer in spec.layers]
+    return {
+        "recurrent layers": sum(any(layer) for layer in shapes),
+        "attention layers": sum(attention),
+        "recurrent state bytes": sum(shape.nbytes for layer in shapes for shape in layer if shape),
+    }
 
 
 def open_model(path: Path, name: str) -> GGUFFile:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
 from edgeinfer.errors import RegistryError, SettingError
+from edgeinfer.options.sampling_params import SamplingParams
 from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.toml_files import TomlError, read_toml
 from edgeinfer.user_folders import user_folder
@@ -20,7 +21,16 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
 )  # fmt: skip
-OTHERS = ("context", "quants", "size_bytes", "sha256", "draft_size_bytes", "thinking", "template_args")
+OTHERS = (
+    "context",
+    "quants",
+    "size_bytes",
+    "sha256",
+    "draft_size_bytes",
+    "thinking",
+    "template_args",
+    "sampling",
+)
 KNOWN_KEYS = {*TEXTS, *OTHERS}
 
 
@@ -49,6 +59,8 @@ class RegistryEntry:
     is_own: bool = False
     """Whether the entry is from the user's models.toml."""
     template_options: TemplateOptions = DEFAULTS
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of sampling parameters, by name."""
 
     def file_of(self, quant: str) -> str:
         """The file name of a quantization."""
@@ -146,6 +158,7 @@ def _entry(name: str, table: Any) -> RegistryEntry:
         sha256=_by_quant(table, "sha256", quants, _is_digest, "64 hexadecimal digits"),
         context=_context(table),
         template_options=_template_options(table),
+        sampling=_sampling(table),
         **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
     )
 
@@ -155,6 +168,17 @@ def _template_options(table: Mapping[str, Any]) -> TemplateOptions:
         return TemplateOptions(table.get("thinking"), table.get("template_args", {}))
     except SettingError as error:
         raise RegistryError(str(error)) from None
+
+
+def _sampling(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    value = table.get("sampling", {})
+    if not isinstance(value, dict):
+        raise RegistryError(f"sampling: saw {printable(repr(value))}, wanted a table of sampling parameters")
+    try:
+        SamplingParams.from_keywords(value)
+    except SettingError as error:
+        raise RegistryError(f"sampling: {error}") from None
+    return value
 
 
 def _quants(table: Mapping[str, Any]) -> tuple[str, ...]:

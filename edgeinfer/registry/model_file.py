@@ -1,9 +1,10 @@
 """A model on this disk: its files, their source, and its registry data."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions
 from edgeinfer.registry import use_record
@@ -47,6 +48,8 @@ class ModelFile:
     """How a plain prompt is passed to this model; None: through its chat template if it has one."""
     template_options: TemplateOptions = DEFAULTS
     """Default options of its chat template."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of sampling parameters, by name."""
 
     @property
     def size_bytes(self) -> int:

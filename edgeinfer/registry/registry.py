@@ -182,6 +182,7 @@ def _described(
         notes=entry.notes,
         prompt_style=entry.prompt_style,
         template_options=entry.template_options,
+        sampling=entry.sampling,
     )
 
 

@@ -1,10 +1,12 @@
 """The two response formats, chat and text completions: their choices and stream chunks."""
 
 import time
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+from edgeinfer.chat_templates.tool_call_stream import ToolCallStream
 from edgeinfer.chat_templates.tool_calls import ParsedReply, parse_tool_calls
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
@@ -48,10 +50,13 @@ class ResponseFormat(Protocol):
 
 @dataclass(frozen=True)
 class ChatResponses:
-    """/v1/chat/completions. With tools, text is held back to the end, because it may be a tool call."""
+    """/v1/chat/completions. With tools, text is held back where a tool call may begin."""
 
     model: Model
     parsed: CompletionRequest
+    _streams: defaultdict[int, ToolCallStream] = field(
+        default_factory=lambda: defaultdict(ToolCallStream), init=False
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,7 +94,9 @@ class ChatResponses:
 
     def chunks(self, index: int, token: Token) -> list[Chunk]:
         if self.parsed.tools:
-            return []
+            piece = self.model.tokenizer.token_bytes(token.id).decode("utf-8", "replace")
+            text = self._streams[index].add(token.text, piece)
+            return [_delta(index, {"content": text})] if text else []
         chunk = _delta(index, {"content": token.text})
         if "logprobs" in self.parsed.settings:
             chunk["logprobs"] = replies.chat_logprobs([token], self.model.tokenizer)
@@ -98,8 +105,8 @@ class ChatResponses:
     def last_chunks(self, index: int, completion: Generation) -> list[Chunk]:
         reply = self._reply(completion)
         chunks = []
-        if self.parsed.tools and reply.content:
-            chunks.append(_delta(index, {"content": reply.content}))
+        if self.parsed.tools and (text := self._streams[index].rest(reply, completion.text)):
+            chunks.append(_delta(index, {"content": text}))
         if reply.calls:
             chunks.append(_delta(index, {"tool_calls": replies.tool_calls(reply)}))
         return [*chunks, {"index": index, "delta": {}, "finish_reason": replies.finish(completion, reply)}]

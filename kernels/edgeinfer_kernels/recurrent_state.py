@@ -106,8 +106,8 @@ class RecurrentState:
 
     def matrix(self, step: RecurrentStep, start: int) -> npt.NDArray[Any]:
         """(matrix,): the matrix of the source slot."""
-        found = self.slots[step.source, self.shape.slot_width - self.shape.matrix :]
-        return np.zeros_like(found) if start == step.pending else np.asarray(found)
+        matrix = self.slots[step.source, self.shape.slot_width - self.shape.matrix :]
+        return np.zeros_like(matrix) if start == step.pending else np.asarray(matrix)
 
     def write(
         self, step: RecurrentStep, start: int, rows: npt.NDArray[Any], matrix: npt.NDArray[Any] | None = None

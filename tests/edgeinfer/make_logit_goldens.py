@@ -50,7 +50,7 @@ def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
         str(path),
         n_ctx=CONTEXT,
         logits_all=True,
-        verbose=bool(__import__("os").environ.get("LV")),
+        verbose=False,
         n_threads=2,
         type_k=0,
         type_v=0,

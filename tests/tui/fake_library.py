@@ -164,6 +164,7 @@ class FakeModel:
         self.plan = FakePlan()
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
+        self.sampling: dict[str, Any] = {}
         self.response = response
         self.options = options
         self.prompts: list[str] = []

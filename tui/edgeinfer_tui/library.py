@@ -48,6 +48,7 @@ class LoadedModel(Protocol):
     plan: Any
     chat_format: Any | None
     prompt_style: str | None
+    sampling: dict[str, Any]
 
     @property
     def context(self) -> int: ...

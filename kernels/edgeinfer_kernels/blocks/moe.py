@@ -39,9 +39,10 @@ class MoeSpec(StatelessSpec):
 
     With scores s = router(h), the experts with the largest s are selected; ties go to the lower index.
     `gating` defines their weights: softmax(s) over all experts, sigmoid(s), or softmax over the selected
-    ones. If `normalized`, they are divided by their sum (at least MIN_WEIGHT_SUM); then they are multiplied
-    by `scale`. The result is Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if
-    there is one; with `shared_gate` multiplied by sigmoid(gate · h).
+    ones. With `selection_bias` (and sigmoid) the experts with the largest sigmoid(s) + bias are selected. If
+    `normalized`, the weights are divided by their sum (at least MIN_WEIGHT_SUM); then they are multiplied by
+    `scale`. The result is Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there
+    is one; with `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
     `pre_attention_router`: the router reads the layer's input without a norm.
     """
@@ -59,11 +60,13 @@ class MoeSpec(StatelessSpec):
     pre_attention_router: bool = False
     shared_neurons: int = 0
     shared_gate: bool = False
+    gated: bool = True
+    selection_bias: bool = False
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
         count, neurons, width = self.experts, self.neurons, tensors.hidden_size
         gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
-            tensors.experts("ffn_gate_exps", count, neurons, width),
+            tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
             tensors.experts("ffn_up_exps", count, neurons, width),
         )
         return MoeWeights(
@@ -79,6 +82,7 @@ class MoeSpec(StatelessSpec):
             ffn_gate_inp_shexp=tensors.required("ffn_gate_inp_shexp.weight", width)
             if self.shared_gate
             else None,
+            exp_probs_b=tensors.required("exp_probs_b.bias", count) if self.selection_bias else None,
         )
 
     def _read_shared(self, tensors: TensorReader) -> FeedForwardWeights:
@@ -86,12 +90,13 @@ class MoeSpec(StatelessSpec):
         return FeedForwardWeights(
             ffn_up=tensors.matrix("ffn_up_shexp", neurons, width),
             ffn_down=tensors.matrix("ffn_down_shexp", width, neurons),
-            ffn_gate=tensors.matrix("ffn_gate_shexp", neurons, width),
+            ffn_gate=tensors.matrix("ffn_gate_shexp", neurons, width) if self.gated else None,
         )
 
     def sizes(self, weights: "MoeWeights", norms: NormLengths) -> "MoeSizes":
         w, count = weights, self.experts
-        up, down, gate = map(MatrixSize.of, w.stacks())
+        up, down = MatrixSize.of(w.ffn_up_exps), MatrixSize.of(w.ffn_down_exps)
+        gate = None if w.ffn_gate_exps is None else MatrixSize.of(w.ffn_gate_exps)
         biases = vector_lengths(w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
         return MoeSizes(
             self,
@@ -108,7 +113,7 @@ class MoeWeights:
     """The weights of an MoE block, by GGUF name; the biases of the experts are concatenated.
 
     `shared` is a feed-forward that is applied to every token. Its result is multiplied by
-    sigmoid(ffn_gate_inp_shexp · h) if that vector exists.
+    sigmoid(ffn_gate_inp_shexp · h) if that vector exists. exp_probs_b (experts,): the bias of the selection.
     """
 
     kind: ClassVar[str] = "moe"
@@ -116,13 +121,14 @@ class MoeWeights:
     ffn_gate_inp: Matrix
     ffn_up_exps: Matrix
     ffn_down_exps: Matrix
-    ffn_gate_exps: Matrix
+    ffn_gate_exps: Matrix | None
     ffn_gate_inp_bias: Vector | None = None
     ffn_up_exps_bias: Vector | None = None
     ffn_down_exps_bias: Vector | None = None
     ffn_gate_exps_bias: Vector | None = None
     shared: FeedForwardWeights | None = None
     ffn_gate_inp_shexp: Vector | None = None
+    exp_probs_b: Vector | None = None
 
     def expert(self, index: int) -> FeedForwardWeights:
         """One expert as a feed-forward."""
@@ -133,8 +139,8 @@ class MoeWeights:
         return FeedForwardWeights(
             ffn_up=self.ffn_up_exps.expert(index),
             ffn_down=self.ffn_down_exps.expert(index),
-            ffn_gate=self.ffn_gate_exps.expert(index),
-            ffn_gate_bias=bias(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_gate=None if self.ffn_gate_exps is None else self.ffn_gate_exps.expert(index),
+            ffn_gate_bias=bias(self.ffn_up_exps, self.ffn_gate_exps_bias),
             ffn_up_bias=bias(self.ffn_up_exps, self.ffn_up_exps_bias),
             ffn_down_bias=bias(self.ffn_down_exps, self.ffn_down_exps_bias),
         )
@@ -149,8 +155,8 @@ class MoeWeights:
             self,
             ffn_up_exps=self.ffn_up_exps.take_experts(numbers),
             ffn_down_exps=self.ffn_down_exps.take_experts(numbers),
-            ffn_gate_exps=self.ffn_gate_exps.take_experts(numbers),
-            ffn_gate_exps_bias=part(self.ffn_gate_exps, self.ffn_gate_exps_bias),
+            ffn_gate_exps=None if self.ffn_gate_exps is None else self.ffn_gate_exps.take_experts(numbers),
+            ffn_gate_exps_bias=part(self.ffn_up_exps, self.ffn_gate_exps_bias),
             ffn_up_exps_bias=part(self.ffn_up_exps, self.ffn_up_exps_bias),
             ffn_down_exps_bias=part(self.ffn_down_exps, self.ffn_down_exps_bias),
         )
@@ -159,8 +165,12 @@ class MoeWeights:
         return self.stacks()
 
     def stacks(self) -> list[Matrix]:
-        """The stacked matrices of the experts."""
-        return [self.ffn_up_exps, self.ffn_down_exps, self.ffn_gate_exps]
+        """The stacked matrices of the experts: up, down, and gate if there is one."""
+        return [
+            self.ffn_up_exps,
+            self.ffn_down_exps,
+            *([] if self.ffn_gate_exps is None else [self.ffn_gate_exps]),
+        ]
 
     def every_token(self) -> list[Matrix]:
         """The matrices that each token is multiplied with: router and shared expert."""
@@ -222,6 +232,7 @@ class MoeSizes(DivisibleSizes):
         """The routers in planes and as floats, the slot of each expert, and the shared expert."""
         routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
         bias = taken(padded_rows(self.granules), 4) if self.router_biased else 0
+        bias += taken(self.granules, 4) if self.spec.selection_bias else 0
         slots = taken(2 * self.granules, 4)
         return routers + slots + bias + (self.shared.granules_device_bytes() if self.shared else 0)
 
@@ -257,6 +268,8 @@ class MoeSizes(DivisibleSizes):
             "expert.gate": rows * lines(4 * padded(neurons)),
             "expert.out": rows * lines(4 * padded(width)),
         }
+        if self.spec.selection_bias:
+            buffers["expert.selection"] = 4 * padded(self.granules)
         if any(is_float_format(matrix) for matrix in self.expert.inputs()):
             buffers["expert.gathered"] = rows * lines(4 * padded(width))
         if self.spec.pre_attention_router:

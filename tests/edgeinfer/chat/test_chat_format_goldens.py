@@ -1,4 +1,4 @@
-"""Eighteen vendors' templates render chats as Hugging Face transformers does."""
+"""Twenty-two vendors' templates render chats as Hugging Face transformers does."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ def format_of(template: str) -> ChatFormat:
 
 def test_every_template_has_goldens() -> None:
     assert sorted(CONTENT["goldens"]) == TEMPLATES
-    assert len(TEMPLATES) == 18
+    assert len(TEMPLATES) == 22
 
 
 @pytest.mark.parametrize("case", CONTENT["cases"])

@@ -17,6 +17,10 @@ LEVELS: dict[str, tuple[Thinking, ...]] = {
     "ByteDance-Seed-OSS": ("on", "off"),
     "deepseek-ai-DeepSeek-V3.1": ("on", "off"),
     "ibm-granite-granite-3.3-2B-Instruct": ("on", "off"),
+    "Qwen3.5-4B": ("on", "off"),
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": ("on", "off"),
+    "LFM2.5-8B-A1B": (),
+    "ibm-granite-granite-4.0": (),
     "openai-gpt-oss-120b": ("low", "medium", "high"),
     "google-gemma-2-2b-it": (),
 }
@@ -35,6 +39,25 @@ def test_reasoning_levels_come_from_the_template(name: str) -> None:
         for level in LEVELS[name]
     }
     assert len(set(rendered.values())) == len(rendered)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "changed"),
+    [
+        ("LFM2.5-8B-A1B", "preserve_thinking", True),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "truncate_history_thinking", False),
+        ("openai-gpt-oss-120b", "model_identity", "You are a test."),
+    ],
+)
+def test_other_variables_change_the_prompt(name: str, variable: str, changed: Any) -> None:
+    chat_format = ChatFormat((TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8"), "<s>", "</s>")
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+        {"role": "user", "content": "Why?"},
+    ]
+    variables = TemplateOptions(None, {variable: changed}).variables(chat_format.variables())
+    assert chat_format.render(messages, **variables) != chat_format.render(messages)
 
 
 @pytest.mark.parametrize(

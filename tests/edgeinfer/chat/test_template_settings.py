@@ -59,6 +59,52 @@ def test_models_toml_sets_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     own.write_text(f'[calm]\nfile = "{file}"\nthinking = "off"\ntemplate_args = {{mood = "?"}}\n')
     with edgeinfer.load("calm", chat_template=TEMPLATE, draft=None) as model:
         assert prompt_of(model) == "hi calm?"
+    own.write_text(f'[calm]\nfile = "{file}"\nsampling = {{temperature = 0.0, presence_penalty = 1.5}}\n')
+    with edgeinfer.load("calm", draft=None) as model, edgeinfer.load("tiny", draft=None) as plain:
+        assert model.sampling == {"temperature": 0.0, "presence_penalty": 1.5}
+        given: dict[str, Any] = {"temperature": 0.0, "presence_penalty": 1.5, "max_tokens": 40}
+        penalized = plain.generate("One day", **given).text
+        assert model.generate("One day", max_tokens=40).text == penalized
+        assert model.chat().say("Hi", max_tokens=40).text == plain.chat(**given).say("Hi").text
+        greedy = plain.generate("One day", temperature=0.0, max_tokens=40).text
+        assert model.generate("One day", max_tokens=40, presence_penalty=0.0).text == greedy != penalized
+        assert model.generate("One day", max_tokens=40, n=2)[1].text == penalized
     own.write_text(f'[calm]\nfile = "{file}"\nthinking = "never"\n')
     with pytest.raises(RegistryError, match="saw 'never', wanted one of on, off"):
         edgeinfer.load("calm")
+
+
+PRESERVING = (
+    "{% for m in messages %}"
+    "{% if preserve_thinking and m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m.content }}|{% endfor %}{{ enable_thinking }} {{ reasoning_effort }} {{ preserve_thinking }}"
+)
+
+
+def test_every_variable_of_a_hybrid_models_template_reaches_it() -> None:
+    with edgeinfer.load(
+        "tiny", chat_template=PRESERVING, draft=None, template_args={"enable_thinking": False}
+    ) as model:
+        args: dict[str, Any] = {"preserve_thinking": True, "reasoning_effort": "high"}
+        assert prompt_of(model, template_args=args) == "hi|False high True"
+        assert prompt_of(model, thinking="low") == "hi|False low"
+
+
+@pytest.mark.parametrize("at_load", [False, True])
+def test_a_chat_keeps_earlier_reasoning_only_if_a_variable_keeps_it(at_load: bool) -> None:
+    args: dict[str, Any] = {"template_args": {"preserve_thinking": True}}
+    given = args if at_load else {}
+    with edgeinfer.load("tiny", chat_template=PRESERVING, draft=None, **given) as model:
+        for options, expected in (
+            ({}, at_load),
+            (args, True),
+            ({"template_args": {"preserve_thinking": False}}, False),
+        ):
+            chat = model.chat()
+            chat.messages = [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nb"},
+            ]
+            response = chat.say("c", max_tokens=1, temperature=0.0, **options)
+            text = model.tokenizer.decode(response.prompt_ids)
+            assert text.strip().startswith("a|(Hm.)b|c|" if expected else "a|b|c|")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from edgeinfer.chat_templates.tool_call_stream import ToolCallStream
 from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
 
 TOOLS: list[dict[str, Any]] = [
@@ -52,6 +53,15 @@ FORMS = {
     f"<|message|>{ARGUMENTS}<|call|>",
     "Kimi K2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    "Qwen 3.5, Nemotron 3, after reasoning": f"<tool_call>\n{CODER}\n</tool_call>\n",
+    "Qwen 3 Coder, the function not closed": f"<tool_call>\n{CODER.removesuffix('</function>')}</tool_call>",
+    "Granite 4, Falcon-H1": f'<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>',
+    "Falcon-H1, a list": f'<tool_call>\n[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]\n</tool_call>',
+    "Python instead of JSON": "<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Zürich', 'days': 2}}"
+    "</tool_call>",
+    "Jamba": f'<tool_calls>[\n    {{"name": "get_weather", "arguments": {ARGUMENTS}}}\n]</tool_calls>',
+    "LFM 2, as JSON": f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'
+    "<|tool_call_end|>",
     "LFM 2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
     "arguments as a text": '<tool_call>{"name": "get_weather", "arguments": '
     '"{\\"city\\": \\"Zürich\\", \\"days\\": 2}"}</tool_call>',
@@ -74,6 +84,9 @@ def test_a_tool_call_is_parsed(vendor: str) -> None:
         f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}; {{"name": "get_time", "parameters": {{}}}}',
         '<|tool_call_start|>[get_weather(city="Zürich", days=2), get_time()]<|tool_call_end|>',
         f"[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}[TOOL_CALLS]get_time[ARGS]{{}}</s>",
+        f"<tool_call>\n{CODER}\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
+        f'<tool_calls>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "get_time", '
+        '"arguments": {}}]</tool_calls>',
     ],
 )
 def test_several_tool_calls_keep_their_order(text: str) -> None:
@@ -96,6 +109,15 @@ def test_text_around_a_tool_call_is_kept() -> None:
         '<tool_call>{"name": "get_weather", "argum',
         "<|tool_call_start|>[get_weather(city=__import__('os').getcwd())]<|tool_call_end|>",
         "[TOOL_CALLS]",
+        "<tool_call><function=get_weather><parameter=city>Zürich",
+        "<tool_call><function=get_weather>city: Zürich</function></tool_call>",
+        "<function=get_weather><parameter=city>a</parameter> and more</function>",
+        '<|tool_call_start|>[get_weather("Zürich")]<|tool_call_end|>',
+        "<|tool_call_start|>[get_weather(city=b'Z')]<|tool_call_end|>",
+        "<|tool_call_start|>[get_weather(**x)]<|tool_call_end|>",
+        "<|tool_call_start|>[link](url)<|tool_call_end|>",
+        '<tool_calls>[{"name": "get_weather", "arguments": {"days": NaN}}]</tool_calls>',
+        '<think>Not <tool_call>{"name": "get_time", "arguments": {}}</tool_call></think>\n\nNo.',
         'As JSON: {"name": "get_time", "parameters": {}}',
     ],
 )
@@ -110,3 +132,105 @@ def test_arguments_are_converted_to_the_schema_types() -> None:
 
 def test_without_tools_nothing_is_parsed_as_a_call() -> None:
     assert parse_tool_calls(FORMS["Hermes, Qwen 2.5 and 3"], []).calls == ()
+
+
+def test_a_call_is_found_after_reasoning_that_mentions_one() -> None:
+    reasoning = 'I use <tool_call>{"name": "get_time", "arguments": {}}</tool_call>.\n</think>'
+    output = parse_tool_calls(f"{reasoning}\n\n<tool_call>\n{CODER}\n</tool_call>", TOOLS)
+    assert output == ParsedReply(reasoning, (CALL,))
+    assert parse_tool_calls(f"<think>{reasoning}\n{FORMS['LFM 2']}", TOOLS).calls == (CALL,)
+
+
+VALUES: list[tuple[Any, str, Any]] = [
+    ({"type": "string"}, "8000", "8000"),
+    ({"type": "integer"}, "2", 2),
+    ({"type": "integer"}, "2.0", 2),
+    ({"type": "integer"}, "soon", "soon"),
+    ({"type": "number"}, "2", 2),
+    ({"type": "boolean"}, "true", True),
+    ({"type": "boolean"}, "True", True),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "null"]}, "None", None),
+    ({"type": ["string", "null"]}, "5", "5"),
+    ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", 5),
+    ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5.5", "5.5"),
+    ({"enum": ["1", "2"]}, "1", "1"),
+    ({"enum": [1, 2]}, "1", 1),
+    ({"type": "object"}, '{"a": [1]}', {"a": [1]}),
+    ({"type": "object"}, "{'a': (1, True)}", {"a": [1, True]}),
+    ({"type": "array"}, "[1, none]", "[1, none]"),
+    ({}, "NaN", "NaN"),
+    ({}, "two\nlines", "two\nlines"),
+    ({}, "{'a': 1}", "{'a': 1}"),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "expected"), VALUES)
+def test_a_plain_value_has_the_type_that_its_schema_allows(schema: Any, text: str, expected: Any) -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}
+    found = parse_tool_calls(f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>", [tool])
+    value = found.calls[0].arguments["x"]
+    assert (value, type(value)) == (expected, type(expected))
+
+
+def test_marks_inside_a_value_belong_to_it() -> None:
+    value = "<b>\n</parameter> x\n</function> y"
+    text = f"<tool_call><function=get_weather><parameter=city>\n{value}\n</parameter></function></tool_call>"
+    assert parse_tool_calls(text, TOOLS).calls == (ToolCall("get_weather", {"city": value}),)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("True", True),
+        ("null", None),
+        ('{"on": true, "n": 3}', {"on": True, "n": 3}),
+        ("['a', -1.5]", ["a", -1.5]),
+        (r"'def f():\n\treturn \'x\''", "def f():\n\treturn 'x'"),
+        ("'first\nsecond'", "first\nsecond"),
+    ],
+)
+def test_arguments_of_python_calls_are_json(written: str, expected: Any) -> None:
+    text = f"<|tool_call_start|>[get_time(x={written})]<|tool_call_end|>"
+    assert parse_tool_calls(text, TOOLS).calls == (ToolCall("get_time", {"x": expected}),)
+
+
+def test_a_dotted_name_is_a_name() -> None:
+    text = "<|tool_call_start|>[Calendar.add(day='Mon')]<|tool_call_end|>"
+    assert parse_tool_calls(text, [{"name": "Calendar.add"}]).calls == (
+        ToolCall("Calendar.add", {"day": "Mon"}),
+    )
+
+
+def test_a_call_without_arguments_is_found() -> None:
+    assert parse_tool_calls("<tool_call>get_time</tool_call>", TOOLS).calls == (ToolCall("get_time", {}),)
+
+
+def test_a_long_unfinished_call_is_read_quickly() -> None:
+    text = "<tool_call><function=get_weather><parameter=city>" * 2000
+    assert parse_tool_calls(text, TOOLS) == ParsedReply(text, ())
+
+
+@pytest.mark.parametrize("who", FORMS)
+def test_text_before_a_call_is_streamed_in_pieces_and_the_call_is_not(who: str) -> None:
+    begins = not FORMS[who].startswith(("{", "<|python_tag|>", "<function", " to="))
+    text = f"A <b> {{1}} 'if' a [x] <t.\n\n{FORMS[who]}" if begins else FORMS[who]
+    reply, stream = parse_tool_calls(text, TOOLS), ToolCallStream()
+    sent = "".join(stream.add(character, character) for character in text)
+    assert sent == ("A <b> {1} 'if' a [x] <t." if begins else "")
+    assert sent + stream.rest(reply, text) == reply.content
+
+
+def test_special_tokens_end_the_streamed_text() -> None:
+    stream = ToolCallStream()
+    pieces = ["I", " look", "<|tool_call_start|>", "[get_time()]", "<|tool_call_end|>"]
+    sent = [stream.add("" if piece.startswith("<|") else piece, piece) for piece in pieces]
+    assert sent == ["I", " look", "", "", ""]
+    assert stream.rest(parse_tool_calls("".join(pieces), TOOLS), "I look[get_time()]") == ""
+
+
+def test_what_was_no_call_is_sent_at_the_end() -> None:
+    text, stream = "Say <tool_call>nothing</tool_call> now. ", ToolCallStream()
+    sent = "".join(stream.add(character, character) for character in text)
+    assert sent == "Say"
+    assert sent + stream.rest(parse_tool_calls(text, TOOLS), text) == text

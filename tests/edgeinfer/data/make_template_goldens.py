@@ -54,6 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
     "three turns, system": {"messages": [SYSTEM, HELLO, ANSWER, AGAIN, REASONING, LAST]},
     "finished, system": {"messages": [SYSTEM, HELLO, ANSWER], "add_generation_prompt": False},
     "no thinking": {"messages": [HELLO], "variables": {"enable_thinking": False, "thinking": False}},
+    "past reasoning kept": {
+        "messages": [HELLO, {**ANSWER, "reasoning_content": "Let me see."}, LAST],
+        "variables": {"preserve_thinking": True, "truncate_history_thinking": False},
+    },
     "reasoning": {"messages": [HELLO, {**ANSWER, "reasoning_content": "Let me see."}, LAST]},
     "roles out of turn": {"messages": [HELLO, AGAIN, ANSWER, ANSWER]},
     "tools": {"messages": [SYSTEM, HELLO], "tools": [WEATHER]},

@@ -80,7 +80,11 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "mixtral": ("softmax", True, False),
         "olmoe": ("softmax", False, False),
         "qwen2moe": ("softmax", False, False),
+        "qwen35moe": ("softmax", True, False),
+        "qwen35moe-fused": ("softmax", True, False),
         "qwen3moe": ("softmax", True, False),
+        "qwen3next": ("softmax", True, False),
+        "qwen3next-legacy": ("softmax", True, False),
         "smallthinker": ("sigmoid", True, True),
         "smallthinker-softmax": ("softmax", True, True),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
+from edgeinfer.options import SamplingParams
 from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
@@ -205,6 +206,26 @@ def test_every_entry_has_a_description_and_a_source() -> None:
         assert entry.repository or entry.name == "tiny"
 
 
+CARD_PARAMETERS = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "repeat_penalty"}
+HYBRIDS = (
+    "qwen3.5-", "qwen3.6-", "qwen3.8-", "qwen3-next", "qwen3-coder-next", "nemotron-3", "lfm2-", "lfm2.5-",
+    "granite-4.0-h-", "falcon-h1-", "jamba-", "mamba-",
+)  # fmt: skip
+
+
+def test_every_hybrid_family_has_an_entry_whose_sampling_is_valid() -> None:
+    entries = read_registry()
+    for family in HYBRIDS:
+        members = [entry for name, entry in entries.items() if name.startswith(family)]
+        assert members, family
+        for entry in members:
+            SamplingParams.from_keywords(entry.sampling)
+            assert set(entry.sampling) <= CARD_PARAMETERS, entry.name
+            assert set(entry.size_bytes) | set(entry.sha256) <= set(entry.quants)
+    assert entries["qwen3.5-4b"].sampling["presence_penalty"] == 1.5
+    assert entries["llama-3.1-8b"].sampling == {}
+
+
 def write_own(folder: Path, text: str) -> Path:
     path = folder / "own.toml"
     path.write_text(text, encoding="utf-8")
@@ -245,6 +266,9 @@ WRONG = {
     "[x]\nfile = 'a'\nsize_bytes = 0": "[x]: size_bytes: saw 0, wanted a number of bytes",
     "[x]\nfile = 'a'\nsize_bytes.Q4_0 = 1": "[x]: size_bytes.Q4_0: not among the quants",
     "[x]\nfile = 'a'\ncontext = 'big'": "[x]: context: saw 'big', wanted a number of tokens",
+    "[x]\nfile = 'a'\nsampling = 1": "[x]: sampling: saw 1, wanted a table of sampling parameters",
+    "[x]\nfile = 'a'\nsampling.top_ks = 1": "[x]: sampling: top_ks: no such option; did you mean top_k?",
+    "[x]\nfile = 'a'\nsampling.top_p = 2": "[x]: sampling: top_p: saw 2, wanted a number from 0 to 1",
     "[x]\nfile = 'a'\nprompt_style = 'b'": "[x]: prompt_style: saw 'b', wanted raw or chat",
 }
 

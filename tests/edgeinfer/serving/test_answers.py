@@ -1,6 +1,7 @@
 """Chats, completions and embeddings over HTTP, with the openai client and plain requests."""
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ pytest.importorskip("starlette")
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
-from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
+from tests.edgeinfer.fake_engine import FIRST_BYTE, FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Fields, chat, events, fake, post
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +73,13 @@ async def test_a_response_follows_a_schema() -> None:
     assert "Unsatisfiable schema" in refused.json()["error"]["message"]
 
 
+async def contents(tools: list[Any], text: str) -> list[str]:
+    """The contents of the chunks of a streamed response with tools."""
+    output = await chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE))
+    deltas = [each["choices"][0]["delta"] for each in events(output.text)]
+    return [delta["content"] for delta in deltas if delta.get("content")]
+
+
 async def test_tool_calls_are_returned_complete_and_streamed() -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     text = '<tool_call>{"name": "look", "arguments": {"at": "ä"}}</tool_call>'
@@ -86,8 +94,12 @@ async def test_tool_calls_are_returned_complete_and_streamed() -> None:
     assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
         call["function"]
     ]
-    output = await chat({"tools": tools, "stream": True}, fake("No need.", template=TOOL_TEMPLATE))
-    assert events(output.text)[0]["choices"][0]["delta"]["content"] == "No need."
+    assert (await contents(tools, "No need."))[0] == "N"
+    assert "".join(await contents(tools, "No need. ")) == "No need. "
+    spoken = await contents(tools, f"I'll  look <here>.\n\n{text}")
+    assert len(spoken) > 10
+    assert "".join(spoken) == "I'll  look <here>."
+    assert await contents(tools, '{"a": 1}') == ['{"a": 1}']
     assert (await chat({"tools": tools, "tool_choice": "none"}, fake(text, template=TOOL_TEMPLATE))).json()[
         "choices"
     ][0]["message"]["content"] == text
@@ -186,3 +198,14 @@ def test_the_openai_client_works() -> None:
             client.chat.completions.create(messages=[{"role": "user", "content": "fox " * 5000}], **settings)
         with pytest.raises(openai.NotFoundError, match="this server has 'tiny'"):
             client.chat.completions.create(messages=HELLO, model="other")
+
+
+async def test_a_models_sampling_parameters_are_below_those_of_a_request() -> None:
+    async def content(**fields: Any) -> str:
+        model = fake("The fox.")
+        model.sampling = {"logit_bias": {FIRST_BYTE + ord("T"): -math.inf}}
+        found = (await chat({"max_tokens": 2, **fields}, model)).json()
+        return str(found["choices"][0]["message"]["content"])
+
+    assert not (await content()).startswith("T")
+    assert (await content(logit_bias={})) == "Th"

@@ -38,3 +38,21 @@ async def test_template_variables_reach_the_template() -> None:
     calm = (await chat(body, fake(template=SWITCH))).json()["usage"]["prompt_tokens"]
     assert calm > plain
     assert (await chat({**body, "reasoning_effort": "low"}, fake(template=SWITCH))).status_code == 200
+
+
+async def test_every_variable_of_a_hybrid_models_template_reaches_it() -> None:
+    template = "{{ enable_thinking }} {{ reasoning_effort }} {{ preserve_thinking }}|" + CHAT_TEMPLATE
+    variables = {"enable_thinking": False, "preserve_thinking": True}
+    model = fake(template=template)
+    seen: list[str] = []
+    decode = model.tokenizer.decode
+    body = {"max_tokens": 4, "chat_template_kwargs": variables, "reasoning_effort": "high"}
+    original = model.engine.append
+
+    def watched(ids: list[int], *rest: object) -> object:
+        seen.append(decode(ids))
+        return original(ids, *rest)  # type: ignore[arg-type]
+
+    model.engine.append = watched  # type: ignore[method-assign, assignment]
+    assert (await chat(body, model)).status_code == 200
+    assert "False high True|" in "".join(seen)

@@ -44,6 +44,40 @@ def test_an_unknown_replacement_is_an_error() -> None:
         Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"}, unknown_pre="other")
 
 
+HYBRID_FAMILIES = {
+    "qwen35": "qwen35",  # Qwen3.5, 3.6 and 3.8
+    "qwen2": "qwen2",  # Qwen3-Next
+    "lfm2": "llama-bpe",
+    "falcon-h1": "llama-bpe",
+    "tekken": "tekken",  # Nemotron-H, Nemotron 3, Jamba 1.6
+    "pixtral": "llama-bpe",
+    "dbrx": "dbrx",  # Granite 4
+    "refact": "starcoder",  # Granite, earlier conversions
+    "granite-docling": "gpt-2",
+    "mpt": "gpt-2",  # Mamba and Mamba 2 with the vocabulary of GPT-NeoX
+    "olmo": "gpt-2",
+    "gpt-2": "gpt-2",
+}
+
+
+@pytest.mark.parametrize("name", HYBRID_FAMILIES)
+def test_the_pre_tokenizers_of_hybrid_models_are_known(name: str) -> None:
+    assert pre_tokenizer(name) == pre_tokenizer(HYBRID_FAMILIES[name])
+
+
+def test_marks_belong_to_the_word_in_qwen35_and_not_in_qwen2() -> None:
+    text = "re\u0301sume\u0301 Vie\u0302\u0301t a\u0300a\u0300 12"
+    assert words("qwen35", text) == [
+        "re\u0301sume\u0301",
+        " Vie\u0302\u0301t",
+        " a\u0300a\u0300",
+        " ",
+        "1",
+        "2",
+    ]
+    assert words("qwen2", text)[:3] == ["re", "\u0301sume", "\u0301"]
+
+
 def test_a_missing_pre_tokenizer_gives_a_warning() -> None:
     assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).warnings[0]
 

@@ -90,6 +90,7 @@ STREAMING = {
     "nemotron_h": LayerSplit(False),
     "mamba-normed": LayerSplit(False),
     "jamba-moe": LayerSplit(True),
+    "nemotron_h_moe": LayerSplit(True),
     "many formats": LayerSplit(False),
 }
 

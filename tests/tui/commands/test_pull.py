@@ -208,6 +208,13 @@ def test_show_of_a_missing_model_shows_its_registry_entry(edgeinfer: CommandLine
     assert (shown["draft"], shown["here"], len(shown["files"])) == ("qwen3-0.6b", False, 4)
 
 
+def test_show_reports_the_sampling_parameters_of_a_model(edgeinfer: CommandLine, models: Path) -> None:
+    lines = [" ".join(line.split()) for line in edgeinfer("show", "qwen3.5-4b").out.splitlines()]
+    wanted = "temperature 1.0, top_p 0.95, top_k 20, min_p 0.0, presence_penalty 1.5"
+    assert f"sampling {wanted}" in lines
+    assert json.loads(edgeinfer("show", "qwen3.5-4b", "--json").out)["sampling"]["top_k"] == 20
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

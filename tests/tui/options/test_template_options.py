@@ -1,5 +1,6 @@
 """`--thinking` and `--template-arg`."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,24 @@ def test_options_the_template_lacks_give_a_one_line_error(
     assert outcome.code == code
     assert message in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_variables_and_levels_reach_the_template(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    path = tmp_path / "template.jinja"
+    names = ["messages[0].content", "enable_thinking", "reasoning_effort", "preserve_thinking"]
+    path.write_text("{{ raise_exception(" + " ~ ' ' ~ ".join(names) + ") }}")
+    options = [
+        "--thinking",
+        "high",
+        "--template-arg",
+        "preserve_thinking=true",
+        "--chat",
+        "--max-tokens",
+        "1",
+    ]
+    outcome = edgeinfer("run", "tiny", "Hi", "--chat-template", str(path), *options)
+    assert outcome.code == 1
+    assert "Hi True high True" in outcome.err

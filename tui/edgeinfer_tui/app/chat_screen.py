@@ -181,7 +181,9 @@ class ChatScreen(Screen[None]):
                 self.chat.settings = selected.generation
                 self.chat.set_system(selected.system)
 
-        self.app.push_screen(SettingsScreen(self.chat.session.system, self.chat.settings), take)
+        model = self.chat.thread.model
+        defaults = model.sampling if model else None
+        self.app.push_screen(SettingsScreen(self.chat.session.system, self.chat.settings, defaults), take)
 
     def action_system(self) -> None:
         if self._argument:

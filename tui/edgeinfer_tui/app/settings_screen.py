@@ -1,5 +1,6 @@
 """Screen to view and change the system prompt and the sampling parameters."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,9 +53,12 @@ class SettingsScreen(ModalScreen[SavedSettings | None]):
         Binding("ctrl+s", "save", "save", priority=True),
     ]
 
-    def __init__(self, system: str | None, generation: dict[str, Any]) -> None:
+    def __init__(
+        self, system: str | None, generation: dict[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """`defaults`: those of the model, shown in empty fields."""
         super().__init__()
-        self._system, self._before = system, generation
+        self._system, self._before, self._defaults = system, generation, defaults or {}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
@@ -69,7 +73,9 @@ class SettingsScreen(ModalScreen[SavedSettings | None]):
                     yield Label(name.replace("_", " "))
                     yield Input(
                         "" if value is None else str(value),
-                        placeholder=command_options("chat")[name].shown_default,
+                        placeholder=str(
+                            self._defaults.get(name, command_options("chat")[name].shown_default)
+                        ),
                         compact=True,
                         id=name,
                     )

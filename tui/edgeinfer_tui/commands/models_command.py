@@ -169,7 +169,7 @@ def show(
       edgeinfer show tiny --json | jq .metadata
     """
     from edgeinfer.errors import NotPulledError
-    from edgeinfer.model_config.support import model_support, open_model
+    from edgeinfer.model_config.support import model_support, open_model, recurrent_layers
     from edgeinfer.registry.registry import find_model
     from edgeinfer_tui.output import file_report
 
@@ -180,7 +180,12 @@ def show(
         return
     with open_model(model_file.path, model_file.name) as file:
         report = file_report.file_report(
-            file, model_file.name, model_file.size_bytes, str(model_support(file))
+            file,
+            model_file.name,
+            model_file.size_bytes,
+            str(model_support(file)),
+            recurrent_layers(file),
+            model_file.sampling,
         )
         if not tensors:
             del report["tensors"]
@@ -193,6 +198,7 @@ def show(
 def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
     """Print the registry entry of a model whose files aren't on this disk."""
     from edgeinfer.registry.registry import read_registry
+    from edgeinfer_tui.output import file_report
 
     entry = read_registry()[missing.name.partition(":")[0]]
     lines = [
@@ -203,6 +209,7 @@ def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
         ("from", entry.url or f"hf:{entry.repository}"),
         ("draft", entry.draft or ""),
         ("good for", entry.notes),
+        ("sampling", file_report.shown_sampling(entry.sampling)),
     ]
     files = []
     for quant in entry.quants:
@@ -212,6 +219,7 @@ def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
         lines.append((quant or "file", ", ".join(filter(None, [entry.file_of(quant), *known]))))
     if as_json:
         facts: dict[str, object] = {name.replace(" ", "_"): value or None for name, value in lines[:7]}
+        facts["sampling"] = dict(entry.sampling)
         print(json.dumps({**facts, "files": files, "here": False}, indent=2))
     else:
         print_pairs([(name, value) for name, value in lines if value])

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, shown_bytes
 
 LONGEST_ARRAY = 16
+NOTHING: Mapping[str, Any] = {}
 
 # The most important values: (label, metadata key without the architecture prefix).
 METADATA_KEYS = (
@@ -45,8 +46,17 @@ class FileMetadata(Protocol):
     def tensors(self) -> Mapping[str, TensorMetadata]: ...
 
 
-def file_report(file: FileMetadata, name: str, size_bytes: int, runs_with: str) -> dict[str, Any]:
-    """Everything that `show` prints, as JSON values. `runs_with`: the engine that runs the file."""
+def file_report(
+    file: FileMetadata,
+    name: str,
+    size_bytes: int,
+    runs_with: str,
+    layers: Mapping[str, int] = NOTHING,
+    sampling: Mapping[str, Any] = NOTHING,
+) -> dict[str, Any]:
+    """Everything that `show` prints, as JSON values. `runs_with`: the engine that runs the file; `layers`:
+    its recurrent layers; `sampling`: the model's defaults.
+    """
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     tensor_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -60,9 +70,11 @@ def file_report(file: FileMetadata, name: str, size_bytes: int, runs_with: str) 
         "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
-        "facts": {label: _plain(value) for label, value in values.items() if value is not None},
+        "facts": {label: _plain(value) for label, value in values.items() if value is not None}
+        | dict(layers),
         "vocabulary": _vocabulary(file.metadata),
         "chat_template": "tokenizer.chat_template" in file.metadata,
+        "sampling": dict(sampling),
         "tensor_types": _by_type(file.tensors),
         "metadata": {key: _plain(file.metadata[key]) for key in file.metadata},
         "tensors": [
@@ -92,9 +104,10 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("architecture", one_line(report["architecture"])),
             ("runs with", one_line(report["runs_with"])),
             ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
-            *((label, one_line(value)) for label, value in report["facts"].items()),
+            *(_fact(label, value) for label, value in report["facts"].items()),
             ("vocabulary", f"{vocabulary['tokens']} tokens, {vocabulary['model']} ({vocabulary['pre']})"),
             ("chat template", "yes" if report["chat_template"] else "no"),
+            *([("sampling", shown_sampling(report["sampling"]))] if report["sampling"] else []),
         ]
     )
     _print_types(report["tensor_types"])
@@ -110,6 +123,17 @@ def print_report(report: Mapping[str, Any]) -> None:
             ],
             right={3},
         )
+
+
+def _fact(label: str, value: Any) -> tuple[str, str]:
+    """A label and the text of its value."""
+    name = label.removesuffix(" bytes")
+    return (label, one_line(value)) if name == label else (name, f"{shown_bytes(value)} at any context")
+
+
+def shown_sampling(sampling: Mapping[str, Any]) -> str:
+    """Sampling parameters as text."""
+    return ", ".join(f"{name} {value}" for name, value in sampling.items())
 
 
 def _print_types(types: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def _routed(
     spec, w, rows = residual.block, weights.block, builder.workspace.rows
     scores, scores_stride = rows("expert.scores")
     ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * spec.experts_per_token)
-    first_readers = [w.ffn_gate_inp, w.ffn_up_exps, w.ffn_gate_exps]
+    first_readers = [w.ffn_gate_inp, *_first_stacks(w)]
     if w.shared is not None:
         first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
     return builder.arena.fill(
@@ -62,6 +62,7 @@ def _routed(
         ids=ids,
         ids_stride=ids_stride,
         weights=rows("expert.weights")[0],
+        **_selection(builder, w),
         normed=builder.input("normed", builder.width, first_readers),
         **_own(builder, residual, weights),
         **_pre_attention(builder, residual, w),
@@ -84,7 +85,7 @@ def _given(
         ids_stride=routing.stride,
         weights=options.expert_weights,
         requests=0 if options.requests is None else builder.arena.keep(options.requests),
-        normed=builder.input("normed", builder.width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        normed=builder.input("normed", builder.width, _first_stacks(w)),
         **_own(builder, residual, weights),
     )
 
@@ -102,16 +103,29 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
         "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
-        "gathered": _assignment_input(builder, "expert.gathered", width, [w.ffn_up_exps, w.ffn_gate_exps]),
+        "gathered": _assignment_input(builder, "expert.gathered", width, _first_stacks(w)),
         "hidden": _assignment_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
         "gate": rows("expert.gate")[0],
-        "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias),
+        "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias) if w.ffn_gate_exps else 0,
         "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
         "down_matrix": builder.matrix(w.ffn_down_exps, w.ffn_down_exps_bias),
         "out": rows("expert.out")[0],
         "out_stride": lines(4 * padded(width)),
         **builder.scratch(),
     }
+
+
+def _first_stacks(w: MoeWeights) -> list[Matrix]:
+    """The stacked matrices that read the normed rows."""
+    return [w.ffn_up_exps, *([w.ffn_gate_exps] if w.ffn_gate_exps else [])]
+
+
+def _selection(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
+    if w.exp_probs_b is None:
+        return {}
+    selection, stride = builder.workspace.rows("expert.selection")
+    bias = builder.arena.keep(padded_vector(w.exp_probs_b))
+    return {"selection": selection, "selection_stride": stride, "selection_bias": bias}
 
 
 def _assignment_input(
@@ -137,11 +151,10 @@ def _shared(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
         return {}
     rows = builder.workspace.rows
     shared: FeedForwardWeights = w.shared
-    assert shared.ffn_gate is not None
     gate, _ = rows("gate")
     out, out_stride = rows("projected")
     return {
-        "shared_gate_matrix": builder.matrix(shared.ffn_gate),
+        "shared_gate_matrix": builder.matrix(shared.ffn_gate) if shared.ffn_gate else 0,
         "shared_up_matrix": builder.matrix(shared.ffn_up),
         "shared_down_matrix": builder.matrix(shared.ffn_down),
         "shared_hidden": builder.input("hidden", shared.ffn_up.rows, [shared.ffn_down]),

@@ -47,7 +47,7 @@ def has_granules(w: DeviceExperts) -> bool:
 
 def inactive_bytes(w: DeviceExperts) -> int:
     """Bytes of the experts that not every token reads."""
-    stacks: int = sum(4 * part.numel() for stack in (w.gate, w.up, w.down) for part in stack.parts)
+    stacks: int = sum(4 * part.numel() for stack in w.stacks.matrices for part in stack.parts)
     return stacks - stacks * w.experts_per_token // w.count
 
 
@@ -96,11 +96,13 @@ def decode(
         space.routing.scores.stride(0),
         space.routing.ids,
         space.routing.weights,
+        launches.or_nothing(w.selection_bias),
         spec.scale,
         COUNT=spec.experts,
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         GATING=GATINGS[spec.gating],
         NORMALIZED=spec.normalized,
+        BIASED=w.selection_bias is not None,
         warps=1,
     )
     if stage:
@@ -139,12 +141,13 @@ def _shared(
 def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, tokens: int) -> None:
     launches, space = step.launches, step.space("moe")
     out, shape, blocks = space.expert_hidden, launches.tuning.gated, source.activations.blocks
-    tiles, code = (w.gate.shapes.tile, w.up.shapes.tile), int(ACTIVATIONS[spec.activation])
+    gate, has_gate, has_bias = w.gate or w.up, w.gate is not None, w.up_bias is not None
+    tiles, code = (gate.shapes.tile, w.up.shapes.tile), int(ACTIVATIONS[spec.activation])
     at_once = shape.step_for(blocks)
     launches.launch(
         expert_gated_kernel,
         (w.hidden // ROWS, tokens * spec.experts_per_token),
-        w.gate.parts,
+        gate.parts,
         w.up.parts,
         source.activations.words,
         out.words,
@@ -155,7 +158,7 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         EXPERT_ROWS=w.hidden,
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         HIDDEN=out.config,
-        GATED=GatedConfig(*tiles, has_gate=True, has_bias=w.up_bias is not None, activation=code),
+        GATED=GatedConfig(*tiles, has_gate, has_bias, code),
         SOURCE=launches.source_config(source),
         GEMV=GemvConfig(at_once, at_once, 1),
         warps=shape.warps_for(blocks),

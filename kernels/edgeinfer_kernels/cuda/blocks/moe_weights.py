@@ -22,15 +22,19 @@ from edgeinfer_kernels.stages import Shard
 
 @dataclass(frozen=True)
 class ExpertStacks:
-    """The stacked matrices of some experts, and their stacked biases."""
+    """The stacked matrices of some experts, and their stacked biases; gate None: there is none."""
 
     count: int
-    gate: DeviceMatrix
+    gate: DeviceMatrix | None
     up: DeviceMatrix
     down: DeviceMatrix
     gate_bias: Tensor | None
     up_bias: Tensor | None
     down_bias: Tensor | None
+
+    @property
+    def matrices(self) -> Sequence[DeviceMatrix]:
+        return [*([] if self.gate is None else [self.gate]), self.up, self.down]
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class DeviceExperts:
     `here`: number of experts on the device; `slots` (2, experts) int32: slot of
     each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
     those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
-    feed-forward for every token, `shared_router` the row of its gate.
+    feed-forward for every token, `shared_router` the row of its gate. `selection_bias`: `exp_probs_b`.
     """
 
     count: int
@@ -51,7 +55,8 @@ class DeviceExperts:
     router: DeviceMatrix
     router_rows: Tensor
     router_bias: Tensor | None
-    gate: DeviceMatrix
+    selection_bias: Tensor | None
+    gate: DeviceMatrix | None
     up: DeviceMatrix
     down: DeviceMatrix
     gate_bias: Tensor | None
@@ -79,7 +84,7 @@ class DeviceExperts:
 
     @property
     def inputs(self) -> Sequence[DeviceMatrix]:
-        matrices = [self.up, self.gate, self.router]
+        matrices = [self.up, *([] if self.gate is None else [self.gate]), self.router]
         matrices += [] if self.shared is None else self.shared.inputs
         return matrices if self.shared_router is None else [*matrices, self.shared_router]
 
@@ -133,7 +138,8 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, shards: Sequence[
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),
         router_bias=builder.vector(w.ffn_gate_inp_bias, padded_rows(w.ffn_gate_inp.rows)),
-        gate=builder.matrix(w.ffn_gate_exps),
+        selection_bias=builder.vector(w.exp_probs_b),
+        gate=None if w.ffn_gate_exps is None else builder.matrix(w.ffn_gate_exps),
         up=builder.matrix(w.ffn_up_exps),
         down=builder.matrix(w.ffn_down_exps),
         gate_bias=builder.vector(w.ffn_gate_exps_bias),

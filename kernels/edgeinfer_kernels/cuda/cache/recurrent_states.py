@@ -96,17 +96,17 @@ class HostStates:
 
     def fetch(self, index: BlockIndex, start: int, tokens: int) -> RecurrentState:
         """The state of a block before a chunk, in slot 0; the chunk writes slot 1."""
-        there, step = self._states[index], self._slots.begin(start, tokens)
-        here = self._view(self._shapes[index])
-        here.ring.copy_(torch.from_numpy(there.ring))
-        here.slots[0].copy_(torch.from_numpy(there.slots[step.source]))
-        return here
+        host_state, step = self._states[index], self._slots.begin(start, tokens)
+        device_state = self._view(self._shapes[index])
+        device_state.ring.copy_(torch.from_numpy(host_state.ring))
+        device_state.slots[0].copy_(torch.from_numpy(host_state.slots[step.source]))
+        return device_state
 
-    def put_back(self, index: BlockIndex, here: RecurrentState, start: int, tokens: int) -> None:
+    def put_back(self, index: BlockIndex, device_state: RecurrentState, start: int, tokens: int) -> None:
         """Copy the state after a chunk to the CPU."""
-        there, step = self._states[index], self._slots.begin(start, tokens)
-        torch.from_numpy(there.ring).copy_(here.ring)
-        torch.from_numpy(there.slots[step.target]).copy_(here.slots[1])
+        host_state, step = self._states[index], self._slots.begin(start, tokens)
+        torch.from_numpy(host_state.ring).copy_(device_state.ring)
+        torch.from_numpy(host_state.slots[step.target]).copy_(device_state.slots[1])
 
     def _view(self, shape: RecurrentShape) -> RecurrentState:
         """The device memory in a block's shape."""

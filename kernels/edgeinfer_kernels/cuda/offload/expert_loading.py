@@ -86,13 +86,13 @@ class CountingHost(Protocol):
 
 
 class ExpertCacheLayer(NamedTuple):
-    """A layer with an expert cache: its part on the device, all its weights, the matrices gate, up and down
-    in host memory, and the request counts of the experts.
+    """A layer with an expert cache: its part on the device, all its weights, the stacked matrices of the
+    experts (`MoeWeights.stacks`) in host memory, and the request counts of the experts.
     """
 
     here: DeviceExperts
     weights: MoeWeights
-    memories: tuple[Tensor, Tensor, Tensor]
+    memories: tuple[Tensor, ...]
     requests: Counts
 
     @classmethod
@@ -100,11 +100,8 @@ class ExpertCacheLayer(NamedTuple):
         cls, here: DeviceExperts, weights: MoeWeights, requests: Counts, host: CountingHost
     ) -> "ExpertCacheLayer":
         """`weights` in the layout of the host."""
-        gate, up, down = (
-            torch.from_numpy(host.memory_of(stack))
-            for stack in (weights.ffn_gate_exps, weights.ffn_up_exps, weights.ffn_down_exps)
-        )
-        return cls(here, weights, (gate, up, down), requests)
+        memories = tuple(torch.from_numpy(host.memory_of(stack)) for stack in weights.stacks())
+        return cls(here, weights, memories, requests)
 
 
 class Packer:
@@ -218,10 +215,10 @@ class ExpertCache:
 
     @staticmethod
     def _stacks(layer: ExpertCacheLayer) -> list[tuple[Matrix, Tensor, DeviceMatrix]]:
-        """Gate, up and down: all experts in the file, the host memory, and the device matrix."""
-        here, w = layer.here, layer.weights
-        stacks = w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps
-        return list(zip(stacks, layer.memories, (here.gate, here.up, here.down), strict=True))
+        """Up, down and gate: all experts in the file, the host memory, and the device matrix."""
+        here = layer.here
+        there = [here.up, here.down, *([] if here.gate is None else [here.gate])]
+        return list(zip(layer.weights.stacks(), layer.memories, there, strict=True))
 
     @staticmethod
     def _steps(stack: Matrix) -> list[int]:
@@ -293,7 +290,7 @@ class ExpertCache:
             return
         here, w = self._layers[change.layer][:2]
         for held, values, stack in (
-            (here.gate_bias, w.ffn_gate_exps_bias, w.ffn_gate_exps),
+            (here.gate_bias, w.ffn_gate_exps_bias, w.ffn_up_exps),
             (here.up_bias, w.ffn_up_exps_bias, w.ffn_up_exps),
             (here.down_bias, w.ffn_down_exps_bias, w.ffn_down_exps),
         ):

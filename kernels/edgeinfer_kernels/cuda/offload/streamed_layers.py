@@ -134,7 +134,8 @@ class StreamedLayers(DeviceBuilder):
         return Stack(tuple(streamed))
 
     def _stacks(self, w: MoeWeights) -> ExpertStacks:
-        gate, up, down = map(self.matrix, (w.ffn_gate_exps, w.ffn_up_exps, w.ffn_down_exps))
+        gate = None if w.ffn_gate_exps is None else self.matrix(w.ffn_gate_exps)
+        up, down = self.matrix(w.ffn_up_exps), self.matrix(w.ffn_down_exps)
         biases = (w.ffn_gate_exps_bias, w.ffn_up_exps_bias, w.ffn_down_exps_bias)
         return ExpertStacks(w.ffn_up_exps.experts, gate, up, down, *map(self.vector, biases))
 

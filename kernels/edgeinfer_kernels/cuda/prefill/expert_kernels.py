@@ -10,7 +10,7 @@ import triton.language as tl
 from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM
 from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, inverse_norms
 from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
-from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
+from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -32,15 +32,17 @@ def select_experts_kernel(
     stride,
     ids,
     weights,
+    bias,
     scale,
     COUNT: tl.constexpr,
     EXPERTS_PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr,
     NORMALIZED: tl.constexpr,
+    BIASED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """ids and weights (tokens, USED) from scores (tokens, stride), as `reference.route`; one program per
-    token.
+    token. BIASED: weight + bias is what is selected by.
 
     NaN scores count as the lowest. Reads 4·COUNT bytes per token, writes 8·USED.
     """
@@ -57,7 +59,10 @@ def select_experts_kernel(
         weight = 1.0 / (1.0 + tl.exp(-score))
     else:
         weight = tl.where(inside, tl.exp(score - top), 0.0)
-    left = tl.where(inside, score, float("-inf"))
+    rank = score
+    if BIASED:
+        rank = weight + tl.load(bias + expert, mask=inside, other=0.0)
+    left = tl.where(inside, rank, float("-inf"))
     for _ in range(EXPERTS_PER_TOKEN):
         best_expert = tl.argmax(left, axis=0)
         left = tl.where(expert == best_expert, float("-inf"), left)
@@ -73,7 +78,7 @@ def select_experts_kernel(
     if NORMALIZED:
         weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
-    left = tl.where(inside, score, float("-inf"))
+    left = tl.where(inside, rank, float("-inf"))
     for slot in range(EXPERTS_PER_TOKEN):
         best_expert = tl.argmax(left, axis=0)
         left = tl.where(expert == best_expert, float("-inf"), left)
@@ -102,8 +107,8 @@ def expert_gated_kernel(
     GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """hidden = activation(gate·h) · (up·h) of a token's selected expert; program (16 rows, token·USED +
-    slot).
+    """hidden = activation(gate·h) · (up·h) of a token's selected expert, or activation(up·h) without a gate;
+    program (16 rows, token·USED + slot).
 
     Skips expert ids below 0, which are on another device. Reads sixteen rows of both matrices once per
     assignment; writes 12 words per 32 hidden values.
@@ -119,8 +124,13 @@ def expert_gated_kernel(
     row = expert * EXPERT_ROWS + program * ROWS
     words = SOURCE.planes * BLOCKS
     read = activations + token * words
-    ahead = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
-    gates, ups = project_pair(gate, up, ahead, read, words, row, BLOCKS, GEMV, GATED)
+    if GATED.has_gate:
+        pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
+        gates, ups = project_pair(gate, up, pair, read, words, row, BLOCKS, GEMV, GATED)
+    else:
+        UP: tl.constexpr = GATED.up
+        ups = project(up, load_ahead(up, row, BLOCKS, GEMV, UP), read, words, row, BLOCKS, GEMV, UP)
+        gates = ups
     if SOURCE.norm == ROOT_MEAN_SQUARE:
         own = SumSquares(sum_squares.sums + token * SOURCE.programs, sum_squares.epsilon)
         inverse = inverse_norms(own, 1, SOURCE)
@@ -129,7 +139,10 @@ def expert_gated_kernel(
         rows = (row + tl.arange(0, 16))[None, :]
         ups += tl.load(up_bias + rows)
         gates += tl.load(gate_bias + rows)
-    value = activate_gated(gates, ups, GATED.activation)
+    if GATED.has_gate:
+        value = activate_gated(gates, ups, GATED.activation)
+    else:
+        value = activate(ups, GATED.activation)
     one = tl.arange(0, 1)
     quantize(value, hidden, program + one, one == 0, HIDDEN, assignment + one)
 

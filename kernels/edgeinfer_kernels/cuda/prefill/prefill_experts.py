@@ -107,7 +107,7 @@ class PrefillExperts:
         floats *= h.scales[:, None]
         if not spec.pre_attention_router:
             self.score(w, floats)
-        self._choose(spec, tokens)
+        self._choose(spec, w, tokens)
         assigned = tokens * spec.experts_per_token
         ids, weights = self._routing.ids[:assigned], self._routing.weights[:assigned]
         if send is not None:
@@ -124,12 +124,13 @@ class PrefillExperts:
             self._add_selected(spec, w, assignments, h, sent, total)
         return total
 
-    def _choose(self, spec: MoeSpec, tokens: int) -> None:
+    def _choose(self, spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
         space = self._routing
         select_experts_kernel[(tokens,)](
-            space.scores, space.scores.stride(0), space.ids, space.weights, spec.scale,
+            space.scores, space.scores.stride(0), space.ids, space.weights,
+            space.scores if w.selection_bias is None else w.selection_bias, spec.scale,
             COUNT=spec.experts, EXPERTS_PER_TOKEN=spec.experts_per_token, GATING=GATINGS[spec.gating],
-            NORMALIZED=spec.normalized,
+            NORMALIZED=spec.normalized, BIASED=w.selection_bias is not None,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 
@@ -179,7 +180,7 @@ class PrefillExperts:
         """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
         per slot.
         """
-        max_experts = min(self._experts_at_once(stacks, m) for m in (stacks.gate, stacks.up, stacks.down))
+        max_experts = min(self._experts_at_once(stacks, m) for m in stacks.matrices)
         max_rows = self._products.expert_rows
         at = sum(counts[:first_slot])
         first = at
@@ -227,12 +228,15 @@ class PrefillExperts:
         both = products.floats(2, count, hidden)
         biases = stacks.up_bias, stacks.gate_bias
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
+            if matrix is None:
+                continue
             self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
             if bias is not None:
                 of_row = assignments.row_slots[batch.first : batch.first + count] - batch.first_slot
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
-        activation_rows(both[1], both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
+        gate = None if stacks.gate is None else both[1]
+        activation_rows(gate, both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
         self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
         add_experts(

@@ -79,11 +79,12 @@ def delta_convolution_kernel(
     wait_for_producers(DEPENDENT)
     row, head = tl.program_id(0), tl.program_id(1)
     pending = step_pending(words)
+    DIMENSIONS: tl.constexpr = NET.dimensions
     if row < pending + step_tokens(words):
-        dimension = tl.arange(0, NET.dimensions)
+        dimension = tl.arange(0, DIMENSIONS)
         mask = dimension < NET.head_dim
         offsets = head * NET.head_dim + dimension
-        total = tl.zeros((NET.dimensions,), tl.float32)
+        total = tl.zeros((DIMENSIONS,), tl.float32)
         for tap in tl.static_range(TAPS):
             token = row - pending + tap - (TAPS - 1)
             value = load_row(rows, state, words, token, offsets, mask, CONFIG)
@@ -208,17 +209,17 @@ def delta_chunk_kernel(
         decay = tl.cumsum(g, axis=0)
         end = tl.sum(g, axis=0)
         between = tl.exp(tl.where(index[:, None] >= index[None, :], decay[:, None] - decay[None, :], 0.0))
-        kk = tl.dot(k, tl.trans(k), input_precision="ieee") * between
+        kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
         lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
         factor = tl.exp(decay)[:, None]
-        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="ieee"))
+        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
         delta = _substitute(lower, right, COUNT)
-        qk = tl.dot(q, tl.trans(k), input_precision="ieee") * between
+        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
         qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
-        result = factor * tl.dot(q, matrix, input_precision="ieee")
-        result += tl.dot(qk, delta, input_precision="ieee")
+        result = factor * tl.dot(q, matrix, input_precision="tf32x3")
+        result += tl.dot(qk, delta, input_precision="tf32x3")
         rest = k * tl.exp(end - decay)[:, None]
-        matrix = tl.exp(end) * matrix + tl.dot(tl.trans(rest), delta, input_precision="ieee")
+        matrix = tl.exp(end) * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
         at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)
         at += (head * NET.head_dim + column)[None, :]
         tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
@@ -256,12 +257,13 @@ def gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, row_scale
 
     Written with scale 1 first; a row that needs another scale is computed again.
     """
+    DIMENSIONS: tl.constexpr = NET.dimensions
     token = tl.program_id(0).to(tl.int64)
-    dimension = tl.arange(0, NET.dimensions)
+    dimension = tl.arange(0, DIMENSIONS)
     mask = dimension < NET.head_dim
     z_scale = tl.load(scales + token)
     to = out + token * (NET.value_heads * NET.head_dim) + dimension
-    largest = tl.zeros((NET.dimensions,), tl.float32)
+    largest = tl.zeros((DIMENSIONS,), tl.float32)
     for head in range(NET.value_heads):
         y = _gated_head(values, z, z_scale, weight, epsilon, token, stride, head, dimension, mask, NET)
         largest = tl.maximum(largest, tl.abs(y))

@@ -4,15 +4,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, MoeSpec
+from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.blocks.feed_forward import dense
-from edgeinfer_kernels.reference.step import Array, BlockStep
+from edgeinfer_kernels.reference.step import Array, BlockStep, sigmoid
 
 
 def forward(step: BlockStep, h: Array) -> Array:
     """Σ weight · expert(h) of the selected experts, plus the shared expert."""
     spec, w = step.spec, step.weights
     router_input = step.layer_input if spec.pre_attention_router else h
-    selected, weights = route(step.times(router_input, w.ffn_gate_inp, w.ffn_gate_inp_bias), spec)
+    scores = step.times(router_input, w.ffn_gate_inp, w.ffn_gate_inp_bias)
+    selected, weights = route(scores, spec, w.exp_probs_b)
     if step.routing is not None:
         step.routing.ids[step.index.layer, : len(h), : spec.experts_per_token] = selected
     y = np.zeros_like(h)
@@ -32,11 +34,12 @@ def softmax(scores: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
-def route(scores: Array, spec: MoeSpec) -> tuple[npt.NDArray[np.int64], Array]:
+def route(scores: Array, spec: MoeSpec, bias: Vector | None = None) -> tuple[npt.NDArray[np.int64], Array]:
     """Experts (tokens, experts_per_token), highest score first, and their weights, from scores (tokens,
-    experts).
+    experts). `bias` (experts,): of the selection.
     """
-    selected = np.argsort(-scores, axis=1, kind="stable")[:, : spec.experts_per_token]
+    ranks = scores if bias is None else sigmoid(scores) + bias
+    selected = np.argsort(-ranks, axis=1, kind="stable")[:, : spec.experts_per_token]
     if spec.gating == "softmax_of_selected":
         weights = softmax(np.take_along_axis(scores, selected, axis=1))
     else:

@@ -224,7 +224,7 @@ def test_device_samples_have_the_distribution_of_host_samples(device: str) -> No
 
 
 def test_an_invalid_candidate_capacity_is_refused(device: str) -> None:
-    with pytest.raises(ValueError, match="kept: saw 48, wanted a power of two from 2 to 256"):
+    with pytest.raises(ValueError, match="top_count: saw 48, wanted a power of two from 2 to 256"):
         SamplingBuffers.allocate(1, 100, device, 48)
-    with pytest.raises(ValueError, match="kept: saw 512, wanted a power of two from 2 to 256"):
+    with pytest.raises(ValueError, match="top_count: saw 512, wanted a power of two from 2 to 256"):
         SamplingBuffers.allocate(1, 100, device, 512)

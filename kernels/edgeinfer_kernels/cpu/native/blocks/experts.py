@@ -32,7 +32,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
-from edgeinfer_kernels.cpu.native.simd.vector_math import activate_gated, sigmoid, sum_of_products
+from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated, sigmoid, sum_of_products
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
@@ -136,7 +136,9 @@ def add_expert_bias(value, matrix, expert, i):
 
 @device_function
 def activate_experts(pool, counter, block, tokens):
-    """Phase: hidden = activation(gate)·up of every assignment, in the input format of W_down; in pieces."""
+    """Phase: hidden = activation(gate)·up of every assignment, or activation(up) without a gate, in the input
+    format of W_down; in pieces.
+    """
     hidden = block.hidden
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
@@ -157,9 +159,13 @@ def activate_experts(pool, counter, block, tokens):
         up = hidden.floats + row_index * stride
         gate = block.gate + row_index * stride
         for i in range(first, last, 16):
-            gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
             value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
-            store_floats(up + 4 * i, activate_gated(code, gated, value))
+            if gate_matrix.address != 0:
+                gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
+                value = activate_gated(code, gated, value)
+            else:
+                value = activate(code, value)
+            store_floats(up + 4 * i, value)
         write_activations_from(up, hidden, start, row_index - start, entry.assignments, first, last)
 
 
@@ -258,7 +264,8 @@ def project_shared(pool, thread, block, tokens, normed, scratch):
     gate = block.shared_gate
     up = hidden.floats
     gate_matrix = block.shared_gate_matrix
-    project(pool, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
+    if gate_matrix.address != 0:
+        project(pool, 7, thread, tokens, gate_matrix, normed, gate, stride, scratch)
     up_matrix = block.shared_up_matrix
     project(pool, 8, thread, tokens, up_matrix, normed, up, stride, scratch)
 
@@ -330,7 +337,8 @@ def add_experts(pool, thread, block, step_args, scratch):
     source = block.gathered if tokens > 1 else normed
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
-    project_experts(pool, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
+    if gate_matrix.address != 0:
+        project_experts(pool, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
     project_experts(pool, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
         project_shared(pool, thread, block, tokens, normed, scratch)

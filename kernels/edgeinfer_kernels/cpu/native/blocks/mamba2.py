@@ -54,7 +54,7 @@ def convolve_columns(block, step_args, token, first, last, out):
 
 @device_function
 def write_deltas(block, row):
-    """Δ of a token of this step, in place of its projection in the row."""
+    """Replace the projection of a token of this step by its Δ, in its row."""
     deltas = row + block.dt_at
     for i in range(0, block.heads, 16):
         bias = load_floats(block.dt_bias + 4 * i)

@@ -43,6 +43,19 @@ def take_best(scores, count, experts_per_token, ids, weights, taken):
 
 
 @device_function
+def take_biased(block, scores, selection, ids, weights, taken):
+    """As `take_best` of sigmoid(score) + bias; `weights` become the scores of the selected experts."""
+    experts_per_token = block.experts_per_token
+    for i in range(0, block.count, 16):
+        bias = load_floats(block.selection_bias + 4 * i)
+        store_floats(selection + 4 * i, add(sigmoid(load_floats(scores + 4 * i)), bias))
+    take_best(selection, block.count, experts_per_token, ids, weights, taken)
+    for slot in range(experts_per_token):
+        score = load_f32(scores + 4 * load_i64(ids + 8 * slot))
+        store_f32(weights + 4 * slot, score)
+
+
+@device_function
 def sum_of_exponentials(scores, count, top):
     """Σ e^(score - top)."""
     total = np.float32(0)
@@ -94,7 +107,11 @@ def select_experts(pool, counter, block, step_args, scratch):
                 store_floats(scores + 4 * i, add(load_floats(scores + 4 * i), load_floats(bias + 4 * i)))
         ids = block.ids + token * block.ids_stride
         weights = block.weights + 4 * experts_per_token * token
-        take_best(scores, count, experts_per_token, ids, weights, scratch)
+        if block.selection_bias != 0:
+            selection = block.selection + token * block.selection_stride
+            take_biased(block, scores, selection, ids, weights, scratch)
+        else:
+            take_best(scores, count, experts_per_token, ids, weights, scratch)
         expert_weights_from_scores(block, scores, weights)
 
 
