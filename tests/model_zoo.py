@@ -223,31 +223,6 @@ ZOO: dict[str, RandomModel] = {
     ),
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
-    "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
-    "mamba2-groups": RandomModel(
-        "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
-    ),
-    "granitehybrid": RandomModel(
-        "granitehybrid",
-        layers=4,
-        hybrid=mamba_layers("mmam", 4, 32, 32),
-        extra={
-            "rope.scaling.finetuned": False,
-            "logit_scale": 6.0,
-            "residual_scale": 0.22,
-            "embedding_scale": 3.0,
-            "attention.scale": 0.1,
-        },
-    ),
-    "granitehybrid-moe": RandomModel(
-        "granitehybrid",
-        experts=8,
-        experts_per_token=3,
-        shared_length=64,
-        hybrid=mamba_layers("mam", 8, 16, 16),
-        extra={"logit_scale": 2.0},
-    ),
-    "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
     "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
     "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),
     "rwkv7": RandomModel("rwkv7", width=128, hybrid=rwkv7(64, (32, 32, 32, 64))),

@@ -58,7 +58,7 @@ def recurrent_layers(file: GGUFFile) -> dict[str, int]:
     of the state, which are the same for any context. Empty for other models.
     """
     try:
-        spec = ModelConfig.from_metadata(file.metadata, embedding_rows(file)).specification().with_slots()
+        spec = read_config(file).specification().with_slots()
     except UnsupportedModelError:
         return {}
     if not spec.is_recurrent:

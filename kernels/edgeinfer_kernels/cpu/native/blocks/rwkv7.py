@@ -185,7 +185,7 @@ def activate_low(pool, counter, block, tokens):
 
 @device_function
 def prepare_head(block, step_args, token, head):
-    """w, k, v, κ and κ·a of a head of a token in its row of the state, in place of the projections; v of the
+    """w, k, v, κ and κ·a of a head of a token in its row of the state, where the projections were; v of the
     first layer to `first_value`.
     """
     part = block.part_bytes
