@@ -75,9 +75,13 @@ def test_each_architecture_has_its_expert_gating() -> None:
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
         "gpt-oss": ("softmax_of_selected", False, False),
+        "granitehybrid-moe": ("softmax", True, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
+        "jamba-moe": ("softmax", False, False),
+        "lfm2moe": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
+        "nemotron_h_moe": ("sigmoid", True, False),
         "olmoe": ("softmax", False, False),
         "qwen2moe": ("softmax", False, False),
         "qwen35moe": ("softmax", True, False),
