@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_hybrids import delta_net, mamba_layers
+from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -223,5 +223,16 @@ ZOO: dict[str, RandomModel] = {
     ),
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
+    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
+    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),
+    "rwkv7": RandomModel("rwkv7", width=128, hybrid=rwkv7(64, (32, 32, 32, 64))),
+    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 32)),
+    "jamba-moe": RandomModel(
+        "jamba",
+        layers=4,
+        experts=8,
+        experts_per_token=2,
+        hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
+    ),
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

@@ -95,6 +95,69 @@ def delta_net(
     return Hybrid(metadata, layer)
 
 
+def is_single(model: Model) -> bool:
+    """Whether a layer is a single block."""
+    return ARCHITECTURES[model.architecture].single_blocks
+
+
+def selective_scan(
+    kinds: str, state_size: int, rank: int, normed: bool = False, routed: tuple[int, ...] = ()
+) -> Hybrid:
+    """One letter for each layer: m Mamba-1, a attention. Layers of mamba are this block only; those of jamba
+    have a feed-forward too, those in `routed` experts. `normed`: dt, B and C have norms.
+    """
+    taps = 4
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        kv_heads = [model.kv_heads if kind == "a" else 0 for kind in kinds]
+        single = {
+            "feed_forward_length": 0,
+            "attention.head_count": 0,
+            "rope.dimension_count": 2,
+            "ssm.dt_b_c_rms": normed,
+        }
+        return {
+            "attention.head_count_kv": np.array(kv_heads, np.int32),
+            **(single if is_single(model) else {}),
+            "ssm.conv_kernel": taps,
+            "ssm.state_size": state_size,
+            "ssm.inner_size": 2 * model.width,
+            "ssm.time_step_rank": rank,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width, inner = model.width, 2 * model.width
+        attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
+        norms = {"ssm_dt_norm.weight": (rank,)}
+        norms |= {f"ssm_{name}_norm.weight": (state_size,) for name in "bc"}
+        mamba = {
+            "attn_norm.weight": (width,),
+            "ssm_in.weight": (2 * inner, width),
+            "ssm_conv1d.weight": (inner, taps),
+            "ssm_conv1d.bias": (inner,),
+            "ssm_x.weight": (rank + 2 * state_size, inner),
+            "ssm_dt.weight": (inner, rank),
+            "ssm_dt.bias": (inner,),
+            "ssm_a": (inner, state_size),
+            "ssm_d": (inner,),
+            "ssm_out.weight": (width, inner),
+        }
+        if is_single(model):
+            return mamba
+        feed_forward = {name: shape for name, shape in shapes.items() if name.startswith("ffn")}
+        if index not in routed:
+            hidden = model.feed_forward
+            feed_forward = {
+                "ffn_norm.weight": (width,),
+                "ffn_gate.weight": (hidden, width),
+                "ffn_up.weight": (hidden, width),
+                "ffn_down.weight": (width, hidden),
+            }
+        return {**({**mamba, **norms} if kinds[index] == "m" else attention), **feed_forward}
+
+    return Hybrid(metadata, layer)
+
+
 def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1) -> Hybrid:
     """One letter for each layer: m Mamba-2, a attention, f feed-forward. Layers of mamba2 and nemotron_h are
     this block only; those of granitehybrid have a feed-forward too. `heads`: for a width of 64.
@@ -145,6 +208,42 @@ def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups:
     return Hybrid(metadata, layer)
 
 
-def is_single(model: Model) -> bool:
-    """Whether a layer is a single block."""
-    return ARCHITECTURES[model.architecture].single_blocks
+def rwkv7(head_dim: int, ranks: tuple[int, int, int, int]) -> Hybrid:
+    """RWKV-7: layers of time mixing and channel mixing. `ranks`: of the matrices of w, a, v and g."""
+    decay, rate, value, gate = ranks
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        return {
+            "attention.head_count": 0,
+            "attention.head_count_kv": 0,
+            "rope.dimension_count": 2,
+            "wkv.head_size": head_dim,
+            "attention.decay_lora_rank": decay,
+            "attention.iclr_lora_rank": rate,
+            "attention.value_residual_mix_lora_rank": value,
+            "attention.gate_lora_rank": gate,
+            "token_shift_count": 2,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width, hidden = model.width, model.feed_forward
+        own = {"w": decay, "a": rate, "v": value if index else rate, "g": gate}
+        norms = ("attn_norm.weight", "attn_norm.bias", "attn_norm_2.weight", "attn_norm_2.bias")
+        found: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (width,))
+        for name, rank in own.items():
+            found[f"time_mix_{name}1.weight"] = (rank, width)
+            found[f"time_mix_{name}2.weight"] = (width, rank)
+        vectors = ("w0", "a0", "v0", "k_k", "k_a", "r_k", "ln")
+        found |= {f"time_mix_{name}.weight": (width,) for name in vectors}
+        squares = ("receptance", "key", "value", "output")
+        found |= {f"time_mix_{name}.weight": (width, width) for name in squares}
+        return {
+            **found,
+            "time_mix_ln.bias": (width,),
+            "time_mix_lerp_fused.weight": (6, 1, 1, width),
+            "channel_mix_lerp_k.weight": (1, 1, width),
+            "channel_mix_key.weight": (hidden, width),
+            "channel_mix_value.weight": (width, hidden),
+        }
+
+    return Hybrid(metadata, layer)

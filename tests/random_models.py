@@ -132,6 +132,8 @@ class RandomModel:
         }
         if spec.norm == "layer":
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
+        if spec.embedding_norm:
+            shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -237,6 +239,8 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
         values = 1 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)
+    elif name.endswith("ssm_dt.weight"):
+        values = values * 0.3 / np.sqrt(shape[-1])
     elif len(shape) == 1 or name.endswith("bias"):
         values = 0.2 * values
     elif name != "token_embd.weight":
@@ -263,7 +267,7 @@ class _Cycle:
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
         is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
-        if is_vector or "ffn_gate_inp" in name or "conv.weight" in name or "conv1d" in name:
+        if is_vector or "ffn_gate_inp" in name or "conv.weight" in name or "conv1d" in name or "lerp" in name:
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]

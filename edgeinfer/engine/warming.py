@@ -7,8 +7,7 @@ from pathlib import Path
 
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import KernelError, UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
@@ -61,7 +60,7 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
 def _units(model: str | Path) -> list[str]:
     """The kernel units that a model needs."""
     with GGUFFile.open(find_model(model).path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         try:
             return kernel_units(read_weights(file, config))
         except UnsupportedFormatError as error:

@@ -8,7 +8,7 @@ from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
-from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.model_config.weights import read_config
 from edgeinfer.registry.registry import find_draft
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class DraftFile:
             if not same_tokens(file.metadata, target.metadata):
                 tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]
                 check_vocabularies(model_file.name, *tokenizers)
-            config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+            config = read_config(file)
             return cls(model_file.name, file, config, file_sizes(file, config), required)
         except BaseException as error:
             file.close()

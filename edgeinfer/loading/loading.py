@@ -21,7 +21,7 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model import Model
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.support import open_model
-from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.snapshots.store import SnapshotStore, file_fingerprint, snapshots_folder
@@ -83,7 +83,7 @@ def _explained(error: BaseException, name: str) -> EdgeInferError | None:
 
 
 def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
-    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    config = read_config(file)
     source = ModelSource(model_file.name, file, config, options)
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)

@@ -8,8 +8,11 @@ from typing import Any, Literal
 from edgeinfer.model_config.recurrent_blocks import (
     RecurrentReader,
     gated_delta_net,
+    mamba,
     mamba2,
     repeated_delta_net,
+    rwkv7_channel_mix,
+    rwkv7_time_mix,
     short_convolution,
 )
 from edgeinfer_kernels.blocks.feed_forward import Activation
@@ -52,7 +55,8 @@ class Architecture:
     sinks: bool = False
     feed_forward_norm: str = "ffn_norm"
     """The tensor name of the norm before the feed-forward."""
-    experts: Literal["never", "maybe", "always"] = "never"
+    experts: Literal["never", "maybe", "always", "by_router"] = "never"
+    """Which layers have experts; "by_router": those with a router."""
     gating: Gating | None = "softmax"
     """The gating function of the experts; None: given by the file."""
     expert_weights_normalized: bool | None = True
@@ -65,6 +69,10 @@ class Architecture:
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
     recurrent: RecurrentReader | None = None
     """Reads the block that some layers have instead of attention."""
+    recurrent_feed_forward: RecurrentReader | None = None
+    """Reads the block that all layers have instead of a feed-forward."""
+    embedding_norm: bool = False
+    """The embedding is normalized."""
     recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
     """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
     single_blocks: bool = False
@@ -154,6 +162,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"
     ),
+    "jamba": Architecture(
+        experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
+    ),
+    "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "lfm2moe": Architecture(
         rope_neox=True,
         qk_norm="head",
@@ -194,6 +206,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "rwkv7": Architecture(
+        norm="layer",
+        feed_forward_norm="attn_norm_2",
+        recurrent=rwkv7_time_mix,
+        recurrent_feed_forward=rwkv7_channel_mix,
+        embedding_norm=True,
+        rope="never",
+    ),
     "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),
     "smallthinker": Architecture(
         rope_neox=True,

@@ -1,8 +1,8 @@
 """The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
 from edgeinfer_quant_formats.errors import printable
 
@@ -77,20 +79,33 @@ class ModelConfig:
     recurrent: BlockSpec | None = None
     """The block of recurrent layers."""
     recurrent_layers: tuple[bool, ...] = ()
+    recurrent_feed_forward: BlockSpec | None = None
+    """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
+    routed_layers: Collection[int] | None = None
+    """The layers with experts; None: all after the dense ones."""
     draft_heads: int = 0
     """Number of draft heads (MTP), whose tensors follow those of the last layer."""
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], vocabulary_size: int) -> "ModelConfig":
+    def from_metadata(
+        cls,
+        metadata: Mapping[str, Any],
+        vocabulary_size: int,
+        routed_layers: Collection[int] | None = None,
+    ) -> "ModelConfig":
         """Read the keys of the file's architecture; `vocabulary_size` is the embedding's number of rows.
+
+        `routed_layers`: those with a router; None: all. It is read only if the architecture depends on it.
 
         Raises `UnsupportedModelError` for an unknown architecture, a missing key or an unsupported feature.
         """
-        return _Reader(metadata).config(vocabulary_size)
+        return _Reader(metadata, routed_layers).config(vocabulary_size)
 
     def experts_of(self, layer: int) -> ExpertsConfig | None:
         """The layer's experts; None: its feed-forward is dense."""
+        if self.routed_layers is not None and layer not in self.routed_layers:
+            return None
         return self.experts if self.experts and layer >= self.experts.dense_layers else None
 
     def _rope(self, layer: int, factors: Factors | None) -> RopeSpec | None:
@@ -133,17 +148,26 @@ class ModelConfig:
             ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
         )
-        blocks = self._token_mixer(index, factors), self._feed_forward(index)
+        feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
+        blocks = self._token_mixer(index, factors), feed_forward
+        first = []
+        if spec.embedding_norm and index == 0:
+            first.append(ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
         return LayerSpec(
-            tuple(
-                ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
-                for block, (norm, post_norm) in zip(blocks, names, strict=True)
+            (
+                *first,
+                *(
+                    ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
+                    for block, (norm, post_norm) in zip(blocks, names, strict=True)
+                ),
             )
         )
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
         if self.recurrent is not None and self.recurrent_layers[index]:
+            if isinstance(self.recurrent, Rwkv7TimeMixSpec):
+                return replace(self.recurrent, is_first=index == 0)
             return self.recurrent
         return AttentionSpec(
             heads=self.shapes[index].heads,
@@ -183,7 +207,7 @@ class ModelConfig:
 class _Reader:
     """Reads the metadata of one architecture; errors name the key."""
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
         self.metadata = metadata
         self.name = printable(metadata.get("general.architecture", "(none)"))
         if self.name not in ARCHITECTURES:
@@ -193,6 +217,8 @@ class _Reader:
                 "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
             )
         self.architecture_spec = ARCHITECTURES[self.name]
+        by_router = self.architecture_spec.experts == "by_router"
+        self.routed_layers = routed_layers if by_router else None
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(f"{self.name}.{key}", default)
@@ -218,6 +244,13 @@ class _Reader:
             raise self.refused(key, value, f"a whole number from {minimum} to {maximum}")
         return value
 
+    def flag(self, key: str) -> bool:
+        """Whether a value is true; it may be missing."""
+        value = self.get(key, False)
+        if not isinstance(value, bool):
+            raise self.refused(key, value, "true or false")
+        return value
+
     def per_layer(self, key: str, layers: int, default: int | None = None, minimum: int = 1) -> list[int]:
         """One number for all layers, or an array with one per layer."""
         value = self.get(key, default)
@@ -235,9 +268,14 @@ class _Reader:
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         single = self.architecture_spec.single_blocks
-        heads = self.per_layer("attention.head_count", layers, minimum=int(not single))
+        no_heads = single or self.architecture_spec.recurrent_feed_forward is not None
+        heads = self.per_layer(
+            "attention.head_count",
+            layers,
+            minimum=int(not no_heads),
+        )
         min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
-        dense = experts is None or experts.dense_layers > 0 or single
+        dense = experts is None or experts.dense_layers > 0 or single or self.routed_layers is not None
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
@@ -267,6 +305,10 @@ class _Reader:
         if not isinstance(values, list) or len(values) < len(shapes):
             raise self.refused("attention.recurrent_layers", given, f"one value for each of {len(shapes)}")
         return tuple(bool(value) for value in values[: len(shapes)])
+
+    def recurrent_feed_forward(self, width: int) -> BlockSpec | None:
+        read = self.architecture_spec.recurrent_feed_forward
+        return read(self, width, self.norm()) if read else None
 
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
@@ -326,7 +368,7 @@ class _Reader:
         kind = self.architecture_spec.experts
         maximum = 0 if kind == "never" else MAX_EXPERTS
         count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
-        if count == 0:
+        if count == 0 or (self.routed_layers is not None and not self.routed_layers):
             return None
         latent = self.count("moe_latent_size", 0, minimum=0)
         if latent:
@@ -425,6 +467,8 @@ class _Reader:
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
+            recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
+            routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

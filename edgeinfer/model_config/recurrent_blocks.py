@@ -5,7 +5,10 @@ from typing import Any, Protocol
 
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.mamba import MambaSpec
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
+from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
 
 
@@ -14,6 +17,10 @@ class MetadataReader(Protocol):
 
     def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
         """The integer from `minimum` to `maximum`."""
+        ...
+
+    def flag(self, key: str) -> bool:
+        """Whether a value is true; it may be missing."""
         ...
 
     def refused(self, key: str, value: Any, expected: str) -> Exception:
@@ -55,6 +62,21 @@ def repeated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpe
     )
 
 
+def mamba(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> MambaSpec:
+    """Mamba-1's state space model; that of FalconMamba normalizes dt, B and C."""
+    channels = metadata.count("ssm.inner_size", maximum=1 << 20)
+    if channels % 16:
+        raise metadata.refused("ssm.inner_size", channels, "a multiple of 16")
+    return MambaSpec(
+        channels,
+        metadata.count("ssm.state_size", maximum=MAX_STATE),
+        metadata.count("ssm.time_step_rank", maximum=1 << 20),
+        metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS),
+        norm,
+        always_normed=metadata.flag("ssm.dt_b_c_rms"),
+    )
+
+
 def mamba2(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Mamba2Spec:
     """Mamba-2's state space model."""
     heads = metadata.count("ssm.time_step_rank", maximum=MAX_HEADS)
@@ -69,3 +91,21 @@ def mamba2(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Mamba2
         raise metadata.refused("ssm.time_step_rank", heads, f"a multiple of {groups} groups")
     taps = metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS)
     return Mamba2Spec(heads, inner_size // heads, state_size, groups, taps, norm)
+
+
+def rwkv7_time_mix(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Rwkv7TimeMixSpec:
+    """The time mixing of RWKV-7."""
+    head_dim = metadata.count("wkv.head_size", maximum=MAX_STATE)
+    if head_dim % 16 or hidden_size % head_dim:
+        expected = f"a multiple of 16 that divides the hidden size {hidden_size}"
+        raise metadata.refused("wkv.head_size", head_dim, expected)
+    names = "decay", "iclr", "value_residual_mix", "gate"
+    decay, rate, value, gate = (
+        metadata.count(f"attention.{name}_lora_rank", maximum=1 << 20) for name in names
+    )
+    return Rwkv7TimeMixSpec(hidden_size, head_dim, (decay, rate, value, gate))
+
+
+def rwkv7_channel_mix(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> Rwkv7ChannelMixSpec:
+    """The channel mixing of RWKV-7."""
+    return Rwkv7ChannelMixSpec(hidden_size, metadata.count("feed_forward_length", maximum=1 << 24))

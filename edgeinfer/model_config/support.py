@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
@@ -35,7 +35,7 @@ class ModelSupport:
 def model_support(file: GGUFFile) -> ModelSupport:
     """Whether the native engine supports the architecture, the tensors, their types and the tokenizer."""
     try:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         kernel_formats(read_weights(file, config))
         Tokenizer.check(file.metadata)
     except (UnsupportedModelError, UnsupportedFormatError) as error:
@@ -58,7 +58,7 @@ def recurrent_layers(file: GGUFFile) -> dict[str, int]:
     of the state, which are the same for any context. Empty for other models.
     """
     try:
-        spec = ModelConfig.from_metadata(file.metadata, embedding_rows(file)).specification().with_slots()
+        spec = read_config(file).specification().with_slots()
     except UnsupportedModelError:
         return {}
     if not spec.is_recurrent:

@@ -1,5 +1,6 @@
 """Reads a GGUF file's tensors as weights for the backends; checks every name and shape."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -151,6 +152,12 @@ class LayerTensors:
             raise self._tensors.missing(f"{self._prefix}{name}")
         return tensor
 
+    def model_vector(self, name: str, length: int) -> Vector:
+        found = self._tensors.vector(name, length)
+        if found is None:
+            raise self._tensors.missing(name)
+        return found
+
 
 def embedding_rows(file: GGUFFile) -> int:
     """The vocabulary size, from the embedding's shape.
@@ -165,6 +172,18 @@ def embedding_rows(file: GGUFFile) -> int:
             f"{file.path.name}: token_embd.weight {problem}; this file is no language model"
         )
     return info.shape[0]
+
+
+def read_config(file: GGUFFile) -> ModelConfig:
+    """The config of a file's model, from its metadata and the shapes of its tensors.
+
+    Raises:
+        UnsupportedModelError: as `ModelConfig.from_metadata` and `embedding_rows`.
+    """
+    routers = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
+    found = [match for match in map(routers.fullmatch, file.tensors) if match]
+    routed_layers = frozenset(int(match[1]) for match in found)
+    return ModelConfig.from_metadata(file.metadata, embedding_rows(file), routed_layers)
 
 
 def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:

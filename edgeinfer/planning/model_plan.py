@@ -7,10 +7,9 @@ from typing import Any, Unpack
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
-from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
-from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.options.load_options import is_device
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
@@ -77,7 +76,7 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     if draft is not None:
         draft.file.close()
     try:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
     except UnsupportedModelError:
         return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
     source = ModelSource(model_file.name, file, config, options)
@@ -123,7 +122,7 @@ def model_sizes(path: Path) -> ModelSizes:
 def sizes_of(file: GGUFFile) -> ModelSizes:
     """As `model_sizes`, of an open file."""
     try:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
     except UnsupportedModelError:
         config = None
     return file_sizes(file, config)

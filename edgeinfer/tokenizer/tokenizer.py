@@ -9,6 +9,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.tokenizer import special_texts
 from edgeinfer.tokenizer.byte_pair import BytePairEncoder
 from edgeinfer.tokenizer.detokenizer import StreamDecoder
+from edgeinfer.tokenizer.longest_match import LongestMatchEncoder
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, special_tokens
@@ -18,7 +19,7 @@ from edgeinfer_quant_formats.errors import printable
 
 _SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
 _BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
-_KNOWN_MODELS = ("llama", "gpt2", "gemma4")
+_KNOWN_MODELS = ("llama", "gpt2", "gemma4", "rwkv")
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 _MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.REASONING_TEXTS))
 _REASONING_TEXTS = frozenset(mark.encode() for mark in special_texts.REASONING_TEXTS)
@@ -26,12 +27,12 @@ _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 
 class Tokenizer:
-    """A model's tokenizer: SentencePiece (`llama`) or byte pairs (`gpt2`, `gemma4`)."""
+    """A model's tokenizer: SentencePiece (`llama`), byte pairs (`gpt2`, `gemma4`), longest match (`rwkv`)."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        encoder: SentencePieceEncoder | BytePairEncoder,
+        encoder: SentencePieceEncoder | BytePairEncoder | LongestMatchEncoder,
         metadata: Mapping[str, Any],
         *,
         add_bos: bool,
@@ -98,6 +99,11 @@ class Tokenizer:
                 add_bos=flag(metadata, "add_bos_token", True),
                 add_space_prefix=True,
             )
+        if metadata["tokenizer.ggml.model"] == "rwkv":
+            vocabulary = Vocabulary(metadata, {})
+            adds_bos = flag(metadata, "add_bos_token", False)
+            encoder = LongestMatchEncoder(vocabulary)
+            return cls(vocabulary, encoder, metadata, add_bos=adds_bos, add_space_prefix=False)
         return cls._byte_pair(metadata, unknown_pre)
 
     @staticmethod
@@ -109,7 +115,7 @@ class Tokenizer:
                 f"tokenizer.ggml.model: {'missing' if model is None else printable(repr(model))}; wanted one "
                 f"of {', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
             )
-        if model != "llama":
+        if model not in ("llama", "rwkv"):
             _pre_tokenizer_of(metadata, unknown_pre)
 
     @classmethod

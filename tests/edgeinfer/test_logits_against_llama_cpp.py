@@ -14,8 +14,7 @@ import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.architectures import ARCHITECTURES
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -52,7 +51,7 @@ def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
 def logits_of(path: Path, backend_name: str) -> Logits:
     """(len(STORED_POSITIONS), vocabulary) of `IDS`, on a float32 cache or, for "exact", all in float64."""
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         specification = config.specification(rope_factors(file, config, CONTEXT))
         weights, state = read_weights(file, config), DecoderState.allocate(specification, CONTEXT, "f32")
         backend: Backend[Any]

@@ -61,6 +61,10 @@ class TensorReader(Protocol):
         """As `vector`, for a tensor that must exist."""
         ...
 
+    def model_vector(self, name: str, length: int) -> Vector:
+        """As `required`, for a tensor outside the layers."""
+        ...
+
 
 class BlockWeights(Protocol):
     """The weights of one block."""

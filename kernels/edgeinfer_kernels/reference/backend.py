@@ -43,6 +43,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.dtype = dtype
         self.routing = routing
         self._recurrent = RecurrentStep()
+        self._shared: dict[str, Array] = {}
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
@@ -87,6 +88,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             batch=batch,
             routing=self.routing,
             recurrent=self._recurrent,
+            shared=self._shared,
         )
         y = forward_of(residual.block.kind)(step, normalize(x, residual.norm, w.norm, w.norm_bias))
         x += normalize(y, residual.norm, w.post_norm) * residual.residual_scale

@@ -1,6 +1,6 @@
 """What the formula of a block reads besides the normed hidden states."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class BlockStep:
     batch: BatchPositions | None = None
     routing: Routing | None = None
     recurrent: RecurrentStep = NO_STEP
+    shared: dict[str, Array] = field(default_factory=dict)
+    """Results for blocks of later layers."""
 
     def times(self, x: Array, matrix: Matrix, bias: Vector | None = None) -> Array:
         """x times the transposed matrix, in `dtype`, plus the bias if there is one."""

@@ -9,9 +9,8 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
-from edgeinfer.model_config.weights import embedding_rows
+from edgeinfer.model_config.weights import read_config
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.layout.packed_matrix import HUGE_PAGE
@@ -99,7 +98,7 @@ def test_the_largest_context_is_bounded_by_memory_and_training(
     zoo_file: ZooFile, kind: CacheType, free: int
 ) -> None:
     with GGUFFile.open(zoo_file("llama")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         sizes = file_sizes(file, config)
     machine = Machine(Processor("", 2, 1 << 40, free, 1e10, 1e12))
     options = PlanOptions(64, kv=kind, device="cpu")

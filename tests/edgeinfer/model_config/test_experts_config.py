@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
@@ -75,12 +75,13 @@ def test_each_architecture_has_its_expert_gating() -> None:
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
         "gpt-oss": ("softmax_of_selected", False, False),
+        "granitehybrid-moe": ("softmax", True, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
-        "granitehybrid-moe": ("softmax", True, False),
-        "nemotron_h_moe": ("sigmoid", True, False),
+        "jamba-moe": ("softmax", False, False),
         "lfm2moe": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
+        "nemotron_h_moe": ("sigmoid", True, False),
         "olmoe": ("softmax", False, False),
         "qwen2moe": ("softmax", False, False),
         "qwen35moe": ("softmax", True, False),
@@ -133,7 +134,7 @@ def test_smallthinker_has_positions_in_windows_only_and_everywhere_without_windo
 def test_every_expert_is_a_slice_of_the_stack(tmp_path: Path) -> None:
     path = ZOO["gpt-oss"].write(tmp_path / "model.gguf")
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         weights = read_weights(file, config).layers[1].block_of(MoeWeights)
         stack, bias = file.decode("blk.1.ffn_down_exps.weight"), file.decode("blk.1.ffn_down_exps.bias")
         for index in (0, 5):

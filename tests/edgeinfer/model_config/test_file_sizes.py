@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -22,7 +21,7 @@ from tests.model_zoo import ZOO
 @pytest.mark.parametrize("name", ZOO)
 def test_sizes_from_the_index_are_those_of_the_weights(zoo_file: ZooFile, name: str) -> None:
     with GGUFFile.open(zoo_file(name)) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         read = ModelSizes.of(config.specification(), read_weights(file, config))
         result = file_sizes(file, config)
     assert result == read

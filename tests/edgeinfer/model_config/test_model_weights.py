@@ -9,8 +9,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionWeights
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.decoder import DecoderWeights
@@ -32,7 +31,7 @@ class Altered(RandomModel):
 
 def weights_of(path: Path) -> DecoderWeights:
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         return read_weights(file, config)
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification, yarn_magnitude, yarn_ramp
-from edgeinfer.model_config.weights import embedding_rows, rope_factors
+from edgeinfer.model_config.weights import read_config, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_quant_formats import GGUFFile
 from tests.model_zoo import ZOO
@@ -83,7 +83,7 @@ def test_longrope_uses_its_short_factors_up_to_the_original_context(
     tmp_path: Path, context: int, limit: float
 ) -> None:
     with GGUFFile.open(ZOO["phi3-longrope"].write(tmp_path / "model.gguf")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         factors = rope_factors(file, config, context)
         assert factors is not None
         assert factors[-1] == limit
@@ -104,7 +104,7 @@ def test_longrope_uses_its_short_factors_up_to_the_original_context(
 def test_invalid_factors_are_refused(tmp_path: Path, factors: list[float], text: str) -> None:
     model = replace(ZOO["llama"], rope_tensors={"rope_freqs.weight": np.array(factors, np.float32)})
     with GGUFFile.open(model.write(tmp_path / "model.gguf")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         with pytest.raises(UnsupportedModelError) as caught:
             rope_factors(file, config, 64)
     assert str(caught.value) == text

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
@@ -42,7 +41,7 @@ def engine_for(
     path: Path, build: Build, kind: CacheType = "f32", batch: int = 64, context: int = CONTEXT
 ) -> NativeEngine:
     file = GGUFFile.open(path)
-    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+    config = read_config(file)
     specification = config.specification(rope_factors(file, config, context))
     state = DecoderState.allocate(specification, context, kind)
     backend = build(specification, read_weights(file, config), state)

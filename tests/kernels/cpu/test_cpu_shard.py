@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, row_units, sparse_units
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ExchangeRows, ShardOptions
@@ -74,7 +73,7 @@ def cpu_shard_of(
     sparse: SparseLayers | None = None,
 ) -> Iterator[tuple[CpuShard, FakeExchange]]:
     with GGUFFile.open(MODELS[name].write(folder / "model.gguf")) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         spec = config.specification(rope_factors(file, config, CONTEXT))
         here = [index for index in spec.indices() if not splits[index.layer].on_gpu]
         state = DecoderState.allocate(spec, CONTEXT, "f32", here)
@@ -123,7 +122,7 @@ def test_cpu_stages_are_merged_up_to_a_device_sum(tmp_path: Path, kernels: Kerne
     with cpu_shard_of("llama", [ATTENTION_ON_GPU, HALF_ON_GPU, SECOND], kernels, tmp_path) as (host, _):
         assert host.stages == ((), (BlockIndex(1, 1),), (BlockIndex(2, 1),))
     with GGUFFile.open(tmp_path / "model.gguf") as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         spec = config.specification()
         spec = replace(spec, layers=(spec.layers[0],) * len(order))
         stages = cpu_stages(spec, GPU, stages_of(spec, order))

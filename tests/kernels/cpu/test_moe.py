@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks.feed_forward import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
 from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, Gating, MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -49,7 +48,7 @@ def both_backends(
 ) -> Iterator[tuple[CpuBackend, ReferenceBackend]]:
     """The model's backend and its reference, each with a buffer for the routing."""
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         spec, weights = config.specification(), read_weights(file, config)
         kernels = built_kernels(isa, kernel_units(weights))
         states = [DecoderState.allocate(spec, 2 * BATCH, "f32") for _ in range(2)]

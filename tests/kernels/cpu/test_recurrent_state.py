@@ -26,7 +26,7 @@ from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
-KINDS = ["lfm2", "qwen35", "mamba2-groups", "nemotron_h"]
+KINDS = ["lfm2", "qwen35", "mamba2-groups", "nemotron_h", "mamba", "jamba", "rwkv7"]
 TOLERANCE = 1e-5
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights, rope_factors
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
@@ -101,7 +100,7 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
     """
     path = model.write(folder / "model.gguf")
     with GGUFFile.open(path) as file:
-        config = ModelConfig.from_metadata(file.metadata, embedding_rows(file))
+        config = read_config(file)
         specification = config.specification(rope_factors(file, config, CONTEXT))
         weights = read_weights(file, config)
         if layers:

@@ -186,6 +186,53 @@ class GatedDeltaNetArgs(Structure):
 
 
 @structure()
+class MambaArgs(Structure):
+    """A Mamba-1 block.
+
+    inputs: u, the results of the convolution. tap_weights: float32 of each tap, rows of `tail_bytes` of the
+    state. tap_bias, dt_bias, skip: float32 of each channel; a: in the layout of the state. delta_at, b_at:
+    bytes before Δ and B in a row of the state.
+    """
+
+    norm: Norm
+    x_matrix: Matrix
+    z_matrix: Matrix
+    dt_matrix: Matrix
+    b_matrix: Matrix
+    c_matrix: Matrix
+    delta_matrix: Matrix
+    output_matrix: Matrix
+    dt_norm: Norm
+    b_norm: Norm
+    c_norm: Norm
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    inputs: Input
+    dt: Input
+    conv_out: Input
+    state: State
+    channels: Int
+    state_size: Int
+    taps: Int
+    tap_weights: Int
+    tap_bias: Int
+    dt_bias: Int
+    a: Int
+    skip: Int
+    delta_at: Int
+    b_at: Int
+    c: Int
+    c_stride: Int
+    z: Int
+    z_stride: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class Mamba2Args(Structure):
     """A Mamba-2 block.
 
@@ -222,6 +269,93 @@ class Mamba2Args(Structure):
     conv_stride: Int
     z: Int
     z_stride: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class EmbeddingNormArgs(Structure):
+    """The norm of the embedding."""
+
+    norm: Norm
+
+
+@structure()
+class Rwkv7ChannelMixArgs(Structure):
+    """A channel mixing. lerp: float32 of each element."""
+
+    norm: Norm
+    key_matrix: Matrix
+    value_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    mixed_k: Input
+    hidden: Input
+    state: State
+    lerp: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class Rwkv7TimeMixArgs(Structure):
+    """A time mixing.
+
+    v1_matrix, v2_matrix: 0 in the first layer. lerp: six rows of float32, each of `part_bytes`, which are
+    also the bytes of each part of a row of the state. w0, a0, v0, k_k, k_a, r_k, head_weight, head_bias:
+    float32 of each element. first_value: the rows of v of the first layer.
+    """
+
+    norm: Norm
+    receptance_matrix: Matrix
+    key_matrix: Matrix
+    value_matrix: Matrix
+    w1_matrix: Matrix
+    w2_matrix: Matrix
+    a1_matrix: Matrix
+    a2_matrix: Matrix
+    v1_matrix: Matrix
+    v2_matrix: Matrix
+    g1_matrix: Matrix
+    g2_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    head_epsilon: Float
+    is_first: Int
+    mixed_r: Input
+    mixed_w: Input
+    mixed_k: Input
+    mixed_v: Input
+    mixed_a: Input
+    mixed_g: Input
+    low_w: Input
+    low_a: Input
+    low_v: Input
+    low_g: Input
+    conv_out: Input
+    state: State
+    heads: Int
+    head_dim: Int
+    part_bytes: Int
+    lerp: Int
+    w0: Int
+    a0: Int
+    v0: Int
+    k_k: Int
+    k_a: Int
+    r_k: Int
+    head_weight: Int
+    head_bias: Int
+    receptance: Int
+    first_value: Int
+    value_rate: Int
+    gate: Int
+    row_stride: Int
     projected: Int
     projected_stride: Int
     scratch: Int

@@ -16,8 +16,8 @@ from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
+from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
-from edgeinfer_kernels.cuda.triton_ops.gates import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     AttentionConfig,
     CacheArgs,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
-from edgeinfer_kernels.cuda.triton_ops.gates import sigmoid
+from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
     load_row,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.weights import embedding_rows, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks import BLOCK_KINDS
 from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, choose
@@ -167,7 +166,7 @@ def test_a_model_needs_the_rows_of_its_formats_and_experts_if_it_has_any(tmp_pat
     def units(name: str) -> list[str]:
         path = replace(ZOO[name], formats=("Q8_0", "Q4_0")).write(tmp_path / f"{name}.gguf")
         with GGUFFile.open(path) as file:
-            weights = read_weights(file, ModelConfig.from_metadata(file.metadata, embedding_rows(file)))
+            weights = read_weights(file, read_config(file))
             return kernel_units(weights)
 
     assert units("llama") == ["rows_Q4_0", "rows_Q8_0"]

@@ -1,0 +1,66 @@
+"""The norm of the embedding: specification, weights and sizes of one block."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgeinfer_kernels.blocks.block import BlockSizes, NormLengths, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.rwkv7_time_mix import no_gpu_kernel
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+
+
+@dataclass(frozen=True)
+class EmbeddingNormSpec(StatelessSpec):
+    """x ← norm(x), as the sum of x and norm(x) - x: the first block of the first layer, without a norm before
+    it.
+    """
+
+    kind: ClassVar[str] = "embedding_norm"
+    is_divisible: ClassVar[bool] = False
+
+    norm: NormSpec
+
+    def read(self, tensors: TensorReader) -> "EmbeddingNormWeights":
+        width = tensors.hidden_size
+        names = "token_embd_norm.weight", "token_embd_norm.bias"
+        return EmbeddingNormWeights(*(tensors.model_vector(name, width) for name in names))
+
+    def sizes(self, weights: "EmbeddingNormWeights", norms: NormLengths) -> "EmbeddingNormSizes":
+        return EmbeddingNormSizes()
+
+
+@dataclass(frozen=True)
+class EmbeddingNormWeights:
+    """The weight and the bias of the norm."""
+
+    kind: ClassVar[str] = "embedding_norm"
+
+    weight: Vector
+    bias: Vector
+
+    def matrices(self) -> list[Matrix]:
+        return []
+
+    def granule_matrices(self) -> list[Matrix]:
+        return []
+
+
+@dataclass(frozen=True)
+class EmbeddingNormSizes(BlockSizes):
+    """The sizes of the norm: it has no matrix."""
+
+    label: ClassVar[str] = "embedding norm"
+
+    def undivided(self) -> list[MatrixSize]:
+        return []
+
+    def undivided_device_bytes(self) -> int:
+        raise no_gpu_kernel()
+
+    def inputs(self) -> list[MatrixSize]:
+        return []
+
+    def outputs(self) -> list[MatrixSize]:
+        return []
+
+    def streamed_vector_bytes(self) -> int:
+        raise no_gpu_kernel()

@@ -1,0 +1,196 @@
+"""The Mamba-1 block."""
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_residual,
+    first_weights,
+    next_piece,
+    normalize,
+    normalize_and_quantize,
+    project,
+    quantize_input,
+)
+from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    keep_rows,
+    row_address,
+    row_lanes,
+    source_slot,
+    target_slot,
+)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import exponential, sigmoid, softplus
+from edgeinfer_kernels.cpu.runtime.block_args import MambaArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+
+exports = Exports()
+
+
+@device_function
+def convolved(block, step_args, token, offset):
+    """Sixteen values of u = silu(conv(x) + bias) of a token of this step, at a byte offset; negative tokens
+    precede it.
+    """
+    state = block.state
+    taps = block.taps
+    weights = block.tap_weights + offset
+    value = load_floats(block.tap_bias + offset)
+    for tap in range(taps):
+        row = row_address(state, step_args, token - taps + 1 + tap)
+        value = multiply_add(load_floats(weights + tap * state.tail_bytes), row_lanes(row, offset), value)
+    return multiply(value, sigmoid(value))
+
+
+@device_function
+def convolve(pool, counter, block, step_args):
+    """Phase: u of this step's tokens, in the input formats of W_x, in pieces."""
+    inputs = block.inputs
+    tokens = step_args.tokens
+    channels = block.channels
+    while True:
+        token, first, last = next_piece(pool, counter, channels)
+        if token >= tokens:
+            break
+        row = inputs.floats + token * inputs.float_stride
+        for i in range(first, last, 16):
+            store_floats(row + 4 * i, convolved(block, step_args, token, 4 * i))
+        write_activations(row, inputs, token, tokens, first, last)
+
+
+@device_function
+def normalize_selected(pool, counter, block, step_args):
+    """Phase: the norms of dt, B and C of each token, in place; dt also in the input format of W_dt."""
+    tokens = step_args.tokens
+    dt = block.dt
+    columns = dt.columns
+    while True:
+        token = next_item(pool, counter)
+        if token >= tokens:
+            break
+        row = dt.floats + token * dt.float_stride
+        b = row_address(block.state, step_args, token) + block.b_at
+        c = block.c + token * block.c_stride
+        normalize(block.dt_norm, row, row)
+        normalize(block.b_norm, b, b)
+        normalize(block.c_norm, c, c)
+        write_activations(row, dt, token, tokens, 0, columns)
+
+
+@device_function
+def load_channels(block, step_args, offset, target):
+    """Copy the state of sixteen channels from the source slot to the target slot."""
+    source = source_slot(block.state, step_args) + offset
+    is_zero = step_args.start == step_args.pending
+    for i in range(block.state_size):
+        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
+        store_floats(target + 64 * i, value)
+
+
+@device_function
+def update_channels(matrix, a, delta, u, b, size):
+    """S ← e^(Δ A) S + Δ u Bᵀ of sixteen channels."""
+    scaled = multiply(delta, u)
+    for i in range(size):
+        decay = exponential(multiply(delta, load_floats(a + 64 * i)))
+        added = multiply(scaled, splat_f32(load_f32(b + 4 * i)))
+        store_floats(matrix + 64 * i, multiply_add(decay, load_floats(matrix + 64 * i), added))
+
+
+@device_function
+def read_channels(matrix, c, size, value):
+    """value + S C of sixteen channels."""
+    for i in range(size):
+        value = multiply_add(load_floats(matrix + 64 * i), splat_f32(load_f32(c + 4 * i)), value)
+    return value
+
+
+@device_function
+def recur(pool, counter, block, step_args):
+    """Phase: the recurrence, sixteen channels at a time; (y + D u) · silu(z) of this step's tokens to the
+    rows of `conv_out`. Δ replaces W_dt dt in the rows of the state.
+    """
+    state, inputs, conv_out = block.state, block.inputs, block.conv_out
+    pending = step_args.pending
+    tokens = step_args.tokens
+    size = block.state_size
+    groups = block.channels // 16
+    while True:
+        group = next_item(pool, counter)
+        if group >= groups:
+            break
+        offset = 64 * group
+        matrix_at = state.matrix_at + offset * size
+        matrix = target_slot(state, step_args) + matrix_at
+        load_channels(block, step_args, matrix_at, matrix)
+        a = block.a + offset * size
+        dt_bias = load_floats(block.dt_bias + offset)
+        skip = load_floats(block.skip + offset)
+        for token in range(-pending, 0):
+            row = row_address(state, step_args, token)
+            u = convolved(block, step_args, token, offset)
+            update_channels(matrix, a, load_floats(row + block.delta_at + offset), u, row + block.b_at, size)
+        for token in range(tokens):
+            row = row_address(state, step_args, token)
+            at = row + block.delta_at + offset
+            delta = softplus(load_floats(at), dt_bias)
+            store_floats(at, delta)
+            u = load_floats(inputs.floats + token * inputs.float_stride + offset)
+            update_channels(matrix, a, delta, u, row + block.b_at, size)
+            value = read_channels(matrix, block.c + token * block.c_stride, size, multiply(skip, u))
+            gate = load_floats(block.z + token * block.z_stride + offset)
+            value = multiply(value, multiply(gate, sigmoid(gate)))
+            store_floats(conv_out.floats + token * conv_out.float_stride + offset, value)
+
+
+@exports.add("mamba_block", MambaArgs, StepArgs, ThreadPoolArgs, int)
+def mamba_block(block, step_args, pool, thread):
+    """x += scale · norm(W_out · ((S C + D u) · silu(W_z h))), with h = norm(x), for the tokens of
+    `step_args`; the state S after them is written to the target slot.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    normed, inputs, dt, conv_out = block.normed, block.inputs, block.dt, block.conv_out
+    x_matrix, dt_matrix, delta_matrix = block.x_matrix, block.dt_matrix, block.delta_matrix
+    output, projected, stride = block.output_matrix, block.projected, block.projected_stride
+    state = block.state
+    rows, row_stride = state.rows, state.row_stride
+    deltas, keys = rows + block.delta_at, rows + block.b_at
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
+    ahead, end = first_weights(pool, thread, tokens, x_matrix)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 1, thread, tokens, x_matrix, normed, rows, row_stride, scratch)
+    project(pool, 2, thread, tokens, block.z_matrix, normed, block.z, block.z_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, dt_matrix)
+    ahead = barrier_prefetching(pool, ahead, end)
+    convolve(pool, 3, block, step_args)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 4, thread, tokens, dt_matrix, inputs, dt.floats, dt.float_stride, scratch)
+    project(pool, 5, thread, tokens, block.b_matrix, inputs, keys, row_stride, scratch)
+    project(pool, 6, thread, tokens, block.c_matrix, inputs, block.c, block.c_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, delta_matrix)
+    ahead = barrier_prefetching(pool, ahead, end)
+    normalize_selected(pool, 7, block, step_args)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 8, thread, tokens, delta_matrix, dt, deltas, row_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, output)
+    ahead = barrier_prefetching(pool, ahead, end)
+    recur(pool, 9, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, 10, state, step_args)
+    quantize_input(pool, 11, step_args, conv_out)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 12, thread, tokens, output, conv_out, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(
+        pool, 13, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
+    )

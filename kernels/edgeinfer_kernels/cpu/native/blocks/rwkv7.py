@@ -1,0 +1,413 @@
+"""The blocks of RWKV-7: time mixing, channel mixing, and the norm of the embedding."""
+
+import math
+
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_residual,
+    first_weights,
+    next_piece,
+    normalize,
+    project,
+    quantize_input,
+)
+from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    keep_rows,
+    row_address,
+    row_lanes,
+    source_slot,
+    target_slot,
+)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
+    barrier,
+    barrier_and_clear,
+    barrier_prefetching,
+    next_item,
+    next_token,
+)
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
+from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    at_least,
+    lanes_sum,
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+    subtract,
+    subtract_product,
+)
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
+from edgeinfer_kernels.cpu.native.simd.vector_math import (
+    exponential,
+    hyperbolic_tangent,
+    layer_norm,
+    sigmoid,
+)
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
+from edgeinfer_kernels.cpu.runtime.block_args import (
+    EmbeddingNormArgs,
+    Rwkv7ChannelMixArgs,
+    Rwkv7TimeMixArgs,
+)
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+
+exports = Exports()
+DECAY = np.float32(-math.exp(-0.5))
+
+
+@exports.add("embedding_norm_block", EmbeddingNormArgs, StepArgs, ThreadPoolArgs, int)
+def embedding_norm_block(block, step_args, pool, thread):
+    """x ← norm(x)."""
+    tokens = step_args.tokens
+    token = thread
+    while token < tokens:
+        x = step_args.x + token * step_args.x_stride
+        normalize(block.norm, x, x)
+        token = next_token(pool, 0, tokens, token)
+
+
+@device_function
+def normalize_rows(pool, counter, thread, step_args, norm, state):
+    """Phase: norm(x) of every token to its row of the state."""
+    tokens = step_args.tokens
+    token = thread
+    while token < tokens:
+        x = step_args.x + token * step_args.x_stride
+        normalize(norm, x, row_address(state, step_args, token))
+        token = next_token(pool, counter, tokens, token)
+
+
+@device_function
+def mix_piece(state, step_args, lerp, target, token, first, last):
+    """h + lerp · (h₋₁ - h) of columns first…last of a token, in the input formats of `target`."""
+    row = row_address(state, step_args, token)
+    before = row_address(state, step_args, token - 1)
+    out = target.floats + token * target.float_stride
+    for i in range(first, last, 16):
+        h = load_floats(row + 4 * i)
+        difference = subtract(row_lanes(before, 4 * i), h)
+        store_floats(out + 4 * i, multiply_add(load_floats(lerp + 4 * i), difference, h))
+    write_activations(out, target, token, step_args.tokens, first, last)
+
+
+@device_function
+def square_hidden(pool, counter, block, tokens):
+    """Phase: relu(hidden)², in the input formats of W_v, in pieces."""
+    hidden = block.hidden
+    columns = hidden.columns
+    while True:
+        token, first, last = next_piece(pool, counter, columns)
+        if token >= tokens:
+            break
+        row = hidden.floats + token * hidden.float_stride
+        for i in range(first, last, 16):
+            value = at_least(load_floats(row + 4 * i), np.float32(0))
+            store_floats(row + 4 * i, multiply(value, value))
+        write_activations(row, hidden, token, tokens, first, last)
+
+
+@exports.add("rwkv7_channel_mix_block", Rwkv7ChannelMixArgs, StepArgs, ThreadPoolArgs, int)
+def rwkv7_channel_mix_block(block, step_args, pool, thread):
+    """x += scale · norm(W_v relu(W_k (h + μ (h₋₁ - h)))²), with h = norm(x), for the tokens of `step_args`;
+    h is written to the state.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    state, mixed, hidden = block.state, block.mixed_k, block.hidden
+    key, value = block.key_matrix, block.value_matrix
+    projected, stride = block.projected, block.projected_stride
+    columns = mixed.columns
+    normalize_rows(pool, 0, thread, step_args, block.norm, state)
+    ahead, end = first_weights(pool, thread, tokens, key)
+    ahead = barrier_prefetching(pool, ahead, end)
+    while True:
+        token, first, last = next_piece(pool, 1, columns)
+        if token >= tokens:
+            break
+        mix_piece(state, step_args, block.lerp, mixed, token, first, last)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 2, thread, tokens, key, mixed, hidden.floats, hidden.float_stride, scratch)
+    ahead, end = first_weights(pool, thread, tokens, value)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, 3, state, step_args)
+    square_hidden(pool, 4, block, tokens)
+    barrier_prefetching(pool, ahead, end)
+    project(pool, 5, thread, tokens, value, hidden, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(pool, 6, thread, step_args, value, projected, stride, block.post_norm, block.residual_scale)
+
+
+@device_function
+def mix(pool, counter, block, step_args):
+    """Phase: the six interpolated inputs of every token, in pieces."""
+    state = block.state
+    lerp = block.lerp
+    part = block.part_bytes
+    columns = block.mixed_r.columns
+    while True:
+        token, first, last = next_piece(pool, counter, columns)
+        if token >= step_args.tokens:
+            break
+        mix_piece(state, step_args, lerp, block.mixed_r, token, first, last)
+        mix_piece(state, step_args, lerp + part, block.mixed_w, token, first, last)
+        mix_piece(state, step_args, lerp + 2 * part, block.mixed_k, token, first, last)
+        mix_piece(state, step_args, lerp + 3 * part, block.mixed_v, token, first, last)
+        mix_piece(state, step_args, lerp + 4 * part, block.mixed_a, token, first, last)
+        mix_piece(state, step_args, lerp + 5 * part, block.mixed_g, token, first, last)
+
+
+@device_function
+def activate_low(pool, counter, block, tokens):
+    """Phase: tanh(W₁ x) and sigmoid(G₁ x) of every token; these, A₁ x and V₁ x in the input formats of the
+    second matrices.
+    """
+    w, a, v, g = block.low_w, block.low_a, block.low_v, block.low_g
+    while True:
+        token = next_item(pool, counter)
+        if token >= tokens:
+            break
+        row = w.floats + token * w.float_stride
+        for i in range(0, w.columns, 16):
+            store_floats(row + 4 * i, hyperbolic_tangent(load_floats(row + 4 * i)))
+        write_activations(row, w, token, tokens, 0, w.columns)
+        row = g.floats + token * g.float_stride
+        for i in range(0, g.columns, 16):
+            store_floats(row + 4 * i, sigmoid(load_floats(row + 4 * i)))
+        write_activations(row, g, token, tokens, 0, g.columns)
+        write_activations(a.floats + token * a.float_stride, a, token, tokens, 0, a.columns)
+        if block.is_first == 0:
+            write_activations(v.floats + token * v.float_stride, v, token, tokens, 0, v.columns)
+
+
+@device_function
+def prepare_head(block, step_args, token, head):
+    """w, k, v, κ and κ·a of a head of a token in its row of the state, where the projections were; v of the
+    first layer to `first_value`.
+    """
+    part = block.part_bytes
+    first_offset = 4 * head * block.head_dim
+    row = row_address(block.state, step_args, token)
+    values = block.first_value + token * block.row_stride
+    rates = block.value_rate + token * block.row_stride
+    one = splat_f32(np.float32(1))
+    squares = splat_f32(np.float32(0))
+    for i in range(0, block.head_dim, 16):
+        offset = first_offset + 4 * i
+        at = row + offset
+        decay = sigmoid(add(load_floats(block.w0 + offset), load_floats(at + part)))
+        store_floats(at + part, exponential(multiply(splat_f32(DECAY), decay)))
+        rate = sigmoid(add(load_floats(block.a0 + offset), load_floats(at + 5 * part)))
+        store_floats(at + 5 * part, rate)
+        v = load_floats(at + 3 * part)
+        if block.is_first != 0:
+            store_floats(values + offset, v)
+        else:
+            share = sigmoid(add(load_floats(block.v0 + offset), load_floats(rates + offset)))
+            difference = subtract(load_floats(values + offset), v)
+            store_floats(at + 3 * part, multiply_add(difference, share, v))
+        k = load_floats(at + 2 * part)
+        removed = multiply(k, load_floats(block.k_k + offset))
+        store_floats(at + 4 * part, removed)
+        squares = multiply_add(removed, removed, squares)
+        change = multiply(load_floats(block.k_a + offset), subtract(rate, one))
+        store_floats(at + 2 * part, multiply_add(k, change, k))
+    length = np.float32(math.sqrt(lanes_sum(squares)))
+    scale = splat_f32(np.float32(1) / max(length, np.float32(1e-12)))
+    for i in range(0, block.head_dim, 16):
+        at = row + first_offset + 4 * i
+        removed = multiply(load_floats(at + 4 * part), scale)
+        store_floats(at + 4 * part, removed)
+        store_floats(at + 5 * part, multiply(removed, load_floats(at + 5 * part)))
+
+
+@device_function
+def prepare(pool, counter, block, step_args):
+    """Phase: `prepare_head` of every head of every token."""
+    heads = block.heads
+    while True:
+        item = next_item(pool, counter)
+        token = item // heads
+        if token >= step_args.tokens:
+            break
+        prepare_head(block, step_args, token, item % heads)
+
+
+@device_function
+def load_rows_of_state(block, step_args, offset, target):
+    """Copy sixteen rows of the state of a head from the source slot to the target slot."""
+    source = source_slot(block.state, step_args) + offset
+    is_zero = step_args.start == step_args.pending
+    for i in range(block.head_dim):
+        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
+        store_floats(target + 64 * i, value)
+
+
+@device_function
+def update_rows(matrix, row, part, v, head_dim):
+    """S ← S diag(w) - (S κ) (κ a)ᵀ + v kᵀ of sixteen rows; `row`: the head's part of h."""
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        at = row + 4 * part + 4 * i
+        even = multiply_add(load_floats(matrix + 64 * i), splat_f32(load_f32(at)), even)
+        odd = multiply_add(load_floats(matrix + 64 * i + 64), splat_f32(load_f32(at + 4)), odd)
+    known = add(even, odd)
+    for i in range(head_dim):
+        at = row + 4 * i
+        decayed = multiply(load_floats(matrix + 64 * i), splat_f32(load_f32(at + part)))
+        value = multiply_add(v, splat_f32(load_f32(at + 2 * part)), decayed)
+        store_floats(matrix + 64 * i, subtract_product(known, splat_f32(load_f32(at + 5 * part)), value))
+
+
+@device_function
+def read_rows(matrix, r, head_dim):
+    """S r of sixteen rows."""
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        even = multiply_add(load_floats(matrix + 64 * i), splat_f32(load_f32(r + 4 * i)), even)
+        odd = multiply_add(load_floats(matrix + 64 * i + 64), splat_f32(load_f32(r + 4 * i + 4)), odd)
+    return add(even, odd)
+
+
+@device_function
+def recur(pool, counter, block, step_args):
+    """Phase: the recurrence, sixteen rows of a head's state at a time; S r of this step's tokens to the rows
+    of `conv_out`.
+    """
+    state, conv_out = block.state, block.conv_out
+    head_dim = block.head_dim
+    part = block.part_bytes
+    pending = step_args.pending
+    groups = head_dim // 16
+    while True:
+        item = next_item(pool, counter)
+        head = item // groups
+        if head >= block.heads:
+            break
+        offset = 4 * head * head_dim
+        matrix_at = state.matrix_at + item * 64 * head_dim
+        matrix = target_slot(state, step_args) + matrix_at
+        load_rows_of_state(block, step_args, matrix_at, matrix)
+        for token in range(-pending, step_args.tokens):
+            row = row_address(state, step_args, token) + offset
+            v = load_floats(row + 3 * part + 64 * (item % groups))
+            update_rows(matrix, row, part, v, head_dim)
+            if token >= 0:
+                r = block.receptance + token * block.row_stride + offset
+                out = conv_out.floats + token * conv_out.float_stride
+                store_floats(out + 64 * item, read_rows(matrix, r, head_dim))
+
+
+@device_function
+def finish_heads(pool, counter, block, step_args):
+    """Phase: conv_out = (norm(S r) + v (r · r_k · k)) · g of every head; quantized if heads fill whole
+    blocks.
+    """
+    head_dim = block.head_dim
+    heads = block.heads
+    part = block.part_bytes
+    conv_out = block.conv_out
+    tokens = step_args.tokens
+    fills = head_dim % ACTIVATIONS_PER_BLOCK == 0
+    while True:
+        item = next_item(pool, counter)
+        token = item // heads
+        if token >= tokens:
+            break
+        first = item % heads * head_dim
+        offset = 4 * first
+        row = row_address(block.state, step_args, token) + offset
+        r = block.receptance + token * block.row_stride + offset
+        gate = block.gate + token * block.row_stride + offset
+        line = conv_out.floats + token * conv_out.float_stride
+        out = line + offset
+        total = splat_f32(np.float32(0))
+        for i in range(0, 4 * head_dim, 64):
+            weighted = multiply(load_floats(r + i), load_floats(block.r_k + offset + i))
+            total = multiply_add(weighted, load_floats(row + 2 * part + i), total)
+        bonus = splat_f32(lanes_sum(total))
+        weight, bias = block.head_weight + offset, block.head_bias + offset
+        layer_norm(out, weight, bias, out, head_dim, head_dim, block.head_epsilon)
+        for i in range(0, 4 * head_dim, 64):
+            value = multiply_add(bonus, load_floats(row + 3 * part + i), load_floats(out + i))
+            store_floats(out + i, multiply(value, load_floats(gate + i)))
+        if fills:
+            write_activations(line, conv_out, token, tokens, first, first + head_dim)
+
+
+@device_function
+def project_inputs(pool, thread, block, tokens, scratch):
+    """Phase, with counters 2 to 8: the products of the six inputs."""
+    state = block.state
+    rows, row_stride, stride = state.rows, state.row_stride, block.row_stride
+    part = block.part_bytes
+    w, a, v, g = block.low_w, block.low_a, block.low_v, block.low_g
+    keys, values = rows + 2 * part, rows + 3 * part
+    mixed_v = block.mixed_v
+    project(
+        pool, 2, thread, tokens, block.receptance_matrix, block.mixed_r, block.receptance, stride, scratch
+    )
+    project(pool, 3, thread, tokens, block.key_matrix, block.mixed_k, keys, row_stride, scratch)
+    project(pool, 4, thread, tokens, block.value_matrix, mixed_v, values, row_stride, scratch)
+    project(pool, 5, thread, tokens, block.w1_matrix, block.mixed_w, w.floats, w.float_stride, scratch)
+    project(pool, 6, thread, tokens, block.a1_matrix, block.mixed_a, a.floats, a.float_stride, scratch)
+    project(pool, 7, thread, tokens, block.g1_matrix, block.mixed_g, g.floats, g.float_stride, scratch)
+    if block.is_first == 0:
+        project(pool, 8, thread, tokens, block.v1_matrix, mixed_v, v.floats, v.float_stride, scratch)
+
+
+@device_function
+def project_low(pool, thread, block, tokens, scratch):
+    """Phase, with counters 0 to 3: the products with the second matrices of w, a, v and g."""
+    state = block.state
+    rows, row_stride, stride = state.rows, state.row_stride, block.row_stride
+    part = block.part_bytes
+    decays, rates = rows + part, rows + 5 * part
+    project(pool, 0, thread, tokens, block.w2_matrix, block.low_w, decays, row_stride, scratch)
+    project(pool, 1, thread, tokens, block.a2_matrix, block.low_a, rates, row_stride, scratch)
+    project(pool, 2, thread, tokens, block.g2_matrix, block.low_g, block.gate, stride, scratch)
+    if block.is_first == 0:
+        project(pool, 3, thread, tokens, block.v2_matrix, block.low_v, block.value_rate, stride, scratch)
+
+
+@exports.add("rwkv7_time_mix_block", Rwkv7TimeMixArgs, StepArgs, ThreadPoolArgs, int)
+def rwkv7_time_mix_block(block, step_args, pool, thread):
+    """x += scale · norm(W_out (o · g)), with the results o of the heads, for the tokens of `step_args`; the
+    state after them is written to the target slot.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    state, output, conv_out = block.state, block.output_matrix, block.conv_out
+    projected, stride = block.projected, block.projected_stride
+    normalize_rows(pool, 0, thread, step_args, block.norm, state)
+    ahead, end = first_weights(pool, thread, tokens, block.receptance_matrix)
+    ahead = barrier_prefetching(pool, ahead, end)
+    mix(pool, 1, block, step_args)
+    barrier_prefetching(pool, ahead, end)
+    project_inputs(pool, thread, block, tokens, scratch)
+    barrier(pool)
+    activate_low(pool, 9, block, tokens)
+    barrier_and_clear(pool)
+    project_low(pool, thread, block, tokens, scratch)
+    ahead, end = first_weights(pool, thread, tokens, output)
+    ahead = barrier_prefetching(pool, ahead, end)
+    prepare(pool, 4, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    recur(pool, 5, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, 6, state, step_args)
+    finish_heads(pool, 7, block, step_args)
+    barrier_prefetching(pool, ahead, end)
+    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
+        quantize_input(pool, 8, step_args, conv_out)
+        barrier_prefetching(pool, ahead, end)
+    project(pool, 9, thread, tokens, output, conv_out, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(
+        pool, 10, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
+    )

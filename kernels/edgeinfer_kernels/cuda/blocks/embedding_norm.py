@@ -1,0 +1,16 @@
+"""The norm of the embedding: not on a GPU."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
+from edgeinfer_kernels.blocks.rwkv7_time_mix import no_gpu_kernel
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.stages import Shard
+
+
+def take(
+    builder: DeviceBuilder, spec: EmbeddingNormSpec, w: EmbeddingNormWeights, shards: Sequence[Shard] = ()
+) -> NoReturn:
+    """Raises `UnsupportedOnDeviceError`: there are no kernels."""
+    raise no_gpu_kernel()
