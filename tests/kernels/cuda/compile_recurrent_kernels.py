@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_CO
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
 from edgeinfer_kernels.cuda.triton_ops import gated_delta_net as net
 from edgeinfer_kernels.cuda.triton_ops import short_convolution
-from edgeinfer_kernels.cuda.triton_ops.gates import apply_gates_kernel
+from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import KEPT_COLUMNS, StateArgs, keep_rows_kernel
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 
