@@ -171,7 +171,7 @@ def broken(path: Path, kind: str) -> Path:
             ZOO["llama"]
             .write(path)
             .read_bytes()
-            .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba")
+            .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0plamo")
         )
     return path
 

@@ -52,6 +52,7 @@ def test_a_short_convolution_equals_the_reference(tmp_path: Path, hidden: int, t
     assert relative(np.concatenate(parts), expected) < 5e-6
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
 def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: str) -> None:
@@ -64,6 +65,7 @@ def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: 
     tested.close()
 
 
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
@@ -100,6 +102,7 @@ def test_rejected_drafts_evaluate_no_token_again(tmp_path: Path, build: Build, k
     assert sum(evaluated) <= 31 * 4  # no position was processed by a rewind
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [600, 599, 550, 512, 400, 100])
 def test_snapshot_is_restored_to_any_length(tmp_path: Path, length: int, kind: str) -> None:
