@@ -9,6 +9,7 @@ import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
+from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
@@ -18,7 +19,6 @@ from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
-from edgeinfer_quant_formats.errors import printable
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 MAX_LAYERS = 4096
@@ -204,12 +204,11 @@ class ModelConfig:
         )
 
 
-class _Reader:
-    """Reads the metadata of one architecture; errors name the key."""
+class _Reader(MetadataReader):
+    """Reads the config of one architecture."""
 
     def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
-        self.metadata = metadata
-        self.name = printable(metadata.get("general.architecture", "(none)"))
+        super().__init__(metadata)
         if self.name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise UnsupportedModelError(
@@ -219,37 +218,6 @@ class _Reader:
         self.architecture_spec = ARCHITECTURES[self.name]
         by_router = self.architecture_spec.experts == "by_router"
         self.routed_layers = routed_layers if by_router else None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"{self.name}.{key}", default)
-
-    def refused(self, key: str, value: Any, expected: str) -> UnsupportedModelError:
-        """The error for a key's value; long or unprintable values are shortened."""
-        shown = "missing" if value is None else printable(" ".join(repr(value).split()))
-        return UnsupportedModelError(f"{self.name}.{key}: {shown}, wanted {expected}")
-
-    def number(self, key: str, default: float | None = None, above: float = -math.inf) -> float:
-        """A finite number greater than `above`."""
-        value = self.get(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= above:
-            bound = f" above {above:g}" if above > -math.inf else ""
-            raise self.refused(key, value, f"a finite number{bound}")
-        return float(value)
-
-    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
-        """An integer from `minimum` to `maximum`."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            raise self.refused(key, value, f"a whole number from {minimum} to {maximum}")
-        return value
-
-    def flag(self, key: str) -> bool:
-        """Whether a value is true; it may be missing."""
-        value = self.get(key, False)
-        if not isinstance(value, bool):
-            raise self.refused(key, value, "true or false")
-        return value
 
     def per_layer(self, key: str, layers: int, default: int | None = None, minimum: int = 1) -> list[int]:
         """One number for all layers, or an array with one per layer."""
@@ -330,12 +298,6 @@ class _Reader:
             extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
             log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
         )
-
-    def factor(self, key: str, default: float = 0.0) -> float:
-        """A positive number; 0: none."""
-        value = self.get(key, default)
-        is_none = isinstance(value, int | float) and not isinstance(value, bool) and value == 0
-        return 0.0 if is_none else self.number(key, default, above=0)
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers have a sliding window."""

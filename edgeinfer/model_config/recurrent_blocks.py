@@ -1,8 +1,8 @@
 """Reads the specifications of recurrent blocks from metadata."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
+from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec
@@ -10,23 +10,6 @@ from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import MAX_TAPS, ShortConvolutionSpec
-
-
-class MetadataReader(Protocol):
-    """Reads values from the metadata of an architecture; keys lack the architecture's prefix."""
-
-    def count(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 1 << 31) -> int:
-        """The integer from `minimum` to `maximum`."""
-        ...
-
-    def flag(self, key: str) -> bool:
-        """Whether a value is true; it may be missing."""
-        ...
-
-    def refused(self, key: str, value: Any, expected: str) -> Exception:
-        """The error for a value."""
-        ...
-
 
 RecurrentReader = Callable[[MetadataReader, int, NormSpec], BlockSpec]
 """(metadata, hidden size, the model's norm) -> specification."""

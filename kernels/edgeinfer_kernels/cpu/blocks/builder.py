@@ -17,8 +17,9 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_vector,
 )
 from edgeinfer_kernels.cpu.runtime.abi import TILE_TOKENS
-from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs, RecurrentArgs
+from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import RecurrentArgs
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector

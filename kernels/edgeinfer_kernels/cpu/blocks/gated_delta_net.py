@@ -5,7 +5,7 @@ import numpy as np
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
-from edgeinfer_kernels.cpu.runtime.block_args import GatedDeltaNetArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState

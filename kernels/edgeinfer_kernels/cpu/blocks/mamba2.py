@@ -5,7 +5,7 @@ import numpy as np
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
-from edgeinfer_kernels.cpu.runtime.block_args import Mamba2Args
+from edgeinfer_kernels.cpu.runtime.recurrent_args import Mamba2Args
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState

@@ -7,7 +7,7 @@ from edgeinfer_kernels.blocks.short_convolution import (
     ShortConvolutionWeights,
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.block_args import ShortConvolutionArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import ShortConvolutionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState

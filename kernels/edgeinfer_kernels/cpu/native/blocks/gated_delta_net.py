@@ -38,8 +38,8 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import (
     sum_of_products,
 )
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
-from edgeinfer_kernels.cpu.runtime.block_args import GatedDeltaNetArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
 
 exports = Exports()
 

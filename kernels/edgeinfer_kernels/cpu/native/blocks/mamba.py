@@ -30,8 +30,8 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential, sigmoid, softplus
-from edgeinfer_kernels.cpu.runtime.block_args import MambaArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import MambaArgs
 
 exports = Exports()
 

@@ -31,8 +31,8 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential, rms_norm, sigmoid, softplus
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
-from edgeinfer_kernels.cpu.runtime.block_args import Mamba2Args
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import Mamba2Args
 
 exports = Exports()
 

@@ -48,12 +48,12 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import (
     sigmoid,
 )
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
-from edgeinfer_kernels.cpu.runtime.block_args import (
+from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import (
     EmbeddingNormArgs,
     Rwkv7ChannelMixArgs,
     Rwkv7TimeMixArgs,
 )
-from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 exports = Exports()
 DECAY = np.float32(-math.exp(-0.5))

@@ -20,8 +20,8 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.runtime.block_args import ShortConvolutionArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import ShortConvolutionArgs
 
 exports = Exports()
 
