@@ -115,7 +115,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
         # int8 activations in both, which change experts at near-ties; a recurrent layer multiplies the
         # errors of three projections or more.
         is_recurrent = ZOO[name].convolutions or ZOO[name].hybrid
-        assert their_distance < (0.25 if moe_model else 0.1 if is_recurrent else 0.05)
+        assert their_distance < (0.25 if moe_model else 0.2 if is_recurrent else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best

@@ -8,6 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import SettingError
+from edgeinfer_tui.output.columns import shown_bytes
 from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
@@ -27,11 +28,11 @@ def test_show_and_plan_count_recurrent_layers_and_their_state(
     facts = json.loads(edgeinfer("show", str(path), "--json").out)["facts"]
     assert facts["recurrent layers"] >= 1
     assert max(facts["recurrent layers"], facts["attention layers"]) <= HYBRIDS[name].layers
-    assert (facts["attention layers"] == 0) == (name.startswith("mamba"))
+    assert (facts["attention layers"] == 0) == name.startswith(("mamba", "rwkv"))
     shown = lines_of(edgeinfer("show", str(path)).out)
     assert f"recurrent layers {facts['recurrent layers']}" in shown
     state = facts["recurrent state bytes"]
-    assert f"recurrent state {state / 1024:.1f} KiB at any context" in shown
+    assert f"recurrent state {shown_bytes(state)} at any context" in shown
     plan = json.loads(edgeinfer("plan", str(path), "--device", "cpu", "--json").out)
     assert sum(item["bytes"] for item in plan["items"] if "recurrent state" in item["item"]) == state
 
