@@ -150,7 +150,9 @@ def test_a_chat_on_a_terminal_responds_and_quits(home: Path, opened: list[Termin
     assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
-@pytest.mark.parametrize("arguments", [("show", "tiny"), ("list",), ("doctor",)])
+@pytest.mark.parametrize(
+    "arguments", [("show", "tiny"), ("list",), pytest.param(("doctor",), marks=pytest.mark.slow)]
+)
 def test_reports_are_machine_readable(edgeinfer: CommandLine, arguments: tuple[str, ...]) -> None:
     done = edgeinfer(*arguments, "--json")
     assert (done.code, done.err) == (0, "")

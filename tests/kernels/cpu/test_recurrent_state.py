@@ -26,7 +26,13 @@ from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
-KINDS = ["lfm2", "qwen35", "mamba2-groups", "nemotron_h", "mamba", "jamba", "rwkv7"]
+SLOW_KINDS = ("nemotron_h", "mamba", "jamba", "rwkv7")
+KINDS = [
+    "lfm2",
+    "qwen35",
+    "mamba2-groups",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_KINDS),
+]
 TOLERANCE = 1e-5
 
 
