@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload
@@ -35,6 +37,7 @@ def test_a_row_compares_with_the_prediction_and_with_llama_cpp() -> None:
     assert row.cells()[-3:] == ["10.0", "0.80", "-ngl 2"]
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_at_each_budget(tmp_path: Path) -> None:
     path = ZOO["llama"].write(tmp_path / "m.gguf")
     program = tmp_path / "llama-bench"

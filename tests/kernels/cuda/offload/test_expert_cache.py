@@ -74,7 +74,7 @@ def experts_of(splits: Sequence[LayerSplit]) -> list[tuple[int, ...]]:
     return [split.experts for split in splits]
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stream_min_tokens"),
     [("qwen2moe", 10), ("gpt-oss", 10), on_a_gpu("gpt-oss", None), ("smallthinker", None)],
