@@ -1,10 +1,8 @@
 """The structure that the kernel of a gated delta net reads."""
 
-import numpy as np
-
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
@@ -23,8 +21,6 @@ def build(
 ) -> BuiltBlock:
     """The kernel of a gated delta net."""
     spec, w, keep = residual.block, weights.block, builder.arena.keep
-    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
-    taps[:, : spec.channels] = w.taps
     z, z_stride = builder.workspace.rows("projected_z")
     conv_rows, conv_stride = builder.workspace.rows("conv_rows")
     projected, projected_stride = builder.workspace.rows("projected")
@@ -46,7 +42,7 @@ def build(
         head_dim=spec.head_dim,
         repeats_each=int(spec.repeats_each),
         taps=spec.taps,
-        tap_weights=keep(taps),
+        tap_weights=keep(padded_rows(w.taps)),
         a=keep(padded_vector(w.a)),
         dt=keep(padded_vector(w.dt)),
         gates_at=4 * padded(spec.channels),

@@ -4,13 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    MatrixStatePromptSpace,
+    MatrixStateSpace,
+    add_product,
+    project_back,
+    take_stack,
+    take_vectors,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -19,10 +31,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
-    take_recurrent,
 )
-from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
-from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     CHUNK,
     delta_chunk_kernel,
@@ -35,10 +44,8 @@ from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
-from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType, padded
-from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -53,26 +60,16 @@ ROW_BLOCK = 1024
 """Elements that a program of `delta_rows_kernel` copies."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
+Space, PromptSpace = MatrixStateSpace, MatrixStatePromptSpace
 
 
 @dataclass(frozen=True)
-class DeviceGatedDeltaNet:
-    """The weights of a gated delta net on the device; `taps`: (taps, channels)."""
+class DeviceGatedDeltaNet(DeviceConvolution):
+    """The weights of a gated delta net on the device."""
 
-    projections: Stack
-    output: DeviceMatrix
-    taps: Tensor
     a: Tensor
     dt: Tensor
     norm: Tensor
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.projections.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
 
 
 def take(
@@ -82,20 +79,9 @@ def take(
     shards: Sequence[Shard] = (),
 ) -> DeviceGatedDeltaNet:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    vectors = [builder.vector(each) for each in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.dt, w.norm)]
-    taps, a, dt, norm = (vector for vector in vectors if vector is not None)
-    stack = builder.stack(((w.qkv, None), (w.z, None), (w.beta, None), (w.alpha, None)))
-    return DeviceGatedDeltaNet(stack, builder.matrix(w.output), taps, a, dt, norm)
-
-
-def take_state(arena: Arena, spec: GatedDeltaNetSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceGatedDeltaNet) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
+    vectors = take_vectors(builder, w.taps, w.a, w.dt, w.norm)
+    stack = take_stack(builder, w.qkv, w.z, w.beta, w.alpha)
+    return DeviceGatedDeltaNet(stack, builder.matrix(w.output), *vectors)
 
 
 def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
@@ -115,32 +101,6 @@ def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
         shape.tail_rows * shape.tail_width,
         spec.repeats_each,
     )
-
-
-class Space:
-    """The buffers of a decode step, shared by all gated delta nets."""
-
-    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        weights: list[DeviceGatedDeltaNet] = [block.weights for block in blocks]
-        specs: list[GatedDeltaNetSpec] = [block.residual.block for block in blocks]
-        values = max(spec.value_width for spec in specs)
-        outputs = has_floats(*(w.output for w in weights))
-        self.conv_out = take_activations(arena, step.tokens, values, outputs)
-        self.projected = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
-        self.rows = arena.take((step.tokens * max(s.recurrent.row_width for s in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((step.tokens + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((step.tokens * values,), torch.float32)
-
-
-class PromptSpace:
-    """The buffers of a chunk of a prompt, for all gated delta nets."""
-
-    def __init__(self, specs: Sequence[GatedDeltaNetSpec], arena: Arena, chunk: int) -> None:
-        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((chunk + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((chunk * max(spec.value_width for spec in specs),), torch.float32)
 
 
 def decode(
@@ -209,9 +169,7 @@ def decode(
         NET=net,
         warps=1,
     )
-    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    launches.quantize(space.values, spec.value_width, conv_out, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return project_back(step, number, block, space.values, spec.value_width, tokens)
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
@@ -248,5 +206,4 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         space.values, projected[:, z_at:], h.scales, stride, w.norm, spec.norm.epsilon,
         inner.rows, inner.scales, NET=net, num_warps=4,
     )  # fmt: skip
-    y = prompt.products.product(inner.rows, w.output)
-    prompt.add(chunk, number, y, None, inner.scales)
+    add_product(prompt, chunk, number, block, inner)
