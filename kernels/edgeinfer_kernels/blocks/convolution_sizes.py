@@ -72,22 +72,24 @@ class MatrixStateSizes(ConvolutionSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
-        """The projections, what `prompt_bytes` counts, and the input of the last projection."""
+        """The projections, `_row_bytes`, and the input of the last projection."""
         rows = max(stacked_rows(block.stacked_inputs()) for block in blocks)
         results = max(block.spec.result_width for block in blocks)
         conv_out = activation_bytes(step.tokens, results, has_floats(block.output for block in blocks))
-        return (
-            conv_out + taken(step.tokens * rows, 4) + cls.prompt_bytes(blocks, step.tokens, step.hidden_size)
-        )
+        return conv_out + taken(step.tokens * rows, 4) + cls._row_bytes(blocks, step.tokens)
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        return cls._row_bytes(blocks, chunk)
+
+    @classmethod
+    def _row_bytes(cls, blocks: Sequence[Self], tokens: int) -> int:
         """The rows of the state, the convolution's results with those of pending positions, and the results
         of the heads.
         """
-        rows = chunk * max(block.spec.recurrent.row_width for block in blocks)
-        conv = (chunk + RING_ROWS) * max(block.spec.channels for block in blocks)
-        results = chunk * max(block.spec.result_width for block in blocks)
+        rows = tokens * max(block.spec.recurrent.row_width for block in blocks)
+        conv = (tokens + RING_ROWS) * max(block.spec.channels for block in blocks)
+        results = tokens * max(block.spec.result_width for block in blocks)
         return taken(rows, 4) + taken(conv, 4) + taken(results, 4)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
