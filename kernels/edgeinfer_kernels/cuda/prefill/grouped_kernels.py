@@ -116,10 +116,10 @@ def expert_product_kernel(
             stored = blocks_at(begin, STEP, 4)
             b = decode_rows(load_tile(matrix, weights, stored, BLOCKS, BLOCKS % STEP > 0, TILE, 4), TILE)
             block = stored % (BLOCKS // 8) * 8 + stored // (BLOCKS // 8)
-            begins = tl.where(stored < BLOCKS, block * 32, COLUMNS)
-            column = tl.reshape(begins[:, None] + element[None, :], (32 * STEP,))
-            inside = there[:, None] & (column < COLUMNS)[None, :]
-            a = tl.load(rows + taken[:, None] * COLUMNS + column[None, :], mask=inside, other=0.0)
+            column = tl.where(stored < BLOCKS, block * 32, COLUMNS)[None, :, None] + element[None, None, :]
+            at = rows + taken[:, None, None] * COLUMNS + column
+            a = tl.load(at, mask=there[:, None, None] & (column < COLUMNS), other=0.0)
+            a = tl.reshape(a, (BLOCK_M, 32 * STEP))
             total = tl.dot(a, tl.trans(b), total)
         to = out + row[:, None] * stride + output[None, :]
         tl.store(to, total, mask=there[:, None] & (output < expert_rows)[None, :])
