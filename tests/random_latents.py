@@ -1,0 +1,64 @@
+"""Metadata and tensors of the latent attention of random model files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.random_hybrids import Hybrid, Model, Shapes
+
+NOPE, ROPE, VALUE = 32, 16, 48
+
+
+def latent_metadata(latent: int, query_rank: int = 0) -> dict[str, Any]:
+    """The keys of latent attention."""
+    return {
+        "attention.key_length": latent + ROPE,
+        "attention.value_length": latent,
+        "attention.key_length_mla": NOPE + ROPE,
+        "attention.value_length_mla": VALUE,
+        "attention.kv_lora_rank": latent,
+        "attention.q_lora_rank": query_rank,
+        "rope.dimension_count": ROPE,
+    }
+
+
+def latent_tensors(width: int, heads: int, latent: int, query_rank: int = 0) -> Shapes:
+    """The tensors of latent attention in a layer."""
+    queries = heads * (NOPE + ROPE)
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm.weight": (width,),
+        "attn_kv_a_mqa.weight": (latent + ROPE, width),
+        "attn_kv_a_norm.weight": (latent,),
+        "attn_k_b.weight": (heads, latent, NOPE),
+        "attn_v_b.weight": (heads, VALUE, latent),
+        "attn_output.weight": (width, heads * VALUE),
+    }
+    if not query_rank:
+        return {**shapes, "attn_q.weight": (queries, width)}
+    return {
+        **shapes,
+        "attn_q_a.weight": (query_rank, width),
+        "attn_q_a_norm.weight": (query_rank,),
+        "attn_q_b.weight": (queries, query_rank),
+    }
+
+
+def latent_layers(query_share: float = 0.0) -> Hybrid:
+    """Layers with latent attention whose latent vectors are as long as hidden states; the rank of queries is
+    a share of that.
+    """
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        length = model.expert_length
+        return {
+            "attention.head_count_kv": 1,
+            "expert_feed_forward_length": length,
+            "expert_shared_count": model.shared_length // length,
+            **latent_metadata(model.width, int(model.width * query_share)),
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        others = {name: shape for name, shape in shapes.items() if not name.startswith("attn")}
+        rank = int(model.width * query_share)
+        return {**others, **latent_tensors(model.width, model.heads, model.width, rank)}
+
+    return Hybrid(metadata, layer)
