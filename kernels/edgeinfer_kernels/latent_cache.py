@@ -1,4 +1,4 @@
-"""The cache of a latent attention block in main memory, in the layout of the kernels, and its size in bytes."""
+"""The cache of latent attention in main memory, in the layout of the kernels, and its size in bytes."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -22,6 +22,7 @@ from edgeinfer_kernels.blocks.block import (
 )
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.runtime.abi import (
+    LATENT_PIECES_PER_THREAD,
     attention_pieces,
     attention_scratch,
     attention_states,
@@ -105,9 +106,10 @@ class LatentAttentionSpec:
     def sizes(self, weights: "LatentAttentionWeights", norms: NormLengths) -> "LatentAttentionSizes":
         w = weights
         q_a = None if w.attn_q_a is None else MatrixSize.of(w.attn_q_a)
-        others = w.attn_q, w.attn_kv_a, w.attn_k_b, w.attn_v_b, w.attn_output
-        own = vector_lengths(w.attn_q_a_norm, w.attn_kv_a_norm)
-        return LatentAttentionSizes(self, q_a, *map(MatrixSize.of, others), (*norms.vectors, *own))
+        matrices = w.attn_q, w.attn_kv_a, w.attn_k_b, w.attn_v_b, w.attn_output
+        q, kv_a, k_b, v_b, output = map(MatrixSize.of, matrices)
+        vectors = (*norms.vectors, *vector_lengths(w.attn_q_a_norm, w.attn_kv_a_norm))
+        return LatentAttentionSizes(self, q_a, q, kv_a, k_b, v_b, output, vectors)
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the latent cache in main memory."""
@@ -236,7 +238,8 @@ class LatentAttentionSizes(BlockSizes):
 
     def cpu_states(self, threads: int) -> int:
         """The running sums of attention over KV splits."""
-        return attention_states(self.spec.heads, self.spec.latent_dim) * attention_pieces(threads, 1)
+        pieces = attention_pieces(threads, 1, LATENT_PIECES_PER_THREAD)
+        return attention_states(self.spec.heads, self.spec.latent_dim) * pieces
 
     def inputs(self) -> list[MatrixSize]:
         return [self.q if self.q_a is None else self.q_a, self.kv_a]
