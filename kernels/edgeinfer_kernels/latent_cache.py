@@ -105,6 +105,10 @@ class LatentCache:
             return self.hadamard(widened(codes, scales)[:, :width])
         return widened(rows.astype(np.int8), scales)[:, :width]
 
+    def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """All arrays of the cache."""
+        return (self.rows,) if self.scales is None else (self.rows, self.scales)
+
     def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
         """Views of the first `end` positions: rows, and whole tiles of scales."""
         scales = () if self.scales is None else (self.scales[:, : -(-end // LANES)],)
@@ -119,4 +123,4 @@ class LatentCache:
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return sum(array.nbytes for array in self.arrays())

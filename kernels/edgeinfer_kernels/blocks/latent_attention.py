@@ -177,7 +177,7 @@ class LatentAttentionSizes(BlockSizes):
     """The sizes of a latent attention block. `vectors`: lengths of its norms."""
 
     label: ClassVar[str] = "latent attention"
-    state_label: ClassVar[str] = "latent cache"
+    state_label: ClassVar[str] = "keys and values"
 
     spec: LatentAttentionSpec
     q_a: MatrixSize | None
