@@ -1,8 +1,11 @@
 """Metadata and tensors of the latent attention of random model files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec
 from tests.random_hybrids import Hybrid, Model, Shapes
 
 NOPE, ROPE, VALUE = 32, 16, 48
@@ -62,3 +65,17 @@ def latent_layers(query_share: float = 0.0) -> Hybrid:
         return {**others, **latent_tensors(model.width, model.heads, model.width, rank)}
 
     return Hybrid(metadata, layer)
+
+
+def without_rope(spec: DecoderSpec) -> DecoderSpec:
+    """The same decoder whose latent attention uses no RoPE."""
+    layers = []
+    for layer in spec.layers:
+        blocks = [
+            replace(each, block=replace(each.block, rope=None))
+            if isinstance(each.block, LatentAttentionSpec)
+            else each
+            for each in layer.blocks
+        ]
+        layers.append(LayerSpec(tuple(blocks)))
+    return replace(spec, layers=tuple(layers))

@@ -46,6 +46,9 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
+MAX_DEVICE_LATENT = 512
+"""Maximum elements of a latent vector on a GPU."""
+
 
 @dataclass(frozen=True)
 class LatentAttentionSpec:
@@ -317,7 +320,13 @@ def latent_parts(spec: LatentAttentionSpec, tokens: int) -> int:
 
 
 def check_device_sizes(spec: LatentAttentionSpec, name: str) -> None:
-    """Raise `UnsupportedOnDeviceError` if rows of the projections don't fill whole programs."""
+    """Raise `UnsupportedOnDeviceError` if rows of the projections don't fill whole programs, or a latent
+    vector exceeds a tile.
+    """
+    if spec.latent_dim > MAX_DEVICE_LATENT:
+        raise UnsupportedOnDeviceError(
+            f"{name}: latent vectors of {spec.latent_dim}, the GPU kernels take at most {MAX_DEVICE_LATENT}"
+        )
     rows = spec.heads * spec.query_dim, spec.cached_dim, spec.query_rank
     if any(count % ROW_MULTIPLE for count in rows):
         raise UnsupportedOnDeviceError(
