@@ -67,6 +67,26 @@ def latent_layers(query_share: float = 0.0) -> Hybrid:
     return Hybrid(metadata, layer)
 
 
+def legacy_layers() -> Hybrid:
+    """As `latent_layers`, in older files: W_k and W_v of each head are rows of one tensor."""
+    newer = latent_layers()
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        keys = {key: value for key, value in newer.metadata(model).items() if not key.endswith("_mla")}
+        lengths = {"attention.key_length": NOPE + ROPE, "attention.value_length": VALUE}
+        return {**keys, **lengths, "attention.head_count_kv": model.heads}
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        others = {
+            name: shape
+            for name, shape in newer.layer(model, index, shapes).items()
+            if name not in ("attn_k_b.weight", "attn_v_b.weight")
+        }
+        return {**others, "attn_kv_b.weight": (model.heads * (NOPE + VALUE), model.width)}
+
+    return Hybrid(metadata, layer)
+
+
 def without_rope(spec: DecoderSpec) -> DecoderSpec:
     """The same decoder whose latent attention uses no RoPE."""
     layers = []

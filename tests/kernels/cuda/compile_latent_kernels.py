@@ -15,10 +15,10 @@ from edgeinfer_kernels.cuda.blocks.latent_attention import (
     split_config,
     take_state,
 )
+from edgeinfer_kernels.cuda.decode import latent_kernels as latent
 from edgeinfer_kernels.cuda.decode.gemv_kernels import head_rows_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import transform_heads
-from edgeinfer_kernels.cuda.triton_ops import latent_attention as latent
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, GemvConfig, SplitArgs, WordsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches

@@ -17,6 +17,13 @@ from edgeinfer_kernels.blocks.latent_attention import (
     latent_parts,
 )
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
+from edgeinfer_kernels.cuda.decode.latent_kernels import (
+    latent_chunk_kernel,
+    latent_combine_kernel,
+    latent_queries_kernel,
+    latent_rows_kernel,
+    latent_step_kernel,
+)
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -24,13 +31,6 @@ from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, transf
 from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, LatentConfig, SplitArgs, SplitConfig
-from edgeinfer_kernels.cuda.triton_ops.latent_attention import (
-    latent_chunk_kernel,
-    latent_combine_kernel,
-    latent_queries_kernel,
-    latent_rows_kernel,
-    latent_step_kernel,
-)
 from edgeinfer_kernels.cuda.tuning.step_shapes import (
     LATENT_TILE,
     Tuning,
