@@ -64,7 +64,7 @@ def latent_layers(query_share: float = 0.0) -> Hybrid:
         rank = int(model.width * query_share)
         return {**others, **latent_tensors(model.width, model.heads, model.width, rank)}
 
-    return Hybrid(metadata, layer)
+    return Hybrid(metadata, layer, is_recurrent=False)
 
 
 def legacy_layers() -> Hybrid:
@@ -84,7 +84,7 @@ def legacy_layers() -> Hybrid:
         }
         return {**others, "attn_kv_b.weight": (model.heads * (NOPE + VALUE), model.width)}
 
-    return Hybrid(metadata, layer)
+    return Hybrid(metadata, layer, is_recurrent=False)
 
 
 def without_rope(spec: DecoderSpec) -> DecoderSpec:
