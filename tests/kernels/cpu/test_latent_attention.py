@@ -10,7 +10,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.conftest import BEST, ISAS, PORTABLE
 from tests.kernels.cpu.test_cpu_backend import IDS, NEAR, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO
-from tests.random_latents import without_rope
+from tests.random_latents import latent_layers, without_rope
 from tests.random_models import VOCABULARY, RandomModel
 
 DENSE = replace(ZOO["deepseek2"], layers=2, dense_layers=2)
@@ -47,6 +47,22 @@ def test_steps_with_kv_splits_equal_the_reference(
     for first, last in ((300, 301), (301, 304), (304, 320)):
         actual, expected = (engine.append_all(LONG_IDS[first:last]) for engine in (tested, truth))
         assert relative(actual, expected) < NEAR[kind]
+    tested.close()
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(("width", "heads"), [(96, 5), (512, 4)])
+def test_other_lengths_of_latent_vectors_equal_the_reference(
+    tmp_path: Path, kind: CacheType, width: int, heads: int
+) -> None:
+    path = written(tmp_path, replace(DENSE, width=width, heads=heads, hybrid=latent_layers()))
+    tested, truth = (engine_for(path, build, kind) for build in (cpu(), exact))
+    actual, expected = (
+        np.concatenate([engine.append_all(IDS[:90]), engine.append_all(IDS[90:93])])
+        for engine in (tested, truth)
+    )
+    assert relative(actual, expected) < NEAR[kind]
     tested.close()
 
 
