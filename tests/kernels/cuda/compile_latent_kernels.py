@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.blocks.latent_attention import (
     split_config,
     take_state,
 )
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode import latent_kernels as latent
 from edgeinfer_kernels.cuda.decode.gemv_kernels import head_rows_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -22,6 +23,7 @@ from edgeinfer_kernels.cuda.prefill.flash_attention import transform_heads
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, GemvConfig, SplitArgs, WordsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.layer_cache import CacheType
 
 POSITIONS = 4096
@@ -67,6 +69,15 @@ def launch_attention(spec: LatentAttentionSpec, kind: CacheType, capability: int
         transform_heads(ropes)
 
 
+def launch_shift(kind: CacheType) -> None:
+    """The kernel of context shift: the elements with RoPE are its keys."""
+    cache = take_state(Arena(), DEEPSEEK, POSITIONS, kind)
+    turned = DeviceCache(cache.values, cache.value_scales, cache.keys, cache.key_scales)
+    shift_context(
+        turned, FLOATS, ShiftedHeads(DEEPSEEK.rope_dim, DEEPSEEK.latent_dim, True), 4, 1024, POSITIONS
+    )
+
+
 def launch_products(spec: LatentAttentionSpec) -> None:
     """The products of each head's rows with its activations."""
     for name in ("Q8_0", "F16"):
@@ -87,6 +98,7 @@ def main() -> None:
     with recorded_launches() as launches:
         for kind in KINDS:
             launch_attention(KIMI, kind, capability)
+            launch_shift(kind)
         launch_attention(DEEPSEEK, "f16", capability)
         launch_products(KIMI)
     for launch in launches:
