@@ -28,6 +28,10 @@ class Model(Protocol):
     def feed_forward(self) -> int: ...
     @property
     def layers(self) -> int: ...
+    @property
+    def expert_length(self) -> int: ...
+    @property
+    def shared_length(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Hybrid:
 
     metadata: Callable[[Model], Mapping[str, Any]]
     layer: Callable[[Model, int, Shapes], Shapes]
+    is_recurrent: bool = True
+    """Whether some layers keep a recurrent state."""
 
 
 def delta_net(

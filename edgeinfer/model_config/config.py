@@ -9,6 +9,12 @@ import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
+from edgeinfer.model_config.latent_attention import (
+    LatentConfig,
+    latent_attention,
+    latent_scale,
+    latent_scaling,
+)
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
@@ -82,6 +88,8 @@ class ModelConfig:
     recurrent_feed_forward: BlockSpec | None = None
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
+    latent: LatentConfig | None = None
+    """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
     """The layers with experts; None: all after the dense ones."""
     draft_heads: int = 0
@@ -169,6 +177,9 @@ class ModelConfig:
             if isinstance(self.recurrent, Rwkv7TimeMixSpec):
                 return replace(self.recurrent, is_first=index == 0)
             return self.recurrent
+        if self.latent is not None:
+            rope, heads = self._rope(index, factors), self.shapes[index].heads
+            return self.latent.specification(heads, self.query_scale, self.norm, rope)
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -200,7 +211,7 @@ class ModelConfig:
             shared_neurons=experts.shared,
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
-            selection_bias=self.architecture_spec.expert_selection_bias,
+            selection_bias=self.architecture_spec.expert_selection_bias and experts.gating == "sigmoid",
         )
 
 
@@ -343,7 +354,7 @@ class _Reader(MetadataReader):
             count=count,
             experts_per_token=experts_per_token,
             feed_forward=self.expert_length(layers, experts_per_token),
-            shared=self.shared_length(),
+            shared=self.shared_length(layers, experts_per_token),
             gating=self.gating(),
             normalized=self.weights_normalized(),
             scale=self.factor("expert_weights_scale") or 1.0,
@@ -362,17 +373,23 @@ class _Reader(MetadataReader):
             max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
         )
 
-    def shared_length(self) -> int:
+    def shared_length(self, layers: int, experts_per_token: int) -> int:
         if self.architecture_spec.shared_expert == "none":
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
+        shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)
+        if not length and shared:
+            return shared * self.expert_length(layers, experts_per_token)
         if not length and self.architecture_spec.shared_expert == "gated":
             return self.count("feed_forward_length", maximum=1 << 24)
         return length
 
     def gating(self) -> Gating:
-        if self.architecture_spec.gating is not None:
-            return self.architecture_spec.gating
+        spec = self.architecture_spec
+        if spec.gating is not None:
+            return spec.gating
+        if spec.default_gating is not None and self.get("expert_gating_func") is None:
+            return spec.default_gating
         return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
 
     def has_rope(self) -> bool:
@@ -401,10 +418,12 @@ class _Reader(MetadataReader):
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
         heads = max(shape.heads for shape in shapes)
-        head_dim = self.head_dim(width, heads)
+        latent = latent_attention(self) if spec.latent_attention else None
+        head_dim = latent.key_length if latent else self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
+        scaling = self.scaling(trained_context)
         return ModelConfig(
             architecture=self.name,
             architecture_spec=spec,
@@ -417,10 +436,12 @@ class _Reader(MetadataReader):
             norm=self.norm(),
             rope_base=rope_base,
             window_rope_base=self.number("rope.freq_base_swa", spec.window_rope_base or rope_base, above=1),
-            rope_scaling=self.scaling(trained_context),
+            rope_scaling=latent_scaling(self, scaling) if latent else scaling,
             window=window,
             windowed=self.windowed(layers, window),
-            query_scale=self.query_scale(layers, width, heads, head_dim),
+            query_scale=latent_scale(scaling, head_dim)
+            if latent
+            else self.query_scale(layers, width, heads, head_dim),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
@@ -431,6 +452,7 @@ class _Reader(MetadataReader):
             recurrent_layers=self.recurrent_layers(shapes),
             recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
+            latent=latent,
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

@@ -1,8 +1,8 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from edgeinfer_kernels.blocks.block import (
     TensorReader,
 )
 from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
@@ -24,11 +25,12 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
+from edgeinfer_kernels.layer_cache import CacheState, CacheType, LayerCache, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
+    cache_bytes,
     cache_positions,
     has_floats,
     head_dimensions,
@@ -38,8 +40,6 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     taken,
     vector_bytes,
 )
-
-POSITIONS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -165,46 +165,23 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
-class AttentionState:
-    """The KV cache of one attention block, in main memory.
-
-    Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
-    angles add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
-    """
+class AttentionState(CacheState):
+    """The KV cache of one attention block, in main memory."""
 
     spec: AttentionSpec
     cache: LayerCache
 
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
+    def keys(self, end: int) -> npt.NDArray[np.float32]:
+        return self.rotated(0, end).astype(np.float32)
 
-    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
-        return self.cache.first(end)
+    def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return hadamard_rows(queries) if self.cache.has_hadamard_heads else queries
 
-    def copy(self, source: int, target: int, count: int) -> None:
-        self.cache.copy(source, target, count)
+    def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
+        return self.cache.read_keys(first, last, self.spec.head_dim)
 
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        """As `BlockState.evict`, in chunks of about a thousand positions.
-
-        Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
-        """
-        cache, remaining = (
-            self.cache,
-            np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True),
-        )
-        rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
-        table = rope.table(-len(positions), len(positions)) if rope else None
-        for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
-            source = remaining[begin : begin + POSITIONS_AT_ONCE]
-            first = int(positions[0]) + begin
-            cache.move(source, first)
-            if rope is None or table is None:
-                continue
-            distance = source - np.arange(first, first + len(source))
-            keys = cache.read_keys(first, first + len(source), self.spec.head_dim).astype(np.float32)
-            cache.write_keys(first, rope.apply(keys, table[len(positions) - distance]).swapaxes(0, 1))
+    def store_rotated(self, first: int, keys: npt.NDArray[np.floating]) -> None:
+        self.cache.write_keys(first, keys.swapaxes(0, 1))
 
 
 @dataclass(frozen=True)
@@ -244,10 +221,11 @@ class AttentionSizes(BlockSizes):
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        rows, width = self.spec.kv_heads * cache_positions(context), self.spec.head_dim
-        elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[cache_type]
-        scales = 0 if cache_type == "f16" else -(-width // 32)
-        return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
+        rows = self.spec.kv_heads * cache_positions(context)
+        return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
+
+    def rope_table(self) -> tuple[RopeSpec | None, int] | None:
+        return self.spec.rope, self.spec.head_dim
 
     def state_share(self, depth: int, context: int) -> float:
         return min(depth, self.spec.window or depth) / context

@@ -74,6 +74,8 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "deepseek2": ("sigmoid", True, False),
+        "deepseek2-lite": ("softmax", False, False),
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitehybrid-moe": ("softmax", True, False),
         "granitemoe": ("softmax", True, False),
