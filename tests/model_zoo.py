@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
+from tests.random_hybrids import delta_attention, delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -97,6 +97,16 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=64,
         hybrid=delta_net(2, 6, 16, layout="legacy"),
+    ),
+    "kimi-linear": RandomModel(
+        "kimi-linear",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=32,
+        dense_layers=1,
+        hybrid=delta_attention("kkk", 32),
+        extra={"expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5},
     ),
     "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
     "mamba2-groups": RandomModel(

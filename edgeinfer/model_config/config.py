@@ -366,6 +366,9 @@ class _Reader(MetadataReader):
         if self.architecture_spec.shared_expert == "none":
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
+        if not length and self.get("expert_shared_count") is not None:
+            count = self.count("expert_shared_count", minimum=0, maximum=MAX_EXPERTS)
+            return count * self.count("expert_feed_forward_length", maximum=1 << 24)
         if not length and self.architecture_spec.shared_expert == "gated":
             return self.count("feed_forward_length", maximum=1 << 24)
         return length
