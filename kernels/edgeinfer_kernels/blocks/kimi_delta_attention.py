@@ -1,31 +1,24 @@
 """Kimi Delta Attention: specification, weights and sizes of one block."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
     NormLengths,
     NormSpec,
     RecurrentSizes,
     RecurrentSpec,
-    StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.cuda_matrices import (
-    activation_bytes,
-    has_floats,
     matrix_bytes,
-    padded_rows,
     row_runs,
-    taken,
     vector_bytes,
 )
 
@@ -83,8 +76,8 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
 
     @property
     def recurrent(self) -> RecurrentShape:
-        """Rows: q, k and v before the convolution, β, g. Matrix: (heads, head_dim / 16, head_dim, 16), sixteen
-        columns of S after each other.
+        """Rows: q, k and v before the convolution, β, g. Matrix: (heads, head_dim / 16, head_dim, 16),
+        sixteen columns of S after each other.
         """
         tail, row = self.channels, self.channels + padded(self.heads) + self.width
         return RecurrentShape(self.taps - 1, tail, row, self.width * self.head_dim, self.slots)

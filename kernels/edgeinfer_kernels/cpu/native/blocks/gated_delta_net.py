@@ -22,6 +22,7 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, b
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
     load_floats,
     multiply,
     multiply_add,
@@ -73,12 +74,14 @@ def convolve_head(block, step_args, token, head, out):
 
 
 @device_function
-def write_gates(block, row):
-    """β and g of a token of this step; they overwrite their projections in its row."""
+def write_gates(block, row, part):
+    """A part of g of a token of this step, with part 0 also β; they overwrite their projections in its row."""
     betas = row + block.gates_at
+    if part == 0:
+        for i in range(0, block.gate_bytes, 64):
+            store_floats(betas + i, sigmoid(load_floats(betas + i)))
     alphas = betas + block.gate_bytes
-    for i in range(0, block.gate_bytes, 64):
-        store_floats(betas + i, sigmoid(load_floats(betas + i)))
+    for i in range(part * block.part_bytes, (part + 1) * block.part_bytes, 64):
         alpha = load_floats(alphas + i)
         dt = load_floats(block.dt + i)
         rate = load_floats(block.a + i)
@@ -86,23 +89,38 @@ def write_gates(block, row):
 
 
 @device_function
+def write_decays(block, row, part, out):
+    """e^g of a part of g, from the row of a position to `out`."""
+    decays = row + block.gates_at + block.gate_bytes
+    for i in range(part * block.part_bytes, (part + 1) * block.part_bytes, 64):
+        store_floats(out + i, exponential(load_floats(decays + i)))
+
+
+@device_function
 def convolve(pool, counter, block, step_args):
-    """Phase: the heads of q, k and v of pending positions and of this step, to `conv_rows`; and the gates."""
+    """Phase: the heads of q, k and v of pending positions and of this step, to `conv_rows`; the gates, and
+    the decays of key elements.
+    """
     heads = 2 * block.key_heads + block.value_heads
+    items = heads + block.gate_parts
     pending = step_args.pending
     rows = pending + step_args.tokens
     head_bytes = 4 * block.head_dim
     while True:
         item = next_item(pool, counter)
-        row = item // (heads + 1)
+        row = item // items
         if row >= rows:
             break
-        head = item % (heads + 1)
+        head = item % items
+        out = block.conv_rows + row * block.conv_stride
         if head < heads:
-            out = block.conv_rows + row * block.conv_stride + head * head_bytes
-            convolve_head(block, step_args, row - pending, head, out)
-        elif row >= pending:
-            write_gates(block, row_address(block.state, step_args, row - pending))
+            convolve_head(block, step_args, row - pending, head, out + head * head_bytes)
+        else:
+            gates = row_address(block.state, step_args, row - pending)
+            if row >= pending:
+                write_gates(block, gates, head - heads)
+            if block.decays_at != 0:
+                write_decays(block, gates, head - heads, out + block.decays_at)
 
 
 @device_function
@@ -150,6 +168,32 @@ def update_columns(columns, q, k, v, beta, decay, head_dim):
 
 
 @device_function
+def update_decayed_columns(columns, q, k, v, beta, decays, head_dim):
+    """As `update_columns`, with a decay of each key element."""
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        first = splat_f32(load_f32(k + 4 * i) * load_f32(decays + 4 * i))
+        second = splat_f32(load_f32(k + 4 * i + 4) * load_f32(decays + 4 * i + 4))
+        even = multiply_add(first, load_floats(columns + 64 * i), even)
+        odd = multiply_add(second, load_floats(columns + 64 * i + 64), odd)
+    delta = multiply(beta, subtract(v, add(even, odd)))
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        at = columns + 64 * i
+        decayed = multiply(splat_f32(load_f32(decays + 4 * i)), load_floats(at))
+        value = multiply_add(splat_f32(load_f32(k + 4 * i)), delta, decayed)
+        store_floats(at, value)
+        even = multiply_add(splat_f32(load_f32(q + 4 * i)), value, even)
+        decayed = multiply(splat_f32(load_f32(decays + 4 * i + 4)), load_floats(at + 64))
+        value = multiply_add(splat_f32(load_f32(k + 4 * i + 4)), delta, decayed)
+        store_floats(at + 64, value)
+        odd = multiply_add(splat_f32(load_f32(q + 4 * i + 4)), value, odd)
+    return add(even, odd)
+
+
+@device_function
 def recur(pool, counter, block, step_args):
     """Phase: the recurrence, sixteen columns of a head's state at a time; results of this step's tokens to
     the rows of `conv_out`.
@@ -176,10 +220,15 @@ def recur(pool, counter, block, step_args):
             conv = block.conv_rows + row * block.conv_stride
             gates = row_address(state, step_args, row - pending) + block.gates_at + 4 * head
             beta = splat_f32(load_f32(gates))
-            decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
             q = conv + key
             k = q + 4 * head_dim * block.key_heads
-            result = update_columns(columns, q, k, load_floats(conv + value_at), beta, decay, head_dim)
+            v = load_floats(conv + value_at)
+            if block.decays_at != 0:
+                decays = conv + block.decays_at + 4 * head * head_dim
+                result = update_decayed_columns(columns, q, k, v, beta, decays, head_dim)
+            else:
+                decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
+                result = update_columns(columns, q, k, v, beta, decay, head_dim)
             if row >= pending:
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + 4 * (head * head_dim + 16 * group), result)
@@ -187,7 +236,9 @@ def recur(pool, counter, block, step_args):
 
 @device_function
 def gate_heads(pool, counter, block, tokens):
-    """Phase: conv_out = norm(o) · silu(z) of every head; quantized if heads fill whole blocks."""
+    """Phase: conv_out = norm(o) · silu(z) of every head, or norm(o) · sigmoid(z); quantized if heads fill
+    whole blocks.
+    """
     head_dim = block.head_dim
     heads = block.value_heads
     conv_out = block.conv_out
@@ -204,8 +255,10 @@ def gate_heads(pool, counter, block, tokens):
         out = row + 4 * first
         rms_norm(out, weight, out, head_dim, head_dim, block.head_norm.epsilon)
         for i in range(0, head_dim, 16):
-            gate = load_floats(z + 4 * i)
-            gate = multiply(gate, sigmoid(gate))
+            value = load_floats(z + 4 * i)
+            gate = sigmoid(value)
+            if block.silu_gate != 0:
+                gate = multiply(value, gate)
             store_floats(out + 4 * i, multiply(load_floats(out + 4 * i), gate))
         if fills:
             write_activations(row, conv_out, token, tokens, first, first + head_dim)
