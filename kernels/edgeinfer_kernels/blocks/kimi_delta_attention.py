@@ -1,26 +1,36 @@
 """Kimi Delta Attention: specification, weights and sizes of one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import (
+    ChunkRows,
     NormLengths,
     NormSpec,
     RecurrentSizes,
     RecurrentSpec,
+    StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
     matrix_bytes,
+    padded_rows,
     row_runs,
+    taken,
     vector_bytes,
 )
+
+KEY_POSITIONS = 16
+"""Positions of a prompt whose keys a GPU multiplies with each other."""
 
 
 @dataclass(frozen=True)
@@ -183,13 +193,56 @@ class KimiDeltaAttentionSizes(RecurrentSizes):
         return ROWS_SCRATCH
 
     def inputs(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v, self.beta, self.f1, self.g1]
+        return [self.q, self.k, self.v, self.f1, self.g1, self.beta]
 
     def stacked_inputs(self) -> list[MatrixSize]:
         return row_runs(self.inputs())
 
     def outputs(self) -> list[MatrixSize]:
         return [self.output]
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["KimiDeltaAttentionSizes"], step: StepShape) -> int:
+        """The projections, F₂ F₁ h, z, rows of the state, the convolution's results with those of pending
+        positions, the results of the heads, and the inputs of F₂, G₂ and the last projection.
+        """
+        specs = [block.spec for block in blocks]
+        width, rank = max(spec.width for spec in specs), max(spec.head_dim for spec in specs)
+        rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
+        activations = [
+            (width, [block.output for block in blocks]),
+            (rank, [block.f2 for block in blocks]),
+            (rank, [block.g2 for block in blocks]),
+        ]
+        floats = [
+            step.tokens * rows,
+            *3 * [step.tokens * width],
+            step.tokens * max(spec.recurrent.row_width for spec in specs),
+            (step.tokens + RING_ROWS) * 3 * width,
+        ]
+        words = (activation_bytes(step.tokens, columns, has_floats(read)) for columns, read in activations)
+        return sum(words) + sum(taken(count, 4) for count in floats)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["KimiDeltaAttentionSizes"], chunk: int, hidden_size: int) -> int:
+        """The rows of the state, the convolution's results with those of pending positions, the results of
+        the heads, F₁ h and G₁ h with their scales, and products of keys.
+        """
+        specs = [block.spec for block in blocks]
+        width, heads = max(spec.width for spec in specs), max(spec.heads for spec in specs)
+        floats = [
+            chunk * max(spec.recurrent.row_width for spec in specs),
+            (chunk + RING_ROWS) * 3 * width,
+            chunk * width,
+            chunk,
+            (chunk + RING_ROWS) * heads * 2 * KEY_POSITIONS,
+        ]
+        low = taken(chunk * 2 * max(spec.head_dim for spec in specs), 2)
+        return low + sum(taken(count, 4) for count in floats)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        rows = sum(padded_rows(run.rows) for run in self.stacked_inputs())
+        return ChunkRows(chunk * self.spec.width, chunk, chunk * max(rows, hidden_size))
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes(self.vectors)

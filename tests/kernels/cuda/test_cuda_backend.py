@@ -39,6 +39,7 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "short convolutions": (ZOO["lfm2"], (0, 1, 2, 3)),
     "gated delta nets": (ZOO["qwen35"], (0, 1, 2, 3)),
     "repeated key heads": (ZOO["qwen3next"], (0, 1, 2)),
+    "Kimi Delta Attention": (ZOO["kimi-linear"], (0, 1, 2)),
     "Mamba-2": (ZOO["mamba2"], (0, 1)),
     "Mamba-2 in groups": (ZOO["mamba2-groups"], (0,)),
     "Mamba-2, attention without RoPE, feed-forwards": (ZOO["granitehybrid"], (1, 2, 3)),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
@@ -21,8 +22,9 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_config,
     take_recurrent,
 )
-from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     CHUNK,
     delta_chunk_kernel,
@@ -33,6 +35,7 @@ from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     gate_step_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
+from edgeinfer_kernels.cuda.triton_ops.kimi_delta_attention import delta_pairs_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
     from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 
+DeltaRuleSpec = GatedDeltaNetSpec | KimiDeltaAttentionSpec
 PART = "gated delta net"
 """The name of the weights in lists of device memory."""
 ROW_BLOCK = 1024
@@ -98,8 +102,8 @@ def inactive_bytes(w: DeviceGatedDeltaNet) -> int:
     return 0
 
 
-def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
-    """The sizes for kernels."""
+def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfig:
+    """The sizes for kernels; `key_decay`: of a Kimi Delta Attention."""
     shape = spec.recurrent
     return DeltaNetConfig(
         spec.key_heads,
@@ -114,6 +118,8 @@ def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
         next_power_of_two(spec.value_heads),
         shape.tail_rows * shape.tail_width,
         spec.repeats_each,
+        key_decay,
+        not key_decay,
     )
 
 
@@ -148,9 +154,7 @@ def decode(
 ) -> "Source":
     """The projections, the convolution, the recurrence, the gated norm, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("gated_delta_net")
-    launches, words, net = step.launches, step.workspace.state, net_config(spec)
-    state, config = state_args(block.state), state_config(spec.recurrent)
-    stride = space.projected.shape[1]
+    launches, net = step.launches, net_config(spec)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=True)[1:]
     launches.stacked(w.projections, source, space.projected, None, tokens)
     launches.launch(
@@ -158,7 +162,7 @@ def decode(
         (tokens, -(-spec.channels // ROW_BLOCK) + 1),
         space.projected,
         space.projected,
-        stride,
+        space.projected.shape[1],
         w.a,
         w.dt,
         space.rows,
@@ -169,13 +173,24 @@ def decode(
         SCALED=False,
         warps=4,
     )
-    launches.launch(
+    recur_step(step, block, space, net, tokens)
+    conv_out = gate_step(step, block, space, net, space.projected[:, z_at:], tokens)
+    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+
+
+def recur_step(
+    step: "DecodeStep", block: DeviceBlock, space: "Space", net: DeltaNetConfig, tokens: int
+) -> None:
+    """The convolution and the recurrence of a decode step; results to `space.values`."""
+    spec, words = block.residual.block, step.workspace.state
+    state, config = state_args(block.state), state_config(spec.recurrent)
+    step.launches.launch(
         delta_convolution_kernel,
         (tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads),
         space.rows,
         words,
         state,
-        w.taps,
+        block.weights.taps,
         space.conv,
         spec.norm.epsilon,
         NET=net,
@@ -183,7 +198,7 @@ def decode(
         TAPS=spec.taps,
         warps=1,
     )
-    launches.launch(
+    step.launches.launch(
         delta_step_kernel,
         (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS)),
         space.rows,
@@ -197,12 +212,19 @@ def decode(
         warps=4,
     )
     keep_step_rows(step, space.rows, block.state, tokens)
-    launches.launch(
+
+
+def gate_step(
+    step: "DecodeStep", block: DeviceBlock, space: "Space", net: DeltaNetConfig, z: Tensor, tokens: int
+) -> Activations:
+    """The gated norm of the results of a decode step, as the input of the last projection."""
+    spec, w = block.residual.block, block.weights
+    step.launches.launch(
         gate_step_kernel,
         (tokens, spec.value_heads),
         space.values,
-        space.projected[:, z_at:],
-        stride,
+        z,
+        z.stride(0),
         w.norm,
         spec.norm.epsilon,
         space.values,
@@ -210,8 +232,8 @@ def decode(
         warps=1,
     )
     conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    launches.quantize(space.values, spec.value_width, conv_out, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    step.launches.quantize(space.values, spec.value_width, conv_out, tokens)
+    return conv_out
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
@@ -222,30 +244,63 @@ def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += the gated delta net of a chunk of tokens; its state is written."""
     spec, w, h, tokens = block.residual.block, block.weights, chunk.h, len(chunk.x)
-    state, words = prompt.recurrent_state(chunk, block)
-    net, config, args = net_config(spec), state_config(spec.recurrent), state_args(state)
-    space = prompt.space("gated_delta_net")
+    net, space = net_config(spec), prompt.space("gated_delta_net")
     projected = prompt.products.stacked(h.rows, w.projections)
-    stride = projected.stride(0)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=False)[1:]
     delta_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
-        projected, h.scales, stride, w.a, w.dt, space.rows,
+        projected, h.scales, projected.stride(0), w.a, w.dt, space.rows,
         NET=net, BETA_AT=beta_at, ALPHA_AT=alpha_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False,
         num_warps=4,
     )  # fmt: skip
+    recur_chunk(prompt, chunk, block, space, net)
+    gate_chunk(prompt, chunk, number, block, space, net, ScaledRows(projected[:, z_at:], h.scales))
+
+
+def recur_chunk(
+    prompt: "Prefill",
+    chunk: "Chunk",
+    block: "PromptBlock",
+    space: PromptSpace,
+    net: DeltaNetConfig,
+    pairs: Tensor | None = None,
+) -> None:
+    """The convolution and the recurrence of a chunk, results to `space.values`; the state is written.
+
+    pairs: memory for the results of `delta_pairs_kernel`, if each key element has a decay.
+    """
+    spec, tokens = block.residual.block, len(chunk.x)
+    state, words = prompt.recurrent_state(chunk, block)
+    args, config = state_args(state), state_config(spec.recurrent)
     delta_convolution_kernel[(tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads)](
-        space.rows, words, args, w.taps, space.conv, spec.norm.epsilon,
+        space.rows, words, args, block.weights.taps, space.conv, spec.norm.epsilon,
         NET=net, CONFIG=config, TAPS=spec.taps, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
+    if pairs is not None:
+        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // CHUNK), spec.value_heads)](
+            space.rows, space.conv, words, args, pairs, NET=net, CONFIG=config, COUNT=CHUNK, num_warps=4
+        )
     delta_chunk_kernel[(spec.value_heads, -(-spec.head_dim // CHUNK_COLUMNS))](
-        space.rows, space.conv, words, args, space.values,
+        space.rows, space.conv, words, args, space.conv if pairs is None else pairs, space.values,
         NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
+
+
+def gate_chunk(
+    prompt: "Prefill",
+    chunk: "Chunk",
+    number: int,
+    block: "PromptBlock",
+    space: PromptSpace,
+    net: DeltaNetConfig,
+    z: ScaledRows,
+) -> None:
+    """x += W_out · the gated norm of the results of a chunk."""
+    spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
     inner = prompt.products.hidden(tokens, spec.value_width)
     gate_chunk_kernel[(tokens,)](
-        space.values, projected[:, z_at:], h.scales, stride, w.norm, spec.norm.epsilon,
+        space.values, z.rows, z.scales, z.rows.stride(0), w.norm, spec.norm.epsilon,
         inner.rows, inner.scales, NET=net, num_warps=4,
     )  # fmt: skip
     y = prompt.products.product(inner.rows, w.output)

@@ -8,6 +8,7 @@ between the source slot's and the step (`pending`) first, then those of the step
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.blocks.kimi_delta_attention import KEY_POSITIONS
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
@@ -21,7 +22,7 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
-CHUNK = 16
+CHUNK = KEY_POSITIONS
 """Positions that are evaluated together in a prompt: forward substitution takes as many steps."""
 __all__ = ["CHUNK", "DeltaNetConfig"]
 
@@ -40,7 +41,8 @@ def delta_rows_kernel(
     NET: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first).
+    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first); g only if it is
+    one number of each head.
 
     One program per token and BLOCK channels, and one more for β and g. Reads and writes 4 bytes per element.
     """
@@ -59,11 +61,12 @@ def delta_rows_kernel(
         head = tl.arange(0, NET.padded_heads)
         mask = head < NET.value_heads
         beta = sigmoid(tl.load(source + BETA_AT + head, mask=mask, other=0.0) * scale)
-        alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
-        rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
-        g = tl.load(a + head, mask=mask, other=0.0) * rate
         tl.store(target + NET.gates_at + head, beta, mask=mask)
-        tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
+        if not NET.key_decay:
+            alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
+            rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
+            g = tl.load(a + head, mask=mask, other=0.0) * rate
+            tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
 
 
 @triton.jit
@@ -148,9 +151,14 @@ def delta_step_kernel(
         v = tl.load(line + v_at, mask=is_column, other=0.0)
         gate = NET.gates_at + head
         beta = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
-        gate += NET.gate_width
-        g = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
-        matrix = matrix * tl.exp(g)
+        gate = NET.gates_at + NET.gate_width
+        if NET.key_decay:
+            g = load_row(rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG)
+            matrix = matrix * tl.exp(g)[:, None]
+        else:
+            at = gate + head + key * 0
+            g = tl.sum(load_row(rows, state, words, row - pending, at, key == 0, CONFIG), axis=0)
+            matrix = matrix * tl.exp(g)
         delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
         matrix += k[:, None] * delta[None, :]
         if row >= pending:
@@ -173,15 +181,26 @@ def _substitute(lower, right, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _load_decays(
+    rows, state, words, row, end, head, key, is_key, NET: tl.constexpr, CONFIG: tl.constexpr
+):  # fmt: skip
+    """g (COUNT, DIMENSIONS) of the key elements of a head at `row`; 0 from `end` on."""
+    offsets = NET.gates_at + NET.gate_width + head * NET.head_dim + key
+    mask = (row < end)[:, None] & is_key[None, :]
+    return load_row(rows, state, words, (row - step_pending(words))[:, None], offsets[None, :], mask, CONFIG)
+
+
+@triton.jit
 def delta_chunk_kernel(
-    rows, conv, words, state, out,
+    rows, conv, words, state, pairs, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
     (value head, COLUMNS columns of S).
 
     With G = Σ g: (1 + tril(β e^(Gi - Gj) K Kᵀ)) U = β (V - e^G K S); O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U;
-    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`.
+    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`. If each key
+    element has a decay, both triangles are in `pairs`: see `delta_pairs_kernel`. No exponent is above 0.
     """
     head = tl.program_id(0)
     key = tl.arange(0, NET.dimensions)
@@ -205,21 +224,34 @@ def delta_chunk_kernel(
         v = tl.load(line + v_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
         gate = NET.gates_at + head
         beta = load_row(rows, state, words, row - pending, gate + index * 0, inside, CONFIG)
-        g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
-        decay = tl.cumsum(g, axis=0)
-        end = tl.sum(g, axis=0)
-        between = tl.exp(tl.where(index[:, None] >= index[None, :], decay[:, None] - decay[None, :], 0.0))
-        kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+        if NET.key_decay:
+            end = tl.minimum(total, first + COUNT)
+            g = _load_decays(rows, state, words, row, end, head, key, is_key, NET, CONFIG)
+            later = _load_decays(rows, state, words, row + 1, end, head, key, is_key, NET, CONFIG)
+            factor = tl.exp(tl.cumsum(g, axis=0))
+            rest = k * tl.exp(tl.cumsum(later, axis=0, reverse=True))
+            whole = tl.exp(tl.sum(g, axis=0))[:, None]
+            at = pairs + ((row * NET.value_heads + head) * (2 * COUNT)).to(tl.int64)[:, None] + index[None, :]
+            kk = tl.load(at, mask=inside[:, None], other=0.0)
+            qk = tl.load(at + COUNT, mask=inside[:, None], other=0.0)
+        else:
+            g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
+            decay = tl.cumsum(g, axis=0)
+            end = tl.sum(g, axis=0)
+            between = decay[:, None] - decay[None, :]
+            between = tl.exp(tl.where(index[:, None] >= index[None, :], between, 0.0))
+            kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+            qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
+            factor = tl.exp(decay)[:, None]
+            rest = k * tl.exp(end - decay)[:, None]
+            whole = tl.exp(end)
         lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
-        factor = tl.exp(decay)[:, None]
-        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
+        right = beta[:, None] * (v - tl.dot(factor * k, matrix, input_precision="tf32x3"))
         delta = _substitute(lower, right, COUNT)
-        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
         qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
-        result = factor * tl.dot(q, matrix, input_precision="tf32x3")
+        result = tl.dot(factor * q, matrix, input_precision="tf32x3")
         result += tl.dot(qk, delta, input_precision="tf32x3")
-        rest = k * tl.exp(end - decay)[:, None]
-        matrix = tl.exp(end) * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
+        matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
         at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)
         at += (head * NET.head_dim + column)[None, :]
         tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
@@ -228,20 +260,22 @@ def delta_chunk_kernel(
 
 @triton.jit
 def _gated_head(values, z, scale, weight, epsilon, token, stride, head, dimension, mask, NET: tl.constexpr):
-    """norm(o) · silu(z) of one head."""
+    """norm(o) · silu(z) of one head, or norm(o) · sigmoid(z)."""
     at = token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension
     value = tl.load(values + at, mask=mask, other=0.0)
     square = tl.sum(value * value, axis=0) / NET.head_dim
     normed = value / tl.sqrt(square + epsilon) * tl.load(weight + dimension, mask=mask, other=0.0)
     gate = tl.load(z + token * stride + head * NET.head_dim + dimension, mask=mask, other=0.0) * scale
-    return normed * gate * sigmoid(gate)
+    if NET.silu_gate:
+        normed = normed * gate
+    return normed * sigmoid(gate)
 
 
 @triton.jit
 def gate_step_kernel(
     values, z, stride, weight, epsilon, out, NET: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    """out = norm(o) · silu(z) of a decode step; program (token, value head)."""
+    """out = `_gated_head` of a decode step; program (token, value head)."""
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -253,7 +287,7 @@ def gate_step_kernel(
 
 @triton.jit
 def gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, row_scales, NET: tl.constexpr):
-    """out = norm(o) · silu(z) / row scale of a chunk, float16; one program per token.
+    """out = `_gated_head` / row scale of a chunk, float16; one program per token.
 
     Written with scale 1 first; a row that needs another scale is computed again.
     """

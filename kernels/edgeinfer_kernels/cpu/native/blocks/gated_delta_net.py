@@ -75,7 +75,7 @@ def convolve_head(block, step_args, token, head, out):
 
 @device_function
 def write_gates(block, row, part):
-    """A part of g of a token of this step, with part 0 also β; they overwrite their projections in its row."""
+    """A part of g of a token of this step, with part 0 also β, in its row: they overwrite projections."""
     betas = row + block.gates_at
     if part == 0:
         for i in range(0, block.gate_bytes, 64):
