@@ -92,6 +92,11 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         tail, row = self.channels, self.channels + padded(self.heads) + self.width
         return RecurrentShape(self.taps - 1, tail, row, self.width * self.head_dim, self.slots)
 
+    def pairs_of(self, positions: int) -> int:
+        """Elements of what a GPU prepares for the recurrence of a chunk of a prompt, from keys and decays."""
+        count = KEY_POSITIONS * (2 * KEY_POSITIONS + self.head_dim) + self.head_dim
+        return -(-positions // KEY_POSITIONS) * self.heads * count
+
     def read(self, tensors: TensorReader) -> "KimiDeltaAttentionWeights":
         width, rank, own = tensors.hidden_size, self.head_dim, self.width
         count = own * self.taps
@@ -229,13 +234,13 @@ class KimiDeltaAttentionSizes(RecurrentSizes):
         the heads, F₁ h and G₁ h with their scales, and products of keys.
         """
         specs = [block.spec for block in blocks]
-        width, heads = max(spec.width for spec in specs), max(spec.heads for spec in specs)
+        width = max(spec.width for spec in specs)
         floats = [
             chunk * max(spec.recurrent.row_width for spec in specs),
             (chunk + RING_ROWS) * 3 * width,
             chunk * width,
             chunk,
-            (chunk + RING_ROWS) * heads * 2 * KEY_POSITIONS,
+            max(spec.pairs_of(chunk + RING_ROWS) for spec in specs),
         ]
         low = taken(chunk * 2 * max(spec.head_dim for spec in specs), 2)
         return low + sum(taken(count, 4) for count in floats)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.kimi_delta_attention import (
-    KEY_POSITIONS,
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
 )
@@ -119,13 +118,13 @@ class PromptSpace:
     """The buffers of a chunk of a prompt, for all blocks of this kind."""
 
     def __init__(self, specs: Sequence[KimiDeltaAttentionSpec], arena: Arena, chunk: int) -> None:
-        width, heads = max(spec.width for spec in specs), max(spec.heads for spec in specs)
+        width = max(spec.width for spec in specs)
         self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
         self.conv = arena.take(((chunk + RING_ROWS) * 3 * width,), torch.float32)
         self.values = arena.take((chunk * width,), torch.float32)
         self.low = arena.take((chunk * 2 * max(spec.head_dim for spec in specs),), torch.float16)
         self.low_scales = arena.take((chunk,), torch.float32)
-        self.pairs = arena.take(((chunk + RING_ROWS) * heads * 2 * KEY_POSITIONS,), torch.float32)
+        self.pairs = arena.take((max(spec.pairs_of(chunk + RING_ROWS) for spec in specs),), torch.float32)
 
 
 def _begins(spec: KimiDeltaAttentionSpec) -> tuple[int, int]:

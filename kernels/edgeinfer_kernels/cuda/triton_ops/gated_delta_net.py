@@ -156,8 +156,8 @@ def delta_step_kernel(
             g = load_row(rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG)
             matrix = matrix * tl.exp(g)[:, None]
         else:
-            at = gate + head + key * 0
-            g = tl.sum(load_row(rows, state, words, row - pending, at, key == 0, CONFIG), axis=0)
+            gate = gate + head + key * 0
+            g = tl.sum(load_row(rows, state, words, row - pending, gate, key == 0, CONFIG), axis=0)
             matrix = matrix * tl.exp(g)
         delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
         matrix += k[:, None] * delta[None, :]
@@ -181,16 +181,6 @@ def _substitute(lower, right, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _load_decays(
-    rows, state, words, row, end, head, key, is_key, NET: tl.constexpr, CONFIG: tl.constexpr
-):  # fmt: skip
-    """g (COUNT, DIMENSIONS) of the key elements of a head at `row`; 0 from `end` on."""
-    offsets = NET.gates_at + NET.gate_width + head * NET.head_dim + key
-    mask = (row < end)[:, None] & is_key[None, :]
-    return load_row(rows, state, words, (row - step_pending(words))[:, None], offsets[None, :], mask, CONFIG)
-
-
-@triton.jit
 def delta_chunk_kernel(
     rows, conv, words, state, pairs, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
@@ -200,7 +190,7 @@ def delta_chunk_kernel(
 
     With G = Σ g: (1 + tril(β e^(Gi - Gj) K Kᵀ)) U = β (V - e^G K S); O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U;
     S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`. If each key
-    element has a decay, both triangles are in `pairs`: see `delta_pairs_kernel`. No exponent is above 0.
+    element has a decay, `delta_pairs_kernel` multiplied K, Q and their products by them.
     """
     head = tl.program_id(0)
     key = tl.arange(0, NET.dimensions)
@@ -225,15 +215,11 @@ def delta_chunk_kernel(
         gate = NET.gates_at + head
         beta = load_row(rows, state, words, row - pending, gate + index * 0, inside, CONFIG)
         if NET.key_decay:
-            end = tl.minimum(total, first + COUNT)
-            g = _load_decays(rows, state, words, row, end, head, key, is_key, NET, CONFIG)
-            later = _load_decays(rows, state, words, row + 1, end, head, key, is_key, NET, CONFIG)
-            factor = tl.exp(tl.cumsum(g, axis=0))
-            rest = k * tl.exp(tl.cumsum(later, axis=0, reverse=True))
-            whole = tl.exp(tl.sum(g, axis=0))[:, None]
-            at = pairs + ((row * NET.value_heads + head) * (2 * COUNT)).to(tl.int64)[:, None] + index[None, :]
-            kk = tl.load(at, mask=inside[:, None], other=0.0)
-            qk = tl.load(at + COUNT, mask=inside[:, None], other=0.0)
+            SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
+            part = pairs + (first // COUNT * NET.value_heads + head).to(tl.int64) * SIZE
+            pair = part + index[:, None] * COUNT + index[None, :]
+            kk = tl.load(pair, mask=inside[:, None], other=0.0)
+            factor = 1.0
         else:
             g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
             decay = tl.cumsum(g, axis=0)
@@ -241,15 +227,22 @@ def delta_chunk_kernel(
             between = decay[:, None] - decay[None, :]
             between = tl.exp(tl.where(index[:, None] >= index[None, :], between, 0.0))
             kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
-            qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
             factor = tl.exp(decay)[:, None]
+        lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
+        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
+        delta = _substitute(lower, right, COUNT)
+        if NET.key_decay:
+            qk = tl.load(pair + COUNT * COUNT, mask=inside[:, None], other=0.0)
+            part += 2 * COUNT * COUNT
+            at = part + index[:, None] * NET.head_dim + key[None, :]
+            rest = tl.load(at, mask=is_key[None, :], other=0.0)
+            whole = tl.load(part + COUNT * NET.head_dim + key, mask=is_key, other=0.0)[:, None]
+        else:
+            qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
             rest = k * tl.exp(end - decay)[:, None]
             whole = tl.exp(end)
-        lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
-        right = beta[:, None] * (v - tl.dot(factor * k, matrix, input_precision="tf32x3"))
-        delta = _substitute(lower, right, COUNT)
         qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
-        result = tl.dot(factor * q, matrix, input_precision="tf32x3")
+        result = factor * tl.dot(q, matrix, input_precision="tf32x3")
         result += tl.dot(qk, delta, input_precision="tf32x3")
         matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
         at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)

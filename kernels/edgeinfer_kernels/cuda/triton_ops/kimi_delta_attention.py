@@ -49,30 +49,39 @@ def low_rank_rows_kernel(
 def delta_pairs_kernel(
     rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
 ):  # fmt: skip
-    """Σ K[i, c] K[j, c] e^(G[i, c] - G[j, c]) over the key elements c, and the same of Q and K, of COUNT
-    positions of a head; to `out` (positions, heads, 2, COUNT), 0 for j > i. Program (COUNT positions, head).
+    """What the recurrence of a head needs of COUNT positions besides its state; program (COUNT positions,
+    head). With G = Σ g of each key element:
 
-    Decays are multiplied, not subtracted: a sum over many positions would lose the difference of two. Reads
-    Q, K and g once.
+    K and Q in `conv` are multiplied by e^G. To `out`, for each COUNT positions and head: the sums over key
+    elements of Ki Kj e^(Gi - Gj) and of Qi Kj e^(Gi - Gj), each (COUNT, COUNT), 0 for j > i; Kj e^(G - Gj)
+    and e^G with the G of the last position. Decays are multiplied: no exponent is above 0, and no difference
+    of large sums loses bits. Reads Q, K and g once, writes Q and K again.
     """
+    SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
+    DIMENSIONS: tl.constexpr = NET.dimensions
     head = tl.program_id(1)
     first = tl.program_id(0) * COUNT
-    key = tl.arange(0, NET.dimensions)
+    key, index = tl.arange(0, DIMENSIONS), tl.arange(0, COUNT)
     is_key = key < NET.head_dim
-    index = tl.arange(0, COUNT)
-    DIMENSIONS: tl.constexpr = NET.dimensions
-    decayed = tl.zeros((COUNT, DIMENSIONS), tl.float32)
     pending = step_pending(words)
     total = pending + step_tokens(words)
+    part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * SIZE
     gate = NET.gates_at + NET.gate_width + head * NET.head_dim
-    q_at = head * NET.head_dim + key
+    decayed = tl.zeros((COUNT, DIMENSIONS), tl.float32)
+    whole = tl.full((DIMENSIONS,), 1.0, tl.float32)
     for position in range(first, tl.minimum(total, first + COUNT)):
         row = pending * 0 + position
-        line = conv + row.to(tl.int64) * NET.channels
-        q = tl.load(line + q_at, mask=is_key, other=0.0)
-        k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key, other=0.0)
-        g = load_row(rows, state, words, row - pending, gate + key, is_key, CONFIG)
-        decayed = tl.where((index == row - first)[:, None], k[None, :], decayed * tl.exp(g)[None, :])
-        at = out + ((row * NET.value_heads + head) * (2 * COUNT)).to(tl.int64) + index
-        tl.store(at, tl.sum(decayed * k[None, :], axis=1))
-        tl.store(at + COUNT, tl.sum(decayed * q[None, :], axis=1))
+        q_at = conv + row.to(tl.int64) * NET.channels + head * NET.head_dim + key
+        k_at = q_at + NET.key_heads * NET.head_dim
+        q, k = tl.load(q_at, mask=is_key, other=0.0), tl.load(k_at, mask=is_key, other=0.0)
+        decay = tl.exp(load_row(rows, state, words, row - pending, gate + key, is_key, CONFIG))
+        decayed = tl.where((index == row - first)[:, None], k[None, :], decayed * decay[None, :])
+        whole = whole * decay
+        pair = part + (row - first) * COUNT + index
+        tl.store(pair, tl.sum(decayed * k[None, :], axis=1))
+        tl.store(pair + COUNT * COUNT, tl.sum(decayed * q[None, :], axis=1))
+        tl.store(q_at, q * whole, mask=is_key)
+        tl.store(k_at, k * whole, mask=is_key)
+    part += 2 * COUNT * COUNT
+    tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])
+    tl.store(part + COUNT * NET.head_dim + key, whole, mask=is_key)
