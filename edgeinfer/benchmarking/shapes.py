@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from edgeinfer.benchmarking.hybrid_shapes import (
@@ -301,8 +301,13 @@ SHAPES = {shape.name: shape for shape in _ALL}
 
 
 def find_shape(name: str) -> Shape:
-    """The shape of that name. Raises `SettingError` if there is none."""
-    shape = SHAPES.get(name.lower())
+    """The shape of that name; "NAME:LAYERS" has only the first layers. Raises `SettingError`."""
+    known, colon, layers = name.lower().partition(":")
+    shape = SHAPES.get(known)
     if shape is None:
-        raise SettingError(f"shape: saw {name!r}, wanted one of {', '.join(SHAPES)}")
-    return shape
+        raise SettingError(f"shape: saw {known!r}, wanted one of {', '.join(SHAPES)}")
+    if not colon:
+        return shape
+    if not layers.isdecimal() or not 0 < int(layers) <= shape.layers:
+        raise SettingError(f"shape: saw {layers!r} layers of {known}, wanted 1 to {shape.layers}")
+    return replace(shape, name=f"{known}-{int(layers)}-layers", layers=int(layers))

@@ -136,8 +136,8 @@ class LayerTensors:
         whole = self._tensors.matrix(f"{self._prefix}{name}.weight", (count, 2 * rows, columns))
         if whole is None:
             return None
-        halves = replace(whole, rows=rows, experts=2 * count)
-        return halves.take_experts(range(0, 2 * count, 2)), halves.take_experts(range(1, 2 * count, 2))
+        separate = replace(whole, rows=rows, experts=2 * count)
+        return separate.take_experts(range(0, 2 * count, 2)), separate.take_experts(range(1, 2 * count, 2))
 
     def has_shape(self, name: str, rows: int, columns: int) -> bool:
         info = self._tensors.file.tensors.get(f"{self._prefix}{name}.weight")

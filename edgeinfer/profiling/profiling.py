@@ -16,7 +16,7 @@ from edgeinfer.profiling.predictor_training import Samples, TrainedPredictor, pr
 from edgeinfer.profiling.recording import (
     EXACT_RULE,
     WINDOW,
-    HalfCounts,
+    TextPartCounts,
     cpu_engine,
     generated_texts,
     record,
@@ -121,7 +121,7 @@ def _windows(model: Model, texts: Sequence[str], tokens: int) -> list[list[int]]
 def _counted(
     model: Model, windows: Sequence[Sequence[int]], keep: bool, report: Report | None
 ) -> tuple[ActivityProfile, list[Samples]]:
-    """The counts of both halves; and x and activity of all layers, if `keep`."""
+    """The counts of both parts of the text; and x and activity of all layers, if `keep`."""
     specification = cpu_engine(model)[0].specification
     specs = [*specification.specs(FeedForwardSpec), *specification.specs(MoeSpec)]
     rules = sorted(set(map(rule_of, specs)))
@@ -130,25 +130,28 @@ def _counted(
         raise SettingError(
             f"{model.name}: predictors need a ReLU; its activation is {', '.join(sorted(kinds))}"
         )
-    halves, layer_samples = (HalfCounts(), HalfCounts()), [_LayerSamples() for _ in specification.layers]
-    for half, part in enumerate(_halved(windows)):
+    part_counts, layer_samples = (
+        (TextPartCounts(), TextPartCounts()),
+        [_LayerSamples() for _ in specification.layers],
+    )
+    for number, part in enumerate(_halved(windows)):
 
         def seen(
             layer: int,
             normed: Activations | None,
             active: npt.NDArray[np.bool_],
-            counted: HalfCounts = halves[half],
+            counted: TextPartCounts = part_counts[number],
         ) -> None:
             counted.add(layer, active)
             if normed is not None and keep:
                 layer_samples[layer].add(normed, active)
 
-        record(model, part, seen, _named(report, f"reading half {half + 1} of the text"))
+        record(model, part, seen, _named(report, f"reading half {number + 1} of the text"))
     names = {}
     for layer, spec in enumerate(specs):
         kind = "experts" if isinstance(spec, MoeSpec) else "neurons"
-        names[f"{kind}.{layer}"] = np.stack([half.counts[layer] for half in halves])
-    made = ActivityProfile("", (halves[0].tokens, halves[1].tokens), "; ".join(rules), names)
+        names[f"{kind}.{layer}"] = np.stack([part.counts[layer] for part in part_counts])
+    made = ActivityProfile("", (part_counts[0].tokens, part_counts[1].tokens), "; ".join(rules), names)
     return made, [each.samples() for each in layer_samples] if keep else []
 
 

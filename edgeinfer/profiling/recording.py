@@ -29,8 +29,8 @@ MoE layer, with None and the used experts (tokens, experts)."""
 
 
 @dataclass
-class HalfCounts:
-    """The counts of one half of the text."""
+class TextPartCounts:
+    """The counts of one of the two parts of the text."""
 
     tokens: int = 0
     counts: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict)

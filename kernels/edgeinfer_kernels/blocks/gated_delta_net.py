@@ -1,35 +1,18 @@
 """Gated delta net: specification, weights and sizes of one block."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    RecurrentSizes,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.blocks.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
-from edgeinfer_kernels.sizes.cuda_matrices import (
-    activation_bytes,
-    has_floats,
-    matrix_bytes,
-    padded_rows,
-    row_runs,
-    taken,
-    vector_bytes,
-)
 
-MAX_TAPS = 32
+DELTA_POSITIONS = 16
+"""Positions of a prompt that a GPU evaluates together: forward substitution takes as many steps."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +43,10 @@ class GatedDeltaNetSpec(RecurrentSpec):
     @property
     def value_width(self) -> int:
         return self.value_heads * self.head_dim
+
+    @property
+    def result_width(self) -> int:
+        return self.value_width
 
     @property
     def channels(self) -> int:
@@ -122,9 +109,9 @@ class GatedDeltaNetSpec(RecurrentSpec):
         return value_head % self.key_heads
 
     def sizes(self, weights: "GatedDeltaNetWeights", norms: NormLengths) -> "GatedDeltaNetSizes":
-        qkv, z, beta, alpha, output = map(MatrixSize.of, weights.matrices())
+        *projections, output = map(MatrixSize.of, weights.matrices())
         vectors = (self.channels * self.taps, self.value_heads, self.value_heads, self.head_dim)
-        return GatedDeltaNetSizes(self, qkv, z, beta, alpha, output, (*vectors, *norms.vectors))
+        return GatedDeltaNetSizes(self, tuple(projections), output, (*vectors, *norms.vectors))
 
 
 @dataclass(frozen=True)
@@ -151,82 +138,14 @@ class GatedDeltaNetWeights:
 
 
 @dataclass(frozen=True)
-class GatedDeltaNetSizes(RecurrentSizes):
-    """The sizes of a gated delta net. `vectors`: lengths of its vectors and norms."""
+class GatedDeltaNetSizes(MatrixStateSizes):
+    """The sizes of a gated delta net."""
 
     label: ClassVar[str] = "gated delta net"
 
     spec: GatedDeltaNetSpec
-    qkv: MatrixSize
-    z: MatrixSize
-    beta: MatrixSize
-    alpha: MatrixSize
-    output: MatrixSize
-    vectors: tuple[int, ...] = ()
-
-    def undivided(self) -> list[MatrixSize]:
-        return [self.qkv, self.z, self.beta, self.alpha, self.output]
-
-    def undivided_device_bytes(self) -> int:
-        stack = sum(map(matrix_bytes, self.stacked_inputs()))
-        return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
     def state_operations(self, tokens: int, start: int) -> float:
         """Three products of each value head's state with a vector, and the convolution."""
         spec = self.spec
         return 2 * tokens * (3 * spec.value_width * spec.head_dim + spec.channels * spec.taps)
-
-    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        values = padded(self.spec.value_width)
-        return {
-            "state_rows": 4 * self.spec.recurrent.row_width,
-            "conv_rows": 4 * padded(self.spec.channels),
-            "projected_z": 4 * values,
-            "attn_out": 4 * values,
-            "attn_out.quantized": quantized_bytes(values),
-        }
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
-
-    def inputs(self) -> list[MatrixSize]:
-        return [self.qkv, self.z, self.beta, self.alpha]
-
-    def stacked_inputs(self) -> list[MatrixSize]:
-        return row_runs(self.inputs())
-
-    def outputs(self) -> list[MatrixSize]:
-        return [self.output]
-
-    @classmethod
-    def step_bytes(cls, blocks: Sequence["GatedDeltaNetSizes"], step: StepShape) -> int:
-        """The projections, rows of the state, the convolution's results with those of pending positions, and
-        the results of the heads, which the last projection reads.
-        """
-        rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
-        values = max(block.spec.value_width for block in blocks)
-        conv_out = activation_bytes(step.tokens, values, has_floats(block.output for block in blocks))
-        floats = [
-            step.tokens * rows,
-            step.tokens * max(block.spec.recurrent.row_width for block in blocks),
-            (step.tokens + RING_ROWS) * max(block.spec.channels for block in blocks),
-            step.tokens * values,
-        ]
-        return conv_out + sum(taken(count, 4) for count in floats)
-
-    @classmethod
-    def prompt_bytes(cls, blocks: Sequence["GatedDeltaNetSizes"], chunk: int, hidden_size: int) -> int:
-        """The rows of the state, the convolution's results with those of pending positions, and the results
-        of the heads.
-        """
-        rows = chunk * max(block.spec.recurrent.row_width for block in blocks)
-        conv = (chunk + RING_ROWS) * max(block.spec.channels for block in blocks)
-        values = chunk * max(block.spec.value_width for block in blocks)
-        return taken(rows, 4) + taken(conv, 4) + taken(values, 4)
-
-    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
-        rows = sum(padded_rows(run.rows) for run in self.stacked_inputs())
-        return ChunkRows(chunk * self.spec.value_width, chunk, chunk * max(rows, hidden_size))
-
-    def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors)

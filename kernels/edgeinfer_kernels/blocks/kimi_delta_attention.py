@@ -2,35 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    RecurrentSizes,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.convolution_sizes import MatrixStateSizes
+from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
-from edgeinfer_kernels.sizes.cuda_matrices import (
-    activation_bytes,
-    has_floats,
-    matrix_bytes,
-    padded_rows,
-    row_runs,
-    taken,
-    vector_bytes,
-)
-
-KEY_POSITIONS = 16
-"""Positions of a prompt whose keys a GPU multiplies with each other."""
+from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, has_floats, matrix_bytes, taken
 
 
 @dataclass(frozen=True)
@@ -76,6 +59,10 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         return self.width
 
     @property
+    def result_width(self) -> int:
+        return self.width
+
+    @property
     def channels(self) -> int:
         """Elements of q, k and v together."""
         return 3 * self.width
@@ -94,8 +81,8 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
 
     def pairs_of(self, positions: int) -> int:
         """Elements of what a GPU prepares for the recurrence of a chunk of a prompt, from keys and decays."""
-        count = KEY_POSITIONS * (2 * KEY_POSITIONS + self.head_dim) + self.head_dim
-        return -(-positions // KEY_POSITIONS) * self.heads * count
+        count = DELTA_POSITIONS * (2 * DELTA_POSITIONS + self.head_dim) + self.head_dim
+        return -(-positions // DELTA_POSITIONS) * self.heads * count
 
     def read(self, tensors: TensorReader) -> "KimiDeltaAttentionWeights":
         width, rank, own = tensors.hidden_size, self.head_dim, self.width
@@ -119,7 +106,8 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
 
     def sizes(self, weights: "KimiDeltaAttentionWeights", norms: NormLengths) -> "KimiDeltaAttentionSizes":
         vectors = (self.channels * self.taps, self.width, self.width, self.head_dim, *norms.vectors)
-        return KimiDeltaAttentionSizes(self, *map(MatrixSize.of, weights.matrices()), vectors=vectors)
+        *projections, f2, g2, output = map(MatrixSize.of, weights.matrices())
+        return KimiDeltaAttentionSizes(self, tuple(projections), output, vectors, f2, g2)
 
 
 @dataclass(frozen=True)
@@ -145,36 +133,27 @@ class KimiDeltaAttentionWeights:
     norm: Vector
 
     def matrices(self) -> list[Matrix]:
-        return [self.q, self.k, self.v, self.beta, self.f1, self.g1, self.f2, self.g2, self.output]
+        return [self.q, self.k, self.v, self.f1, self.g1, self.beta, self.f2, self.g2, self.output]
 
     def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
 
 
 @dataclass(frozen=True)
-class KimiDeltaAttentionSizes(RecurrentSizes):
-    """The sizes of a Kimi Delta Attention. `vectors`: lengths of its vectors and norms."""
+class KimiDeltaAttentionSizes(MatrixStateSizes):
+    """The sizes of a Kimi Delta Attention."""
 
     label: ClassVar[str] = "kimi delta attention"
 
     spec: KimiDeltaAttentionSpec
-    q: MatrixSize
-    k: MatrixSize
-    v: MatrixSize
-    beta: MatrixSize
-    f1: MatrixSize
-    g1: MatrixSize
     f2: MatrixSize
     g2: MatrixSize
-    output: MatrixSize
-    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
-        return [*self.inputs(), self.f2, self.g2, self.output]
+        return [*self.projections, self.f2, self.g2, self.output]
 
     def undivided_device_bytes(self) -> int:
-        stacks = [*self.stacked_inputs(), self.f2, self.g2, self.output]
-        return sum(map(matrix_bytes, stacks)) + vector_bytes(self.vectors)
+        return super().undivided_device_bytes() + matrix_bytes(self.f2) + matrix_bytes(self.g2)
 
     def state_operations(self, tokens: int, start: int) -> float:
         """Three products of each head's state with a vector, its decay, and the convolution."""
@@ -182,72 +161,28 @@ class KimiDeltaAttentionSizes(RecurrentSizes):
         return 2 * tokens * (4 * spec.width * spec.head_dim + spec.channels * spec.taps)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        values, rank = self.spec.width, self.spec.head_dim
+        rank = self.spec.head_dim
         low = {f"low_rank_{name}": 4 * rank for name in "fg"}
         low |= {f"low_rank_{name}.quantized": quantized_bytes(rank) for name in "fg"}
-        return {
-            "state_rows": 4 * self.spec.recurrent.row_width,
-            "conv_rows": 4 * (self.spec.channels + values),
-            **low,
-            "projected_z": 4 * values,
-            "attn_out": 4 * values,
-            "attn_out.quantized": quantized_bytes(values),
-        }
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
-
-    def inputs(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v, self.f1, self.g1, self.beta]
-
-    def stacked_inputs(self) -> list[MatrixSize]:
-        return row_runs(self.inputs())
-
-    def outputs(self) -> list[MatrixSize]:
-        return [self.output]
+        conv_rows = 4 * (self.spec.channels + self.spec.width)
+        return {**super().cpu_buffers(hidden_size), **low, "conv_rows": conv_rows}
 
     @classmethod
-    def step_bytes(cls, blocks: Sequence["KimiDeltaAttentionSizes"], step: StepShape) -> int:
-        """The projections, F₂ F₁ h, z, rows of the state, the convolution's results with those of pending
-        positions, the results of the heads, and the inputs of F₂, G₂ and the last projection.
-        """
-        specs = [block.spec for block in blocks]
-        width, rank = max(spec.width for spec in specs), max(spec.head_dim for spec in specs)
-        rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
-        activations = [
-            (width, [block.output for block in blocks]),
-            (rank, [block.f2 for block in blocks]),
-            (rank, [block.g2 for block in blocks]),
-        ]
-        floats = [
-            step.tokens * rows,
-            *3 * [step.tokens * width],
-            step.tokens * max(spec.recurrent.row_width for spec in specs),
-            (step.tokens + RING_ROWS) * 3 * width,
-        ]
-        words = (activation_bytes(step.tokens, columns, has_floats(read)) for columns, read in activations)
-        return sum(words) + sum(taken(count, 4) for count in floats)
+    def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
+        """Also F₂ F₁ h and z, and the inputs of F₂ and G₂."""
+        width, rank = (max(getattr(block.spec, name) for block in blocks) for name in ("width", "head_dim"))
+        inputs = [[block.f2 for block in blocks], [block.g2 for block in blocks]]
+        words = sum(activation_bytes(step.tokens, rank, has_floats(read)) for read in inputs)
+        return super().step_bytes(blocks, step) + words + 2 * taken(step.tokens * width, 4)
 
     @classmethod
-    def prompt_bytes(cls, blocks: Sequence["KimiDeltaAttentionSizes"], chunk: int, hidden_size: int) -> int:
-        """The rows of the state, the convolution's results with those of pending positions, the results of
-        the heads, F₁ h and G₁ h with their scales, and products of keys.
-        """
-        specs = [block.spec for block in blocks]
-        width = max(spec.width for spec in specs)
-        floats = [
-            chunk * max(spec.recurrent.row_width for spec in specs),
-            (chunk + RING_ROWS) * 3 * width,
-            chunk * width,
-            chunk,
-            max(spec.pairs_of(chunk + RING_ROWS) for spec in specs),
-        ]
-        low = taken(chunk * 2 * max(spec.head_dim for spec in specs), 2)
-        return low + sum(taken(count, 4) for count in floats)
-
-    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
-        rows = sum(padded_rows(run.rows) for run in self.stacked_inputs())
-        return ChunkRows(chunk * self.spec.width, chunk, chunk * max(rows, hidden_size))
-
-    def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors)
+    def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        """Also F₁ h and G₁ h with their scales, and what the recurrence needs of keys and decays."""
+        low = 2 * chunk * max(block.spec.head_dim for block in blocks)
+        pairs = max(block.spec.pairs_of(chunk + RING_ROWS) for block in blocks)
+        return (
+            super().prompt_bytes(blocks, chunk, hidden_size)
+            + taken(low, 2)
+            + taken(chunk, 4)
+            + taken(pairs, 4)
+        )

@@ -10,12 +10,12 @@ from edgeinfer_kernels.blocks.block import (
     ChunkRows,
     NormLengths,
     NormSpec,
-    RecurrentSizes,
     RecurrentSpec,
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.blocks.convolution_sizes import ConvolutionSizes, stacked_rows
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.recurrent_state import RecurrentShape
@@ -26,7 +26,6 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     padded_rows,
     row_runs,
     taken,
-    vector_bytes,
 )
 
 
@@ -94,9 +93,9 @@ class MambaSpec(RecurrentSpec):
         w = weights
         vectors = vector_lengths(w.dt_norm, w.b_norm, w.c_norm)
         own = (self.channels * self.taps, *3 * (self.channels,), padded(self.channels) * self.state_size)
-        x, z, dt, b, c, delta, output = map(MatrixSize.of, w.matrices())
+        x, z, *selection, delta, output = map(MatrixSize.of, w.matrices())
         lengths = (*own, *vectors, *norms.vectors)
-        return MambaSizes(self, x, z, dt, b, c, delta, output, lengths)
+        return MambaSizes(self, (x, z), output, lengths, tuple(selection), delta)
 
 
 @dataclass(frozen=True)
@@ -131,27 +130,21 @@ class MambaWeights:
 
 
 @dataclass(frozen=True)
-class MambaSizes(RecurrentSizes):
-    """The sizes of a Mamba block. `vectors`: lengths of its vectors and norms."""
+class MambaSizes(ConvolutionSizes):
+    """The sizes of a Mamba block. `selection`: the matrices of dt, B and C."""
 
     label: ClassVar[str] = "mamba"
 
     spec: MambaSpec
-    x: MatrixSize
-    z: MatrixSize
-    dt: MatrixSize
-    b: MatrixSize
-    c: MatrixSize
+    selection: tuple[MatrixSize, ...]
     delta: MatrixSize
-    output: MatrixSize
-    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
-        return [self.x, self.z, self.dt, self.b, self.c, self.delta, self.output]
+        return [*self.projections, *self.selection, self.delta, self.output]
 
     def undivided_device_bytes(self) -> int:
-        stacks = [*self.stacked_inputs(), *self._selected(), self.delta, self.output]
-        return sum(map(matrix_bytes, stacks)) + vector_bytes(self.vectors)
+        own = sum(map(matrix_bytes, [*self._selected(), self.delta]))
+        return super().undivided_device_bytes() + own
 
     def state_operations(self, tokens: int, start: int) -> float:
         """Three operations with each element of the state, and the convolution."""
@@ -172,21 +165,9 @@ class MambaSizes(RecurrentSizes):
             "attn_out.quantized": quantized_bytes(channels),
         }
 
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
-
-    def inputs(self) -> list[MatrixSize]:
-        return [self.x, self.z]
-
-    def stacked_inputs(self) -> list[MatrixSize]:
-        return row_runs(self.inputs())
-
     def _selected(self) -> list[MatrixSize]:
         """The matrices of dt, B and C, as a GPU multiplies them."""
-        return row_runs([self.dt, self.b, self.c])
-
-    def outputs(self) -> list[MatrixSize]:
-        return [self.output]
+        return row_runs(self.selection)
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["MambaSizes"], step: StepShape) -> int:
@@ -196,9 +177,9 @@ class MambaSizes(RecurrentSizes):
         channels = max(block.spec.channels for block in blocks)
         rank = max(block.spec.dt_rank for block in blocks)
         stacks = [(block.stacked_inputs(), block._selected()) for block in blocks]
-        both, selected = (max(map(_stacked_rows, runs)) for runs in zip(*stacks, strict=True))
+        both, selected = (max(map(stacked_rows, runs)) for runs in zip(*stacks, strict=True))
         activations = [
-            (channels, [each for block in blocks for each in (block.dt, block.b, block.c)]),
+            (channels, [each for block in blocks for each in block.selection]),
             (rank, [block.delta for block in blocks]),
             (channels, [block.output for block in blocks]),
         ]
@@ -225,14 +206,6 @@ class MambaSizes(RecurrentSizes):
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         rows = max(2 * self.spec.channels, hidden_size, self.spec.dt_rank + 2 * self.spec.state_size)
         return ChunkRows(chunk * max(self.spec.channels, self.spec.dt_rank), chunk, chunk * rows)
-
-    def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors)
-
-
-def _stacked_rows(runs: Sequence[MatrixSize]) -> int:
-    """Results per token of matrices that are multiplied in one launch."""
-    return sum(padded_rows(run.rows) for run in runs)
 
 
 def packed_decay(a: Vector) -> Vector:

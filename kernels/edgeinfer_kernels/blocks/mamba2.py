@@ -1,33 +1,13 @@
 """Mamba-2: specification, weights and sizes of one block."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    RecurrentSizes,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.blocks.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.recurrent_state import RecurrentShape
-from edgeinfer_kernels.sizes.cuda_matrices import (
-    activation_bytes,
-    has_floats,
-    matrix_bytes,
-    padded_rows,
-    row_runs,
-    taken,
-    vector_bytes,
-)
-
-MAX_TAPS = 32
 
 
 @dataclass(frozen=True)
@@ -55,6 +35,10 @@ class Mamba2Spec(RecurrentSpec):
     def inner_size(self) -> int:
         """Elements of x."""
         return self.heads * self.head_dim
+
+    @property
+    def result_width(self) -> int:
+        return self.inner_size
 
     @property
     def group_width(self) -> int:
@@ -93,10 +77,10 @@ class Mamba2Spec(RecurrentSpec):
         )
 
     def sizes(self, weights: "Mamba2Weights", norms: NormLengths) -> "Mamba2Sizes":
-        z, xbc, dt, output = map(MatrixSize.of, weights.matrices())
+        *projections, output = map(MatrixSize.of, weights.matrices())
         vectors = (self.channels * self.taps, *(3 * (self.heads,)))
         optional = vector_lengths(weights.taps_bias, weights.norm)
-        return Mamba2Sizes(self, z, xbc, dt, output, (*vectors, *optional, *norms.vectors))
+        return Mamba2Sizes(self, tuple(projections), output, (*vectors, *optional, *norms.vectors))
 
 
 @dataclass(frozen=True)
@@ -126,81 +110,14 @@ class Mamba2Weights:
 
 
 @dataclass(frozen=True)
-class Mamba2Sizes(RecurrentSizes):
-    """The sizes of a Mamba-2 block. `vectors`: lengths of its vectors and norms."""
+class Mamba2Sizes(MatrixStateSizes):
+    """The sizes of a Mamba-2 block."""
 
     label: ClassVar[str] = "mamba2"
 
     spec: Mamba2Spec
-    z: MatrixSize
-    xbc: MatrixSize
-    dt: MatrixSize
-    output: MatrixSize
-    vectors: tuple[int, ...] = ()
-
-    def undivided(self) -> list[MatrixSize]:
-        return [self.z, self.xbc, self.dt, self.output]
-
-    def undivided_device_bytes(self) -> int:
-        stack = sum(map(matrix_bytes, self.stacked_inputs()))
-        return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
     def state_operations(self, tokens: int, start: int) -> float:
         """The update of each head's state, its product with C, and the convolution."""
         spec = self.spec
         return 2 * tokens * (2 * spec.inner_size * spec.state_size + spec.channels * spec.taps)
-
-    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        values = padded(self.spec.inner_size)
-        return {
-            "state_rows": 4 * self.spec.recurrent.row_width,
-            "conv_rows": 4 * padded(self.spec.channels),
-            "projected_z": 4 * values,
-            "attn_out": 4 * values,
-            "attn_out.quantized": quantized_bytes(values),
-        }
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
-
-    def inputs(self) -> list[MatrixSize]:
-        return [self.z, self.xbc, self.dt]
-
-    def stacked_inputs(self) -> list[MatrixSize]:
-        return row_runs(self.inputs())
-
-    def outputs(self) -> list[MatrixSize]:
-        return [self.output]
-
-    @classmethod
-    def step_bytes(cls, blocks: Sequence["Mamba2Sizes"], step: StepShape) -> int:
-        """The projections, rows of the state, the convolution's results with those of pending positions, and
-        the results of the heads, which the last projection reads.
-        """
-        rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
-        inner = max(block.spec.inner_size for block in blocks)
-        conv_out = activation_bytes(step.tokens, inner, has_floats(block.output for block in blocks))
-        floats = [
-            step.tokens * rows,
-            step.tokens * max(block.spec.recurrent.row_width for block in blocks),
-            (step.tokens + RING_ROWS) * max(block.spec.channels for block in blocks),
-            step.tokens * inner,
-        ]
-        return conv_out + sum(taken(count, 4) for count in floats)
-
-    @classmethod
-    def prompt_bytes(cls, blocks: Sequence["Mamba2Sizes"], chunk: int, hidden_size: int) -> int:
-        """The rows of the state, the convolution's results with those of pending positions, and the results
-        of the heads.
-        """
-        rows = chunk * max(block.spec.recurrent.row_width for block in blocks)
-        conv = (chunk + RING_ROWS) * max(block.spec.channels for block in blocks)
-        inner = chunk * max(block.spec.inner_size for block in blocks)
-        return taken(rows, 4) + taken(conv, 4) + taken(inner, 4)
-
-    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
-        rows = sum(padded_rows(run.rows) for run in self.stacked_inputs())
-        return ChunkRows(chunk * self.spec.inner_size, chunk, chunk * max(rows, hidden_size))
-
-    def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors)

@@ -4,29 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    RecurrentSizes,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.blocks.block import ChunkRows, NormLengths, RecurrentSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.convolution_sizes import ConvolutionSizes, stacked_rows
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
-from edgeinfer_kernels.sizes.cuda_matrices import (
-    activation_bytes,
-    has_floats,
-    matrix_bytes,
-    padded_rows,
-    row_runs,
-    taken,
-    vector_bytes,
-)
-
-MAX_TAPS = 32
+from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, has_floats, taken
 
 
 @dataclass(frozen=True)
@@ -57,8 +41,9 @@ class ShortConvolutionSpec(RecurrentSpec):
         )
 
     def sizes(self, weights: "ShortConvolutionWeights", norms: NormLengths) -> "ShortConvolutionSizes":
-        b, c, x, output = map(MatrixSize.of, weights.matrices())
-        return ShortConvolutionSizes(self, b, c, x, output, (self.channels * self.taps, *norms.vectors))
+        *projections, output = map(MatrixSize.of, weights.matrices())
+        vectors = (self.channels * self.taps, *norms.vectors)
+        return ShortConvolutionSizes(self, tuple(projections), output, vectors)
 
 
 @dataclass(frozen=True)
@@ -83,24 +68,12 @@ class ShortConvolutionWeights:
 
 
 @dataclass(frozen=True)
-class ShortConvolutionSizes(RecurrentSizes):
-    """The sizes of a short convolution. `vectors`: lengths of its taps and norms."""
+class ShortConvolutionSizes(ConvolutionSizes):
+    """The sizes of a short convolution."""
 
     label: ClassVar[str] = "short convolution"
 
     spec: ShortConvolutionSpec
-    b: MatrixSize
-    c: MatrixSize
-    x: MatrixSize
-    output: MatrixSize
-    vectors: tuple[int, ...] = ()
-
-    def undivided(self) -> list[MatrixSize]:
-        return [self.b, self.c, self.x, self.output]
-
-    def undivided_device_bytes(self) -> int:
-        stack = sum(map(matrix_bytes, self.stacked_inputs()))
-        return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
     def state_operations(self, tokens: int, start: int) -> float:
         return 2 * tokens * self.spec.channels * (self.spec.taps + 1)
@@ -116,23 +89,11 @@ class ShortConvolutionSizes(RecurrentSizes):
             "state_rows": row,
         }
 
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
-
-    def inputs(self) -> list[MatrixSize]:
-        return [self.b, self.c, self.x]
-
-    def stacked_inputs(self) -> list[MatrixSize]:
-        return row_runs(self.inputs())
-
-    def outputs(self) -> list[MatrixSize]:
-        return [self.output]
-
     @classmethod
     def step_bytes(cls, blocks: Sequence["ShortConvolutionSizes"], step: StepShape) -> int:
         """The three projections, the rows before the last projection, and these as its input."""
         channels = max(block.spec.channels for block in blocks)
-        rows = max(sum(padded_rows(run.rows) for run in block.stacked_inputs()) for block in blocks)
+        rows = max(stacked_rows(block.stacked_inputs()) for block in blocks)
         conv_out = activation_bytes(step.tokens, channels, has_floats(block.output for block in blocks))
         flat = taken(step.tokens * channels, 4) + taken(step.tokens * padded(channels), 4)
         return conv_out + taken(step.tokens * rows, 4) + flat
@@ -145,6 +106,3 @@ class ShortConvolutionSizes(RecurrentSizes):
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         channels = self.spec.channels
         return ChunkRows(chunk * channels, chunk, chunk * max(3 * channels, hidden_size))
-
-    def streamed_vector_bytes(self) -> int:
-        return vector_bytes(self.vectors)

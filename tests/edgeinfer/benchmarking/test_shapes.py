@@ -36,6 +36,17 @@ def test_an_unknown_shape_or_type_lists_the_known_ones() -> None:
         matrix_formats(SHAPES["llama-3-8b"], "Q9")
 
 
+def test_a_shape_can_have_fewer_layers() -> None:
+    whole, cut = find_shape("qwen3.5-35b-a3b"), find_shape("qwen3.5-35b-a3b:8")
+    assert (cut.name, cut.layers) == ("qwen3.5-35b-a3b-8-layers", 8)
+    assert {
+        name: shape for name, shape in whole.matrices().items() if name in cut.matrices()
+    } == cut.matrices()
+    for wrong in ("0", "41", "", "x"):
+        with pytest.raises(SettingError, match=f"saw '{wrong}' layers of qwen3.5-35b-a3b, wanted 1 to 40"):
+            find_shape(f"qwen3.5-35b-a3b:{wrong}")
+
+
 def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:
     formats = matrix_formats(find_shape("tinyllama-1.1b"), "q4_k_m")
     assert formats["output.weight"] == "Q6_K"

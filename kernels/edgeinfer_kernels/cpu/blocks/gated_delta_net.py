@@ -1,14 +1,12 @@
 """The structure that the kernel of a gated delta net reads."""
 
-import numpy as np
-
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
 from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
@@ -53,8 +51,6 @@ def delta_rule_args(
 ) -> dict[str, float]:
     """The fields that do not depend on how β, g and the gate are computed."""
     keep, workspace = builder.arena.keep, builder.workspace
-    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
-    taps[:, : spec.channels] = w.taps
     fields: dict[str, float] = {}
     for name, buffer in (("z", "projected_z"), ("conv", "conv_rows"), ("projected", "projected")):
         address = "conv_rows" if name == "conv" else name
@@ -70,7 +66,7 @@ def delta_rule_args(
         "head_dim": spec.head_dim,
         "repeats_each": int(spec.repeats_each),
         "taps": spec.taps,
-        "tap_weights": keep(taps),
+        "tap_weights": keep(padded_rows(w.taps)),
         "a": keep(padded_vector(w.a)),
         "dt": keep(padded_vector(w.dt)),
         "gates_at": 4 * padded(spec.channels),

@@ -1,11 +1,9 @@
 """The structure that the kernel of a Mamba block reads."""
 
-import numpy as np
-
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import MambaArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
@@ -24,8 +22,6 @@ def build(
 ) -> BuiltBlock:
     """The kernel of a Mamba block."""
     spec, w, keep = residual.block, weights.block, builder.arena.keep
-    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
-    taps[:, : spec.channels] = w.taps
     norm = NormSpec("rms", spec.norm.epsilon)
     z, z_stride = builder.workspace.rows("projected_z")
     c, c_stride = builder.workspace.rows("mamba_c")
@@ -51,7 +47,7 @@ def build(
         channels=spec.channels,
         state_size=spec.state_size,
         taps=spec.taps,
-        tap_weights=keep(taps),
+        tap_weights=keep(padded_rows(w.taps)),
         tap_bias=keep(padded_vector(w.taps_bias)),
         dt_bias=keep(padded_vector(w.dt_bias)),
         a=keep(packed_decay(w.a)),

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Mamba2Args
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
@@ -23,8 +23,6 @@ def build(
 ) -> BuiltBlock:
     """The kernel of a Mamba-2 block."""
     spec, w, keep = residual.block, weights.block, builder.arena.keep
-    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
-    taps[:, : spec.channels] = w.taps
     bias = np.zeros(spec.channels, np.float32) if w.taps_bias is None else w.taps_bias
     z, z_stride = builder.workspace.rows("projected_z")
     conv_rows, conv_stride = builder.workspace.rows("conv_rows")
@@ -47,7 +45,7 @@ def build(
         groups=spec.groups,
         channels=spec.channels,
         taps=spec.taps,
-        tap_weights=keep(taps),
+        tap_weights=keep(padded_rows(w.taps)),
         tap_bias=keep(padded_vector(bias)),
         a=keep(padded_vector(w.a)),
         d=keep(padded_vector(w.d)),

@@ -1,15 +1,13 @@
 """The structure that the short convolution's kernel reads."""
 
-import numpy as np
-
 from edgeinfer_kernels.blocks.short_convolution import (
     ShortConvolutionSpec,
     ShortConvolutionWeights,
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows
 from edgeinfer_kernels.cpu.runtime.recurrent_args import ShortConvolutionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("short_convolution",)
@@ -25,8 +23,6 @@ def build(
 ) -> BuiltBlock:
     """The kernel of a short convolution."""
     spec, w = residual.block, weights.block
-    taps = np.zeros((spec.taps, padded(spec.channels)), np.float32)
-    taps[:, : spec.channels] = w.taps
     rows = {name: builder.workspace.rows(f"convolution_{name}") for name in ("b", "c", "x")}
     projected, projected_stride = builder.workspace.rows("projected")
     block = builder.arena.fill(
@@ -42,7 +38,7 @@ def build(
         row_stride=rows["b"][1],
         channels=spec.channels,
         taps=spec.taps,
-        weights=builder.arena.keep(taps),
+        weights=builder.arena.keep(padded_rows(w.taps)),
         state=builder.recurrent(state),
         projected=projected,
         projected_stride=projected_stride,

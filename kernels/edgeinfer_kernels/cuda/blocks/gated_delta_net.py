@@ -4,14 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
-from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
+from edgeinfer_kernels.blocks.gated_delta_net import (
+    DELTA_POSITIONS,
+    GatedDeltaNetSpec,
+    GatedDeltaNetWeights,
+)
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    MatrixStatePromptSpace,
+    MatrixStateSpace,
+    add_product,
+    project_back,
+    take_stack,
+    take_vectors,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -20,13 +36,9 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
-    take_recurrent,
 )
-from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
-from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
-    CHUNK,
     delta_chunk_kernel,
     delta_convolution_kernel,
     delta_rows_kernel,
@@ -38,10 +50,8 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.triton_ops.kimi_delta_attention import delta_pairs_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
-from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType, padded
-from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -57,26 +67,16 @@ ROW_BLOCK = 1024
 """Elements that a program of `delta_rows_kernel` copies."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
+Space, PromptSpace = MatrixStateSpace, MatrixStatePromptSpace
 
 
 @dataclass(frozen=True)
-class DeviceGatedDeltaNet:
-    """The weights of a gated delta net on the device; `taps`: (taps, channels)."""
+class DeviceGatedDeltaNet(DeviceConvolution):
+    """The weights of a gated delta net on the device."""
 
-    projections: Stack
-    output: DeviceMatrix
-    taps: Tensor
     a: Tensor
     dt: Tensor
     norm: Tensor
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.projections.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
 
 
 def take(
@@ -86,20 +86,9 @@ def take(
     shards: Sequence[Shard] = (),
 ) -> DeviceGatedDeltaNet:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    vectors = [builder.vector(each) for each in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.dt, w.norm)]
-    taps, a, dt, norm = (vector for vector in vectors if vector is not None)
-    stack = builder.stack(((w.qkv, None), (w.z, None), (w.beta, None), (w.alpha, None)))
-    return DeviceGatedDeltaNet(stack, builder.matrix(w.output), taps, a, dt, norm)
-
-
-def take_state(arena: Arena, spec: GatedDeltaNetSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceGatedDeltaNet) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
+    vectors = take_vectors(builder, w.taps, w.a, w.dt, w.norm)
+    stack = take_stack(builder, w.qkv, w.z, w.beta, w.alpha)
+    return DeviceGatedDeltaNet(stack, builder.matrix(w.output), *vectors)
 
 
 def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfig:
@@ -121,32 +110,6 @@ def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfi
         key_decay,
         not key_decay,
     )
-
-
-class Space:
-    """The buffers of a decode step, shared by all gated delta nets."""
-
-    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        weights: list[DeviceGatedDeltaNet] = [block.weights for block in blocks]
-        specs: list[GatedDeltaNetSpec] = [block.residual.block for block in blocks]
-        values = max(spec.value_width for spec in specs)
-        outputs = has_floats(*(w.output for w in weights))
-        self.conv_out = take_activations(arena, step.tokens, values, outputs)
-        self.projected = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
-        self.rows = arena.take((step.tokens * max(s.recurrent.row_width for s in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((step.tokens + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((step.tokens * values,), torch.float32)
-
-
-class PromptSpace:
-    """The buffers of a chunk of a prompt, for all gated delta nets."""
-
-    def __init__(self, specs: Sequence[GatedDeltaNetSpec], arena: Arena, chunk: int) -> None:
-        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((chunk + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((chunk * max(spec.value_width for spec in specs),), torch.float32)
 
 
 def decode(
@@ -173,16 +136,17 @@ def decode(
         SCALED=False,
         warps=4,
     )
-    recur_step(step, block, space, net, tokens)
-    conv_out = gate_step(step, block, space, net, space.projected[:, z_at:], tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return finish_step(step, number, block, net, space.projected[:, z_at:], tokens)
 
 
-def recur_step(
-    step: "DecodeStep", block: DeviceBlock, space: "Space", net: DeltaNetConfig, tokens: int
-) -> None:
-    """The convolution and the recurrence of a decode step; results to `space.values`."""
-    spec, words = block.residual.block, step.workspace.state
+def finish_step(
+    step: "DecodeStep", number: int, block: DeviceBlock, net: DeltaNetConfig, z: Tensor, tokens: int
+) -> "Source":
+    """What follows the rows of the state: the convolution, the recurrence, the gated norm, and the last
+    projection.
+    """
+    spec, w, words = block.residual.block, block.weights, step.workspace.state
+    space = step.space(spec.kind)
     state, config = state_args(block.state), state_config(spec.recurrent)
     step.launches.launch(
         delta_convolution_kernel,
@@ -190,7 +154,7 @@ def recur_step(
         space.rows,
         words,
         state,
-        block.weights.taps,
+        w.taps,
         space.conv,
         spec.norm.epsilon,
         NET=net,
@@ -212,13 +176,6 @@ def recur_step(
         warps=4,
     )
     keep_step_rows(step, space.rows, block.state, tokens)
-
-
-def gate_step(
-    step: "DecodeStep", block: DeviceBlock, space: "Space", net: DeltaNetConfig, z: Tensor, tokens: int
-) -> Activations:
-    """The gated norm of the results of a decode step, as the input of the last projection."""
-    spec, w = block.residual.block, block.weights
     step.launches.launch(
         gate_step_kernel,
         (tokens, spec.value_heads),
@@ -231,9 +188,7 @@ def gate_step(
         NET=net,
         warps=1,
     )
-    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    step.launches.quantize(space.values, spec.value_width, conv_out, tokens)
-    return conv_out
+    return project_back(step, number, block, space.values, spec.value_width, tokens)
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
@@ -252,56 +207,35 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         NET=net, BETA_AT=beta_at, ALPHA_AT=alpha_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False,
         num_warps=4,
     )  # fmt: skip
-    recur_chunk(prompt, chunk, block, space, net)
-    gate_chunk(prompt, chunk, number, block, space, net, ScaledRows(projected[:, z_at:], h.scales))
+    finish_chunk(prompt, chunk, number, block, net, ScaledRows(projected[:, z_at:], h.scales))
 
 
-def recur_chunk(
-    prompt: "Prefill",
-    chunk: "Chunk",
-    block: "PromptBlock",
-    space: PromptSpace,
-    net: DeltaNetConfig,
-    pairs: Tensor | None = None,
+def finish_chunk(
+    prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock", net: DeltaNetConfig, z: ScaledRows
 ) -> None:
-    """The convolution and the recurrence of a chunk, results to `space.values`; the state is written.
-
-    pairs: memory for the results of `delta_pairs_kernel`, if each key element has a decay.
-    """
-    spec, tokens = block.residual.block, len(chunk.x)
-    state, words = prompt.recurrent_state(chunk, block)
+    """As `finish_step`, for a chunk of a prompt."""
+    spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
+    space, (state, words) = prompt.space(spec.kind), prompt.recurrent_state(chunk, block)
     args, config = state_args(state), state_config(spec.recurrent)
     delta_convolution_kernel[(tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads)](
-        space.rows, words, args, block.weights.taps, space.conv, spec.norm.epsilon,
+        space.rows, words, args, w.taps, space.conv, spec.norm.epsilon,
         NET=net, CONFIG=config, TAPS=spec.taps, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
-    if pairs is not None:
-        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // CHUNK), spec.value_heads)](
-            space.rows, space.conv, words, args, pairs, NET=net, CONFIG=config, COUNT=CHUNK, num_warps=4
-        )
+    pairs = space.pairs if net.key_decay else space.conv
+    if net.key_decay:
+        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), spec.value_heads)](
+            space.rows, space.conv, words, args, pairs,
+            NET=net, CONFIG=config, COUNT=DELTA_POSITIONS, num_warps=4,
+        )  # fmt: skip
     delta_chunk_kernel[(spec.value_heads, -(-spec.head_dim // CHUNK_COLUMNS))](
-        space.rows, space.conv, words, args, space.conv if pairs is None else pairs, space.values,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
+        space.rows, space.conv, words, args, pairs, space.values,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
-
-
-def gate_chunk(
-    prompt: "Prefill",
-    chunk: "Chunk",
-    number: int,
-    block: "PromptBlock",
-    space: PromptSpace,
-    net: DeltaNetConfig,
-    z: ScaledRows,
-) -> None:
-    """x += W_out · the gated norm of the results of a chunk."""
-    spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
     inner = prompt.products.hidden(tokens, spec.value_width)
     gate_chunk_kernel[(tokens,)](
         space.values, z.rows, z.scales, z.rows.stride(0), w.norm, spec.norm.epsilon,
         inner.rows, inner.scales, NET=net, num_warps=4,
     )  # fmt: skip
-    y = prompt.products.product(inner.rows, w.output)
-    prompt.add(chunk, number, y, None, inner.scales)
+    add_product(prompt, chunk, number, block, inner)

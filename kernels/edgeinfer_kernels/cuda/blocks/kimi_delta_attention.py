@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,18 +13,23 @@ from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionWeights,
 )
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
-from edgeinfer_kernels.cuda.blocks.gated_delta_net import (
-    ROW_BLOCK,
-    gate_chunk,
-    gate_step,
-    net_config,
-    recur_chunk,
-    recur_step,
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    MatrixStatePromptSpace,
+    MatrixStateSpace,
+    take_stack,
+    take_vectors,
 )
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
+from edgeinfer_kernels.cuda.blocks.gated_delta_net import ROW_BLOCK, finish_chunk, finish_step, net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
-from edgeinfer_kernels.cuda.cache.recurrent_states import take_recurrent
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -34,10 +38,8 @@ from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import delta_rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.kimi_delta_attention import key_decay_kernel, low_rank_rows_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
-from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -50,25 +52,14 @@ PART = "kimi delta attention"
 
 
 @dataclass(frozen=True)
-class DeviceKimiDeltaAttention:
-    """The weights on the device; `taps`: (taps, channels)."""
+class DeviceKimiDeltaAttention(DeviceConvolution):
+    """The weights of a Kimi Delta Attention on the device."""
 
-    projections: Stack
-    f2: DeviceMatrix
-    g2: DeviceMatrix
-    output: DeviceMatrix
-    taps: Tensor
     a: Tensor
     dt: Tensor
     norm: Tensor
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.projections.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
+    f2: DeviceMatrix
+    g2: DeviceMatrix
 
 
 def take(
@@ -78,50 +69,30 @@ def take(
     shards: Sequence[Shard] = (),
 ) -> DeviceKimiDeltaAttention:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    vectors = [builder.vector(each) for each in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.dt, w.norm)]
-    taps, a, dt, norm = (vector for vector in vectors if vector is not None)
-    stack = builder.stack([(matrix, None) for matrix in (w.q, w.k, w.v, w.f1, w.g1, w.beta)])
+    taps, a, dt, norm = take_vectors(builder, w.taps, w.a, w.dt, w.norm)
+    stack = take_stack(builder, w.q, w.k, w.v, w.f1, w.g1, w.beta)
     f2, g2, output = map(builder.matrix, (w.f2, w.g2, w.output))
-    return DeviceKimiDeltaAttention(stack, f2, g2, output, taps, a, dt, norm)
+    return DeviceKimiDeltaAttention(stack, output, taps, a, dt, norm, f2, g2)
 
 
-def take_state(arena: Arena, spec: KimiDeltaAttentionSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceKimiDeltaAttention) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
-
-
-class Space:
+class Space(MatrixStateSpace):
     """The buffers of a decode step, shared by all blocks of this kind."""
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        super().__init__(blocks, arena, step)
         weights: list[DeviceKimiDeltaAttention] = [block.weights for block in blocks]
         specs: list[KimiDeltaAttentionSpec] = [block.residual.block for block in blocks]
-        width, rank = max(spec.width for spec in specs), max(spec.head_dim for spec in specs)
-        outputs = has_floats(*(w.output for w in weights))
-        self.conv_out = take_activations(arena, step.tokens, width, outputs)
+        rank, shape = max(spec.head_dim for spec in specs), (step.tokens, max(spec.width for spec in specs))
         self.low_f = take_activations(arena, step.tokens, rank, has_floats(*(w.f2 for w in weights)))
         self.low_g = take_activations(arena, step.tokens, rank, has_floats(*(w.g2 for w in weights)))
-        self.projected = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
-        self.decays, self.z = (arena.take((step.tokens, width), torch.float32) for _ in range(2))
-        self.rows = arena.take((step.tokens * max(s.recurrent.row_width for s in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((step.tokens + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((step.tokens * width,), torch.float32)
+        self.decays, self.z = (arena.take(shape, torch.float32) for _ in range(2))
 
 
-class PromptSpace:
+class PromptSpace(MatrixStatePromptSpace):
     """The buffers of a chunk of a prompt, for all blocks of this kind."""
 
-    def __init__(self, specs: Sequence[KimiDeltaAttentionSpec], arena: Arena, chunk: int) -> None:
-        width = max(spec.width for spec in specs)
-        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
-        self.conv = arena.take(((chunk + RING_ROWS) * 3 * width,), torch.float32)
-        self.values = arena.take((chunk * width,), torch.float32)
+    def __init__(self, specs: Sequence[Any], arena: Arena, chunk: int) -> None:
+        super().__init__(specs, arena, chunk)
         self.low = arena.take((chunk * 2 * max(spec.head_dim for spec in specs),), torch.float16)
         self.low_scales = arena.take((chunk,), torch.float32)
         self.pairs = arena.take((max(spec.pairs_of(chunk + RING_ROWS) for spec in specs),), torch.float32)
@@ -141,12 +112,10 @@ def decode(
     low_at, beta_at = _begins(spec)
     projected, stride = space.projected, space.projected.shape[1]
     launches.stacked(w.projections, source, projected, None, tokens)
-    for number_of, (matrix, low, out) in enumerate(
-        ((w.f2, space.low_f, space.decays), (w.g2, space.low_g, space.z))
-    ):
-        values = projected[:, low_at + number_of * rank :]
+    parts = (w.f2, space.low_f, space.decays), (w.g2, space.low_g, space.z)
+    for index, (matrix, low, out) in enumerate(parts):
         activations = low.of_blocks(matrix.shapes.blocks)
-        launches.quantize(values, rank, activations, tokens, stride)
+        launches.quantize(projected[:, low_at + index * rank :], rank, activations, tokens, stride)
         inputs = Source(activations, step.workspace.sum_squares[0])
         launches.rows((matrix,), inputs, out, None, "qkv", tokens)
     launches.launch(
@@ -179,9 +148,7 @@ def decode(
         SCALED=False,
         warps=4,
     )
-    recur_step(step, block, space, net, tokens)
-    conv_out = gate_step(step, block, space, net, space.z, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return finish_step(step, number, block, net, space.z, tokens)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -209,6 +176,5 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         decays, space.low_scales, decays.stride(0), w.a, w.dt, space.rows,
         NET=net, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
     )  # fmt: skip
-    recur_chunk(prompt, chunk, block, space, net, space.pairs)
     z = ScaledRows(products.product(low[:, rank:], w.g2), space.low_scales)
-    gate_chunk(prompt, chunk, number, block, space, net, z)
+    finish_chunk(prompt, chunk, number, block, net, z)

@@ -9,6 +9,18 @@ import torch
 
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    add_product,
+    project_back,
+    take_stack,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -17,7 +29,6 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
-    take_recurrent,
 )
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
@@ -37,8 +48,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType, padded
-from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard
 
@@ -54,23 +64,13 @@ CONV_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class DeviceMamba:
+class DeviceMamba(DeviceConvolution):
     """The weights of a Mamba block on the device. selected: W_x."""
 
-    projections: Stack
     selected: Stack
     delta: DeviceMatrix
-    output: DeviceMatrix
     vectors: MambaVectors
     norms: MambaNorms
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.projections.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
 
 
 def take(
@@ -80,21 +80,9 @@ def take(
     taps, a = np.ascontiguousarray(w.taps).reshape(-1), packed_decay(w.a).reshape(-1)
     vectors = MambaVectors(*map(builder.vector, (taps, w.taps_bias, w.dt_bias, a, w.skip)))
     norms = MambaNorms(*map(builder.vector, (w.dt_norm, w.b_norm, w.c_norm)))
-    projections = builder.stack(((w.x, None), (w.z, None)))
-    selected = builder.stack(((w.dt, None), (w.b, None), (w.c, None)))
-    return DeviceMamba(
-        projections, selected, builder.matrix(w.delta), builder.matrix(w.output), vectors, norms
-    )
-
-
-def take_state(arena: Arena, spec: MambaSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceMamba) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
+    projections, selected = take_stack(builder, w.x, w.z), take_stack(builder, w.dt, w.b, w.c)
+    output, delta = builder.matrix(w.output), builder.matrix(w.delta)
+    return DeviceMamba(projections, output, vectors.taps, selected, delta, vectors, norms)
 
 
 def net_config(spec: MambaSpec, has_norm: bool) -> MambaConfig:
@@ -212,9 +200,7 @@ def decode(
         warps=warps,
     )
     keep_step_rows(step, space.rows, block.state, tokens)
-    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    launches.quantize(space.values, spec.channels, conv_out, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return project_back(step, number, block, space.values, spec.channels, tokens)
 
 
 def _lengths(spec: MambaSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -260,4 +246,4 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     inner = products.hidden(tokens, spec.channels)
     values = space.values[: tokens * spec.channels].view(tokens, spec.channels)
     norm_rows(values, spec.norm, None, None, inner.rows, inner.scales)
-    prompt.add(chunk, number, products.product(inner.rows, w.output), None, inner.scales)
+    add_product(prompt, chunk, number, block, inner)

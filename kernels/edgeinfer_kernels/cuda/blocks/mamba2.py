@@ -4,13 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    MatrixStatePromptSpace,
+    MatrixStateSpace,
+    add_product,
+    project_back,
+    take_stack,
+    take_vectors,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -19,10 +31,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
-    take_recurrent,
 )
-from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
-from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
 from edgeinfer_kernels.cuda.triton_ops.mamba2 import (
     CHUNK,
@@ -36,10 +45,8 @@ from edgeinfer_kernels.cuda.triton_ops.mamba2 import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
-from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType, padded
-from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -56,49 +63,28 @@ CONV_BLOCK = 256
 """Channels that a program of `mamba2_convolution_kernel` computes."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
+Space, PromptSpace = MatrixStateSpace, MatrixStatePromptSpace
 
 
 @dataclass(frozen=True)
-class DeviceMamba2:
-    """The weights of a Mamba-2 block on the device; `taps`: (taps, channels)."""
+class DeviceMamba2(DeviceConvolution):
+    """The weights of a Mamba-2 block on the device."""
 
-    projections: Stack
-    output: DeviceMatrix
-    taps: Tensor
-    taps_bias: Tensor | None
     a: Tensor
     d: Tensor
     dt_bias: Tensor
+    taps_bias: Tensor | None
     norm: Tensor | None
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.projections.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
 
 
 def take(
     builder: DeviceBuilder, spec: Mamba2Spec, w: Mamba2Weights, shards: Sequence[Shard] = ()
 ) -> DeviceMamba2:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    vectors = [builder.vector(v) for v in (np.ascontiguousarray(w.taps).reshape(-1), w.a, w.d, w.dt_bias)]
-    taps, a, d, dt_bias = (vector for vector in vectors if vector is not None)
-    stack = builder.stack(((w.z, None), (w.xbc, None), (w.dt, None)))
-    output, taps_bias, norm = builder.matrix(w.output), builder.vector(w.taps_bias), builder.vector(w.norm)
-    return DeviceMamba2(stack, output, taps, taps_bias, a, d, dt_bias, norm)
-
-
-def take_state(arena: Arena, spec: Mamba2Spec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceMamba2) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
+    taps, a, d, dt_bias = take_vectors(builder, w.taps, w.a, w.d, w.dt_bias)
+    stack = take_stack(builder, w.z, w.xbc, w.dt)
+    taps_bias, norm = builder.vector(w.taps_bias), builder.vector(w.norm)
+    return DeviceMamba2(stack, builder.matrix(w.output), taps, a, d, dt_bias, taps_bias, norm)
 
 
 def net_config(spec: Mamba2Spec, has_norm: bool) -> Mamba2Config:
@@ -119,32 +105,6 @@ def net_config(spec: Mamba2Spec, has_norm: bool) -> Mamba2Config:
         shape.tail_rows * shape.tail_width,
         has_norm,
     )
-
-
-class Space:
-    """The buffers of a decode step, shared by all Mamba-2 blocks."""
-
-    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        weights: list[DeviceMamba2] = [block.weights for block in blocks]
-        specs: list[Mamba2Spec] = [block.residual.block for block in blocks]
-        inner = max(spec.inner_size for spec in specs)
-        outputs = has_floats(*(w.output for w in weights))
-        self.conv_out = take_activations(arena, step.tokens, inner, outputs)
-        self.projected = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
-        self.rows = arena.take((step.tokens * max(s.recurrent.row_width for s in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((step.tokens + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((step.tokens * inner,), torch.float32)
-
-
-class PromptSpace:
-    """The buffers of a chunk of a prompt, for all Mamba-2 blocks."""
-
-    def __init__(self, specs: Sequence[Mamba2Spec], arena: Arena, chunk: int) -> None:
-        self.rows = arena.take((chunk * max(spec.recurrent.row_width for spec in specs),), torch.float32)
-        channels = max(spec.channels for spec in specs)
-        self.conv = arena.take(((chunk + RING_ROWS) * channels,), torch.float32)
-        self.values = arena.take((chunk * max(spec.inner_size for spec in specs),), torch.float32)
 
 
 def decode(
@@ -215,9 +175,7 @@ def decode(
         NET=net,
         warps=_gate_warps(spec),
     )
-    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    launches.quantize(space.values, spec.inner_size, conv_out, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return project_back(step, number, block, space.values, spec.inner_size, tokens)
 
 
 def _lengths(spec: Mamba2Spec) -> tuple[int, int, int]:
@@ -259,5 +217,4 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         space.values, projected[:, z_at:], h.scales, stride, w.taps if w.norm is None else w.norm,
         spec.norm.epsilon, inner.rows, inner.scales, NET=net, num_warps=_gate_warps(spec),
     )  # fmt: skip
-    y = prompt.products.product(inner.rows, w.output)
-    prompt.add(chunk, number, y, None, inner.scales)
+    add_product(prompt, chunk, number, block, inner)

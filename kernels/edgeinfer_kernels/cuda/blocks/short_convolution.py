@@ -1,15 +1,25 @@
 """Short convolution on a GPU: weights, buffers of a decode step, and the launches of decode and prefill."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    DeviceConvolution,
+    add_product,
+    project_back,
+    take_stack,
+    take_vectors,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    inactive_bytes as inactive_bytes,
+)
+from edgeinfer_kernels.cuda.blocks.convolution_block import (
+    take_state as take_state,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -18,7 +28,6 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
-    take_recurrent,
 )
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -29,10 +38,8 @@ from edgeinfer_kernels.cuda.triton_ops.short_convolution import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
-from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType, padded
-from edgeinfer_kernels.recurrent_state import RecurrentState
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -49,56 +56,26 @@ CHUNK_CHANNELS = 2048
 """Channels that a program of a chunk processes at a time."""
 
 
-@dataclass(frozen=True)
-class DeviceShortConvolution:
-    """The weights of a short convolution on the device; `taps`: (taps, channels)."""
-
-    bcx: Stack
-    output: DeviceMatrix
-    taps: Tensor
-
-    @property
-    def inputs(self) -> Sequence[DeviceMatrix]:
-        return self.bcx.parts
-
-    @property
-    def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.output]
-
-
 def take(
     builder: DeviceBuilder,
     spec: ShortConvolutionSpec,
     w: ShortConvolutionWeights,
     shards: Sequence[Shard] = (),
-) -> DeviceShortConvolution:
+) -> DeviceConvolution:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    taps = builder.vector(np.ascontiguousarray(w.taps).reshape(-1))
-    assert taps is not None
-    return DeviceShortConvolution(
-        builder.stack(((w.b, None), (w.c, None), (w.x, None))), builder.matrix(w.output), taps
-    )
-
-
-def take_state(arena: Arena, spec: ShortConvolutionSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
-
-
-def inactive_bytes(w: DeviceShortConvolution) -> int:
-    """Bytes of weights that not every token reads."""
-    return 0
+    stack = take_stack(builder, w.b, w.c, w.x)
+    return DeviceConvolution(stack, builder.matrix(w.output), *take_vectors(builder, w.taps))
 
 
 class Space:
     """The buffers of a decode step, shared by all short convolutions."""
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        weights: list[DeviceShortConvolution] = [block.weights for block in blocks]
+        weights: list[DeviceConvolution] = [block.weights for block in blocks]
         channels = max(block.residual.block.channels for block in blocks)
         outputs = has_floats(*(w.output for w in weights))
         self.conv_out = take_activations(arena, step.tokens, channels, outputs)
-        self.bcx = arena.take((step.tokens, max(w.bcx.rows for w in weights)), torch.float32)
+        self.bcx = arena.take((step.tokens, max(w.projections.rows for w in weights)), torch.float32)
         self.flat = arena.take((step.tokens, channels), torch.float32)
         self.rows = arena.take((step.tokens, padded(channels)), torch.float32)
 
@@ -115,8 +92,8 @@ def decode(
 ) -> "Source":
     """The three projections, then the convolution, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("short_convolution")
-    step.launches.stacked(w.bcx, source, space.bcx, None, tokens)
-    c_at, x_at = w.bcx.begins([spec.channels] * 3, padded=True)[1:]
+    step.launches.stacked(w.projections, source, space.bcx, None, tokens)
+    c_at, x_at = w.projections.begins([spec.channels] * 3, padded=True)[1:]
     shape, state, words = spec.recurrent, state_args(block.state), step.workspace.state
     config, pieces = state_config(shape), -(-spec.channels // STEP_CHANNELS)
     step.launches.launch(
@@ -151,9 +128,7 @@ def decode(
         warps=4,
     )
     keep_step_rows(step, space.rows, block.state, tokens)
-    conv_out = space.conv_out.of_blocks(w.output.shapes.blocks)
-    step.launches.quantize(space.flat, spec.channels, conv_out, tokens)
-    return step.close_block(number, w.output, None, conv_out, "output", tokens)
+    return project_back(step, number, block, space.flat, spec.channels, tokens)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -161,7 +136,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, h = block.residual.block, block.weights, chunk.h
     tokens, channels, shape = len(chunk.x), spec.channels, spec.recurrent
     state, words = prompt.recurrent_state(chunk, block)
-    bcx, inner = prompt.products.stacked(h.rows, w.bcx), prompt.products.hidden(tokens, channels)
+    bcx, inner = prompt.products.stacked(h.rows, w.projections), prompt.products.hidden(tokens, channels)
     rows = prompt.space("short_convolution").rows
     size = min(CHUNK_CHANNELS, next_power_of_two(channels))
     product_rows_kernel[(tokens, -(-channels // size))](
@@ -175,5 +150,4 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     )  # fmt: skip
     keep_chunk_rows(rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
-    y = prompt.products.product(inner.rows, w.output)
-    prompt.add(chunk, number, y, None, inner.scales)
+    add_product(prompt, chunk, number, block, inner)

@@ -55,6 +55,14 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + eˣ)."""
+    y = tl.exp(-tl.abs(x))
+    small = y * (1.0 - y * (0.5 - y * (1.0 / 3.0)))
+    return tl.maximum(x, 0.0) + tl.where(y < 1e-3, small, tl.log(1.0 + y))
+
+
+@triton.jit
 def apply_gates_kernel(
     values, queries, scales, stride,
     HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,

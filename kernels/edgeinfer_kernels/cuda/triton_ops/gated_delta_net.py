@@ -8,31 +8,17 @@ between the source slot's and the step (`pending`) first, then those of the step
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.blocks.kimi_delta_attention import KEY_POSITIONS
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
-from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
+from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
     load_row,
+    load_slot,
+    matrix_offsets,
     step_pending,
-    step_source,
-    step_start,
     step_target,
     step_tokens,
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
-
-CHUNK = KEY_POSITIONS
-"""Positions that are evaluated together in a prompt: forward substitution takes as many steps."""
-__all__ = ["CHUNK", "DeltaNetConfig"]
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + eˣ)."""
-    y = tl.exp(-tl.abs(x))
-    small = y * (1.0 - y * (0.5 - y * (1.0 / 3.0)))
-    return tl.maximum(x, 0.0) + tl.where(y < 1e-3, small, tl.log(1.0 + y))
 
 
 @triton.jit
@@ -109,21 +95,6 @@ def _key_head(head, NET: tl.constexpr):
 
 
 @triton.jit
-def _state_offsets(head, key, column, NET: tl.constexpr):
-    """Offsets of elements (key, column) of a head's state within the matrix of a slot."""
-    at = head * NET.columns * NET.head_dim + column // 16 * (16 * NET.head_dim)
-    return NET.matrix_at + (at + column % 16)[None, :] + key[:, None] * 16
-
-
-@triton.jit
-def _load_state(slots, words, offsets, mask, CONFIG: tl.constexpr):
-    """Elements of the source slot; 0 before position 0."""
-    is_real = step_start(words) > step_pending(words)
-    at = slots + step_source(words) * CONFIG.slot_width + offsets
-    return tl.load(at, mask=mask & is_real, other=0.0)
-
-
-@triton.jit
 def delta_step_kernel(
     rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -139,8 +110,8 @@ def delta_step_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_column = key < NET.head_dim, column < NET.head_dim
     mask = is_key[:, None] & (column < NET.columns)[None, :]
-    offsets = _state_offsets(head, key, column, NET)
-    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.columns)
+    matrix = load_slot(state, words, offsets, mask, CONFIG)
     pending = step_pending(words)
     q_at = _key_head(head, NET) * NET.head_dim + key
     v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
@@ -198,8 +169,8 @@ def delta_chunk_kernel(
     index = tl.arange(0, COUNT)
     is_key, is_column = key < NET.head_dim, column < NET.head_dim
     mask = is_key[:, None] & (column < NET.columns)[None, :]
-    offsets = _state_offsets(head, key, column, NET)
-    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.columns)
+    matrix = load_slot(state, words, offsets, mask, CONFIG)
     pending = step_pending(words)
     total = pending + step_tokens(words)
     q_at = _key_head(head, NET) * NET.head_dim + key

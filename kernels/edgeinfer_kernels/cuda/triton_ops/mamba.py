@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
-from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import softplus
+from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
     load_row,
     step_pending,

@@ -9,13 +9,12 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
-from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import softplus
+from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
     load_row,
+    load_slot,
+    matrix_offsets,
     step_pending,
-    step_source,
-    step_start,
     step_target,
     step_tokens,
 )
@@ -83,21 +82,6 @@ def mamba2_convolution_kernel(
 
 
 @triton.jit
-def _state_offsets(head, index, column, NET: tl.constexpr):
-    """Offsets of elements (index, column) of a head's state within a slot."""
-    at = head * NET.head_dim * NET.state_size + column // 16 * (16 * NET.state_size)
-    return NET.matrix_at + (at + column % 16)[None, :] + index[:, None] * 16
-
-
-@triton.jit
-def _load_state(slots, words, offsets, mask, CONFIG: tl.constexpr):
-    """Elements of the source slot; 0 before position 0."""
-    is_real = step_start(words) > step_pending(words)
-    at = slots + step_source(words) * CONFIG.slot_width + offsets
-    return tl.load(at, mask=mask & is_real, other=0.0)
-
-
-@triton.jit
 def mamba2_step_kernel(
     rows, conv, words, state, a, d, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -113,8 +97,8 @@ def mamba2_step_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_index, is_column = index < NET.state_size, column < NET.head_dim
     mask = is_index[:, None] & is_column[None, :]
-    offsets = _state_offsets(head, index, column, NET)
-    matrix = _load_state(state.slots, words, offsets, mask, CONFIG)
+    offsets = NET.matrix_at + matrix_offsets(head, index, column, NET.state_size, NET.head_dim)
+    matrix = load_slot(state, words, offsets, mask, CONFIG)
     pending = step_pending(words)
     rate, skip = tl.load(a + head), tl.load(d + head)
     x_at = head * NET.head_dim + column
@@ -150,11 +134,12 @@ def mamba2_chunk_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     number = tl.arange(0, COUNT)
     is_column = column < NET.head_dim
-    target = state.slots + step_target(words) * CONFIG.slot_width
+    target = state.slots + step_target(words) * CONFIG.slot_width + NET.matrix_at
     for piece in range(0, NET.state_size, PIECE):
         mask = (piece + index < NET.state_size)[:, None] & is_column[None, :]
-        offsets = _state_offsets(head, piece + index, column, NET)
-        tl.store(target + offsets, _load_state(state.slots, words, offsets, mask, CONFIG), mask=mask)
+        offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
+        value = load_slot(state, words, NET.matrix_at + offsets, mask, CONFIG)
+        tl.store(target + offsets, value, mask=mask)
     pending = step_pending(words)
     total = pending + step_tokens(words)
     rate, skip = tl.load(a + head), tl.load(d + head)
@@ -179,7 +164,7 @@ def mamba2_chunk_kernel(
             at += NET.groups * NET.state_size
             c = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0)
             mask = is_index[:, None] & is_column[None, :]
-            place = target + _state_offsets(head, piece + index, column, NET)
+            place = target + matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
             matrix = tl.load(place, mask=mask, other=0.0)
             cb = tl.dot(c, tl.trans(b), cb, input_precision="ieee")
             y = tl.dot(c, matrix, y, input_precision="ieee")

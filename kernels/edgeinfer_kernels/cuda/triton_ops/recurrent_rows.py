@@ -80,6 +80,23 @@ def load_row(rows, state, words, token, offsets, mask, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def matrix_offsets(head, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Offsets of elements (row, column) of a head's matrix of ROWS rows, sixteen columns after each other;
+    COLUMNS: with padding.
+    """
+    at = head * COLUMNS * ROWS + column // 16 * (16 * ROWS)
+    return (at + column % 16)[None, :] + row[:, None] * 16
+
+
+@triton.jit
+def load_slot(state, words, offsets, mask, CONFIG: tl.constexpr):
+    """Elements of the source slot; 0 before position 0."""
+    is_real = step_start(words) > step_pending(words)
+    at = state.slots + step_source(words) * CONFIG.slot_width + offsets
+    return tl.load(at, mask=mask & is_real, other=0.0)
+
+
+@triton.jit
 def keep_rows_kernel(
     rows, words, state, count, CONFIG: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip

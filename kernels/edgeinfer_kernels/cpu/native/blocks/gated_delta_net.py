@@ -5,20 +5,20 @@ import math
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     normalize_and_quantize,
     project,
+    project_back,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    convolve_lanes,
     keep_rows,
+    load_matrix,
     row_address,
-    row_lanes,
-    source_slot,
     target_slot,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -50,19 +50,11 @@ def convolve_head(block, step_args, token, head, out):
     """silu of the convolution of one head of q, k or v, to `out`; heads of q and k get the length 1, q also
     the factor 1 / √head_dim.
     """
-    state = block.state
     head_dim = block.head_dim
     first = head * head_dim
-    taps = block.taps
-    weights = block.tap_weights
+    zero = splat_f32(np.float32(0))
     for i in range(0, head_dim, 16):
-        offset = 4 * (first + i)
-        value = splat_f32(np.float32(0))
-        for tap in range(taps):
-            row = row_address(state, step_args, token - taps + 1 + tap)
-            weight = load_floats(weights + tap * state.tail_bytes + offset)
-            value = multiply_add(weight, row_lanes(row, offset), value)
-        store_floats(out + 4 * i, multiply(value, sigmoid(value)))
+        store_floats(out + 4 * i, convolve_lanes(block, step_args, token, 4 * (first + i), zero))
     key_heads = block.key_heads
     if head < 2 * key_heads:
         square = sum_of_products(out, out, head_dim) + np.float32(block.epsilon)
@@ -129,17 +121,6 @@ def key_head_of(block, head):
     if block.repeats_each != 0:
         return head // (block.value_heads // block.key_heads)
     return head % block.key_heads
-
-
-@device_function
-def load_columns(block, step_args, offset, target):
-    """Copy sixteen columns of the state of a head from the source slot to the target slot."""
-    head_dim = block.head_dim
-    source = source_slot(block.state, step_args) + offset
-    is_zero = step_args.start == step_args.pending
-    for i in range(head_dim):
-        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
-        store_floats(target + 64 * i, value)
 
 
 @device_function
@@ -213,7 +194,7 @@ def recur(pool, counter, block, step_args):
         group = item % groups
         offset = state.matrix_at + item * column_bytes
         columns = target_slot(state, step_args) + offset
-        load_columns(block, step_args, offset, columns)
+        load_matrix(state, step_args, offset, columns, head_dim)
         key = 4 * head_dim * key_head_of(block, head)
         value_at = values_at + 4 * (head * head_dim + 16 * group)
         for row in range(pending + step_args.tokens):
@@ -275,7 +256,7 @@ def gated_delta_net_block(block, step_args, pool, thread):
     state = block.state
     rows, row_stride = state.rows, state.row_stride
     gates = rows + block.gates_at
-    qkv, projected, stride = block.qkv_matrix, block.projected, block.projected_stride
+    qkv = block.qkv_matrix
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, qkv)
     barrier_prefetching(pool, ahead, end)
@@ -297,8 +278,4 @@ def gated_delta_net_block(block, step_args, pool, thread):
     if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, 9, step_args, conv_out)
         barrier_prefetching(pool, ahead, end)
-    project(pool, 10, thread, tokens, output, conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool, 11, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
-    )
+    project_back(pool, 10, thread, step_args, block, scratch)

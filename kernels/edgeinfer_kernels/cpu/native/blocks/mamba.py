@@ -1,24 +1,22 @@
 """The Mamba-1 block."""
 
-import numpy as np
-
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     next_piece,
     normalize,
     normalize_and_quantize,
     project,
+    project_back,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    convolve_lanes,
     keep_rows,
+    load_matrix,
     row_address,
-    row_lanes,
-    source_slot,
     target_slot,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -37,21 +35,6 @@ exports = Exports()
 
 
 @device_function
-def convolved(block, step_args, token, offset):
-    """Sixteen values of u = silu(conv(x) + bias) of a token of this step, at a byte offset; negative tokens
-    precede it.
-    """
-    state = block.state
-    taps = block.taps
-    weights = block.tap_weights + offset
-    value = load_floats(block.tap_bias + offset)
-    for tap in range(taps):
-        row = row_address(state, step_args, token - taps + 1 + tap)
-        value = multiply_add(load_floats(weights + tap * state.tail_bytes), row_lanes(row, offset), value)
-    return multiply(value, sigmoid(value))
-
-
-@device_function
 def convolve(pool, counter, block, step_args):
     """Phase: u of this step's tokens, in the input formats of W_x, in pieces."""
     inputs = block.inputs
@@ -63,7 +46,8 @@ def convolve(pool, counter, block, step_args):
             break
         row = inputs.floats + token * inputs.float_stride
         for i in range(first, last, 16):
-            store_floats(row + 4 * i, convolved(block, step_args, token, 4 * i))
+            bias = load_floats(block.tap_bias + 4 * i)
+            store_floats(row + 4 * i, convolve_lanes(block, step_args, token, 4 * i, bias))
         write_activations(row, inputs, token, tokens, first, last)
 
 
@@ -84,16 +68,6 @@ def normalize_selected(pool, counter, block, step_args):
         normalize(block.b_norm, b, b)
         normalize(block.c_norm, c, c)
         write_activations(row, dt, token, tokens, 0, columns)
-
-
-@device_function
-def load_channels(block, step_args, offset, target):
-    """Copy the state of sixteen channels from the source slot to the target slot."""
-    source = source_slot(block.state, step_args) + offset
-    is_zero = step_args.start == step_args.pending
-    for i in range(block.state_size):
-        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
-        store_floats(target + 64 * i, value)
 
 
 @device_function
@@ -131,13 +105,14 @@ def recur(pool, counter, block, step_args):
         offset = 64 * group
         matrix_at = state.matrix_at + offset * size
         matrix = target_slot(state, step_args) + matrix_at
-        load_channels(block, step_args, matrix_at, matrix)
+        load_matrix(state, step_args, matrix_at, matrix, size)
         a = block.a + offset * size
+        tap_bias = load_floats(block.tap_bias + offset)
         dt_bias = load_floats(block.dt_bias + offset)
         skip = load_floats(block.skip + offset)
         for token in range(-pending, 0):
             row = row_address(state, step_args, token)
-            u = convolved(block, step_args, token, offset)
+            u = convolve_lanes(block, step_args, token, offset, tap_bias)
             update_channels(matrix, a, load_floats(row + block.delta_at + offset), u, row + block.b_at, size)
         for token in range(tokens):
             row = row_address(state, step_args, token)
@@ -161,8 +136,7 @@ def mamba_block(block, step_args, pool, thread):
     scratch = block.scratch + thread * block.scratch_stride
     normed, inputs, dt, conv_out = block.normed, block.inputs, block.dt, block.conv_out
     x_matrix, dt_matrix, delta_matrix = block.x_matrix, block.dt_matrix, block.delta_matrix
-    output, projected, stride = block.output_matrix, block.projected, block.projected_stride
-    state = block.state
+    output, state = block.output_matrix, block.state
     rows, row_stride = state.rows, state.row_stride
     deltas, keys = rows + block.delta_at, rows + block.b_at
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
@@ -189,8 +163,4 @@ def mamba_block(block, step_args, pool, thread):
     keep_rows(pool, 10, state, step_args)
     quantize_input(pool, 11, step_args, conv_out)
     barrier_prefetching(pool, ahead, end)
-    project(pool, 12, thread, tokens, output, conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool, 13, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
-    )
+    project_back(pool, 12, thread, step_args, block, scratch)

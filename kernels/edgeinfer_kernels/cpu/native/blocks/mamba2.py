@@ -4,20 +4,20 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     COLUMNS_PER_PIECE,
-    add_residual,
     first_weights,
     normalize_and_quantize,
     project,
+    project_back,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+    convolve_lanes,
     keep_rows,
+    load_matrix,
     row_address,
-    row_lanes,
-    source_slot,
     target_slot,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -35,21 +35,6 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Mamba2Args
 
 exports = Exports()
-
-
-@device_function
-def convolve_columns(block, step_args, token, first, last, out):
-    """silu of the convolution of columns first..last of x, B and C, to `out`."""
-    state = block.state
-    taps = block.taps
-    weights = block.tap_weights
-    for i in range(first, last, 16):
-        value = load_floats(block.tap_bias + 4 * i)
-        for tap in range(taps):
-            row = row_address(state, step_args, token - taps + 1 + tap)
-            weight = load_floats(weights + tap * state.tail_bytes + 4 * i)
-            value = multiply_add(weight, row_lanes(row, 4 * i), value)
-        store_floats(out + 4 * i, multiply(value, sigmoid(value)))
 
 
 @device_function
@@ -78,19 +63,11 @@ def convolve(pool, counter, block, step_args):
             first = piece * COLUMNS_PER_PIECE
             out = block.conv_rows + row * block.conv_stride
             last = min(channels, first + COLUMNS_PER_PIECE)
-            convolve_columns(block, step_args, row - pending, first, last, out)
+            for i in range(first, last, 16):
+                bias = load_floats(block.tap_bias + 4 * i)
+                store_floats(out + 4 * i, convolve_lanes(block, step_args, row - pending, 4 * i, bias))
         elif row >= pending:
             write_deltas(block, row_address(block.state, step_args, row - pending))
-
-
-@device_function
-def load_columns(block, step_args, offset, target):
-    """Copy sixteen columns of the state of a head from the source slot to the target slot."""
-    source = source_slot(block.state, step_args) + offset
-    is_zero = step_args.start == step_args.pending
-    for i in range(block.state_size):
-        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
-        store_floats(target + 64 * i, value)
 
 
 @device_function
@@ -130,7 +107,7 @@ def recur(pool, counter, block, step_args):
         at = 64 * item
         offset = state.matrix_at + item * column_bytes
         columns = target_slot(state, step_args) + offset
-        load_columns(block, step_args, offset, columns)
+        load_matrix(state, step_args, offset, columns, state_size)
         b_at = 4 * (inner + head // (block.heads // block.groups) * state_size)
         c_at = b_at + 4 * block.groups * state_size
         rate = splat_f32(load_f32(block.a + 4 * head))
@@ -185,7 +162,7 @@ def mamba2_block(block, step_args, pool, thread):
     normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
     state = block.state
     rows, row_stride = state.rows, state.row_stride
-    xbc, projected, stride = block.xbc_matrix, block.projected, block.projected_stride
+    xbc = block.xbc_matrix
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, xbc)
     barrier_prefetching(pool, ahead, end)
@@ -205,8 +182,4 @@ def mamba2_block(block, step_args, pool, thread):
     if block.group_norm != 0 and width % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, 8, step_args, conv_out)
         barrier_prefetching(pool, ahead, end)
-    project(pool, 9, thread, tokens, output, conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool, 10, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
-    )
+    project_back(pool, 9, thread, step_args, block, scratch)

@@ -7,7 +7,7 @@ separates a phase from the next one that reads its results.
 import numpy as np
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item, next_token
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, next_item, next_token
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -201,3 +201,14 @@ def add_residual(pool, counter, thread, step_args, matrix, projected, stride, po
         for i in range(0, post_norm.padded, 16):
             store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
         token = next_token(pool, counter, tokens, token)
+
+
+@device_function
+def project_back(pool, counter, thread, step_args, block, scratch):
+    """Phases: x += scale · norm(W_out · conv_out); their counters are `counter` and the next."""
+    output, projected, stride = block.output_matrix, block.projected, block.projected_stride
+    project(pool, counter, thread, step_args.tokens, output, block.conv_out, projected, stride, scratch)
+    barrier_and_clear(pool)
+    add_residual(
+        pool, counter + 1, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
+    )

@@ -4,7 +4,14 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
-from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    load_floats,
+    multiply,
+    multiply_add,
+    splat_f32,
+    store_floats,
+)
+from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 
 
@@ -42,6 +49,32 @@ def row_lanes(row, offset):
     if row == 0:
         return splat_f32(np.float32(0))
     return load_floats(row + offset)
+
+
+@device_function
+def load_matrix(state, step_args, offset, target, rows):
+    """Copy `rows` rows of sixteen values from the source slot, at a byte offset, to `target`; zeros before
+    position 0.
+    """
+    source = source_slot(state, step_args) + offset
+    is_zero = step_args.start == step_args.pending
+    for i in range(rows):
+        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
+        store_floats(target + 64 * i, value)
+
+
+@device_function
+def convolve_lanes(block, step_args, token, offset, value):
+    """silu(value + conv) of sixteen channels of a token of this step, at a byte offset of the rows; negative
+    tokens precede it.
+    """
+    state = block.state
+    taps = block.taps
+    weights = block.tap_weights + offset
+    for tap in range(taps):
+        row = row_address(state, step_args, token - taps + 1 + tap)
+        value = multiply_add(load_floats(weights + tap * state.tail_bytes), row_lanes(row, offset), value)
+    return multiply(value, sigmoid(value))
 
 
 @device_function

@@ -10,13 +10,14 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     next_piece,
     normalize,
     project,
+    project_back,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
+    load_matrix,
     row_address,
     row_lanes,
-    source_slot,
     target_slot,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
@@ -237,16 +238,6 @@ def prepare(pool, counter, block, step_args):
 
 
 @device_function
-def load_rows_of_state(block, step_args, offset, target):
-    """Copy sixteen rows of the state of a head from the source slot to the target slot."""
-    source = source_slot(block.state, step_args) + offset
-    is_zero = step_args.start == step_args.pending
-    for i in range(block.head_dim):
-        value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
-        store_floats(target + 64 * i, value)
-
-
-@device_function
 def update_rows(matrix, row, part, v, head_dim):
     """S ← S diag(w) - (S κ) (κ a)ᵀ + v kᵀ of sixteen rows; `row`: the head's part of h."""
     even = splat_f32(np.float32(0))
@@ -292,7 +283,7 @@ def recur(pool, counter, block, step_args):
         offset = 4 * head * head_dim
         matrix_at = state.matrix_at + item * 64 * head_dim
         matrix = target_slot(state, step_args) + matrix_at
-        load_rows_of_state(block, step_args, matrix_at, matrix)
+        load_matrix(state, step_args, matrix_at, matrix, head_dim)
         for token in range(-pending, step_args.tokens):
             row = row_address(state, step_args, token) + offset
             v = load_floats(row + 3 * part + 64 * (item % groups))
@@ -383,7 +374,6 @@ def rwkv7_time_mix_block(block, step_args, pool, thread):
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
     state, output, conv_out = block.state, block.output_matrix, block.conv_out
-    projected, stride = block.projected, block.projected_stride
     normalize_rows(pool, 0, thread, step_args, block.norm, state)
     ahead, end = first_weights(pool, thread, tokens, block.receptance_matrix)
     ahead = barrier_prefetching(pool, ahead, end)
@@ -406,8 +396,4 @@ def rwkv7_time_mix_block(block, step_args, pool, thread):
     if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, 8, step_args, conv_out)
         barrier_prefetching(pool, ahead, end)
-    project(pool, 9, thread, tokens, output, conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool, 10, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
-    )
+    project_back(pool, 9, thread, step_args, block, scratch)

@@ -3,14 +3,14 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     next_piece,
     normalize_and_quantize,
     project,
+    project_back,
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import keep_rows, row_address, row_lanes
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -71,11 +71,10 @@ def short_convolution_block(block, step_args, pool, thread):
     `step_args`; b · x' is written to the state.
     """
     tokens = step_args.tokens
-    scratch = block.scratch
-    scratch += thread * block.scratch_stride
-    normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
+    scratch = block.scratch + thread * block.scratch_stride
+    normed, output = block.normed, block.output_matrix
     b_matrix, c_matrix, x_matrix = block.b_matrix, block.c_matrix, block.x_matrix
-    row_stride, projected, stride = block.row_stride, block.projected, block.projected_stride
+    row_stride = block.row_stride
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, b_matrix)
     barrier_prefetching(pool, ahead, end)
@@ -87,6 +86,4 @@ def short_convolution_block(block, step_args, pool, thread):
     convolve(pool, 4, block, step_args)
     barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 5, block.state, step_args)
-    project(pool, 6, thread, tokens, output, conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(pool, 7, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale)
+    project_back(pool, 6, thread, step_args, block, scratch)
