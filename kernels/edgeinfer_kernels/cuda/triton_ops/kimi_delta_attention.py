@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import softplus
+from edgeinfer_kernels.cuda.triton_ops.activations import softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import load_row, step_pending, step_tokens
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
