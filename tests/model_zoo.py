@@ -3,7 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from tests.random_hybrids import delta_attention, delta_net, mamba_layers, rwkv7, selective_scan
+from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
+from tests.random_latents import delta_attention, latent_layers
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
@@ -32,6 +33,33 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
+    "deepseek2": RandomModel(
+        "deepseek2",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        dense_layers=1,
+        hybrid=latent_layers(query_share=0.5),
+        extra={"expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
+    "deepseek2-lite": RandomModel(
+        "deepseek2",
+        layers=4,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        shared_length=32,
+        dense_layers=1,
+        hybrid=latent_layers(),
+        extra={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "expert_gating_func": 1,
+        },
+    ),
     "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
@@ -100,13 +128,25 @@ ZOO: dict[str, RandomModel] = {
     ),
     "kimi-linear": RandomModel(
         "kimi-linear",
+        layers=4,
         experts=8,
         experts_per_token=3,
         expert_length=32,
         shared_length=32,
         dense_layers=1,
-        hybrid=delta_attention("kkk", 32),
-        extra={"expert_shared_count": 1, "expert_gating_func": 2, "expert_weights_scale": 2.5},
+        hybrid=delta_attention("kkak", 32),
+        extra={"expert_gating_func": 2, "expert_weights_scale": 2.5},
+    ),
+    "kimi-linear-narrow": RandomModel(
+        "kimi-linear",
+        heads=3,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        shared_length=64,
+        dense_layers=2,
+        hybrid=delta_attention("kka", 16, taps=3),
+        extra={"expert_gating_func": 2},
     ),
     "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
     "mamba2-groups": RandomModel(

@@ -28,6 +28,10 @@ class Model(Protocol):
     def feed_forward(self) -> int: ...
     @property
     def layers(self) -> int: ...
+    @property
+    def expert_length(self) -> int: ...
+    @property
+    def shared_length(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -91,53 +95,6 @@ def delta_net(
                 "ssm_alpha.weight": (value_heads, width),
             }
         return {**tensors, "ssm_ba.weight": (2 * value_heads, width)}
-
-    return Hybrid(metadata, layer)
-
-
-def delta_attention(kinds: str, head_dim: int, taps: int = 4) -> Hybrid:
-    """Kimi Linear: one letter for each layer, k Kimi Delta Attention, a latent attention."""
-    rank, rope_dim, own_dim, value_dim = 32, 16, 32, 32
-
-    def metadata(model: Model) -> Mapping[str, Any]:
-        return {
-            "attention.head_count_kv": np.array([int(kind == "a") for kind in kinds], np.int32),
-            "attention.kv_lora_rank": rank,
-            "attention.key_length": rank + rope_dim,
-            "attention.value_length": rank + rope_dim,
-            "attention.key_length_mla": own_dim + rope_dim,
-            "attention.value_length_mla": value_dim,
-            "rope.dimension_count": rope_dim,
-            "kda.head_dim": head_dim,
-            "ssm.conv_kernel": taps,
-        }
-
-    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
-        width, own = model.width, model.heads * head_dim
-        others = ("attn_norm", "ffn", "exp_probs")
-        tensors = {name: shape for name, shape in shapes.items() if name.startswith(others)}
-        if kinds[index] == "a":
-            return {
-                **tensors,
-                "attn_q.weight": (model.heads * (own_dim + rope_dim), width),
-                "attn_kv_a_mqa.weight": (rank + rope_dim, width),
-                "attn_kv_a_norm.weight": (rank,),
-                "attn_k_b.weight": (model.heads, rank, own_dim),
-                "attn_v_b.weight": (model.heads, value_dim, rank),
-                "attn_output.weight": (width, model.heads * value_dim),
-            }
-        tensors |= {f"attn_{part}.weight": (own, width) for part in "qkv"}
-        tensors |= {f"ssm_conv1d_{part}.weight": (1, own, 1, taps) for part in "qkv"}
-        tensors |= {f"ssm_{part}_a.weight": (head_dim, width) for part in "fg"}
-        tensors |= {f"ssm_{part}_b.weight": (own, head_dim) for part in "fg"}
-        return {
-            **tensors,
-            "ssm_beta.weight": (model.heads, width),
-            "ssm_a": (1, 1, model.heads, 1),
-            "ssm_dt.bias": (own,),
-            "ssm_norm.weight": (head_dim,),
-            "attn_output.weight": (width, own),
-        }
 
     return Hybrid(metadata, layer)
 

@@ -165,7 +165,7 @@ class RandomModel:
         if not spec.gated:
             shapes = {name: shape for name, shape in shapes.items() if "gate_exps" not in name}
             shapes.pop("ffn_gate_shexp.weight", None)
-        if spec.expert_selection_bias:
+        if spec.expert_selection_bias and self.extra.get("expert_gating_func", 2) == 2:
             shapes["exp_probs_b.bias"] = (count,)
         if spec.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)

@@ -60,10 +60,12 @@ class Architecture:
     """Which layers have experts; "by_router": those with a router."""
     gating: Gating | None = "softmax"
     """The gating function of the experts; None: given by the file."""
+    default_gating: Gating | None = None
+    """That of files without one; None: the file must have one."""
     expert_weights_normalized: bool | None = True
     """None: given by the file."""
     expert_selection_bias: bool = False
-    """The selection of experts has a bias, `exp_probs_b`."""
+    """The selection of experts has a bias, `exp_probs_b`, if their gating is a sigmoid."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -85,6 +87,8 @@ class Architecture:
     """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
     """The tensor name of the final norm."""
+    latent_attention: bool = False
+    """Attention is latent attention (MLA)."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
 
@@ -110,6 +114,15 @@ _NEMOTRON_H: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "deepseek2": Architecture(
+        experts="always",
+        gating=None,
+        default_gating="softmax",
+        expert_weights_normalized=None,
+        expert_selection_bias=True,
+        shared_expert="plain",
+        latent_attention=True,
+    ),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -166,6 +179,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias=True,
         shared_expert="plain",
         recurrent=kimi_delta_attention,
+        latent_attention=True,
         rope="never",
     ),
     "lfm2": Architecture(

@@ -9,12 +9,19 @@ import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
+from edgeinfer.model_config.latent_attention import (
+    LatentConfig,
+    latent_attention,
+    latent_scale,
+    latent_scaling,
+)
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -82,6 +89,8 @@ class ModelConfig:
     recurrent_feed_forward: BlockSpec | None = None
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
+    latent: LatentConfig | None = None
+    """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
     """The layers with experts; None: all after the dense ones."""
     draft_heads: int = 0
@@ -169,6 +178,8 @@ class ModelConfig:
             if isinstance(self.recurrent, Rwkv7TimeMixSpec):
                 return replace(self.recurrent, is_first=index == 0)
             return self.recurrent
+        if self.latent is not None:
+            return self._latent_attention(index, self.latent, factors)
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -181,6 +192,21 @@ class ModelConfig:
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
+        )
+
+    def _latent_attention(
+        self, index: int, latent: LatentConfig, factors: Factors | None
+    ) -> LatentAttentionSpec:
+        return LatentAttentionSpec(
+            heads=self.shapes[index].heads,
+            nope_dim=latent.nope_dim,
+            rope_dim=latent.rope_dim,
+            value_dim=latent.value_dim,
+            latent_dim=latent.latent_dim,
+            scale=self.query_scale,
+            norm=self.norm,
+            rope=self._rope(index, factors),
+            query_rank=latent.query_rank,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -200,7 +226,7 @@ class ModelConfig:
             shared_neurons=experts.shared,
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
-            selection_bias=self.architecture_spec.expert_selection_bias,
+            selection_bias=self.architecture_spec.expert_selection_bias and experts.gating == "sigmoid",
         )
 
 
@@ -343,7 +369,7 @@ class _Reader(MetadataReader):
             count=count,
             experts_per_token=experts_per_token,
             feed_forward=self.expert_length(layers, experts_per_token),
-            shared=self.shared_length(),
+            shared=self.shared_length(layers, experts_per_token),
             gating=self.gating(),
             normalized=self.weights_normalized(),
             scale=self.factor("expert_weights_scale") or 1.0,
@@ -362,20 +388,23 @@ class _Reader(MetadataReader):
             max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
         )
 
-    def shared_length(self) -> int:
+    def shared_length(self, layers: int, experts_per_token: int) -> int:
         if self.architecture_spec.shared_expert == "none":
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
-        if not length and self.get("expert_shared_count") is not None:
-            count = self.count("expert_shared_count", minimum=0, maximum=MAX_EXPERTS)
-            return count * self.count("expert_feed_forward_length", maximum=1 << 24)
+        shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)
+        if not length and shared:
+            return shared * self.expert_length(layers, experts_per_token)
         if not length and self.architecture_spec.shared_expert == "gated":
             return self.count("feed_forward_length", maximum=1 << 24)
         return length
 
     def gating(self) -> Gating:
-        if self.architecture_spec.gating is not None:
-            return self.architecture_spec.gating
+        spec = self.architecture_spec
+        if spec.gating is not None:
+            return spec.gating
+        if spec.default_gating is not None and self.get("expert_gating_func") is None:
+            return spec.default_gating
         return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
 
     def has_rope(self) -> bool:
@@ -404,10 +433,12 @@ class _Reader(MetadataReader):
         experts = self.experts(layers)
         shapes = self.shapes(layers, experts)
         heads = max(shape.heads for shape in shapes)
-        head_dim = self.head_dim(width, heads)
+        latent = latent_attention(self) if spec.latent_attention else None
+        head_dim = latent.nope_dim + latent.rope_dim if latent else self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
+        scaling = self.scaling(trained_context)
         return ModelConfig(
             architecture=self.name,
             architecture_spec=spec,
@@ -420,10 +451,12 @@ class _Reader(MetadataReader):
             norm=self.norm(),
             rope_base=rope_base,
             window_rope_base=self.number("rope.freq_base_swa", spec.window_rope_base or rope_base, above=1),
-            rope_scaling=self.scaling(trained_context),
+            rope_scaling=latent_scaling(self, scaling) if latent else scaling,
             window=window,
             windowed=self.windowed(layers, window),
-            query_scale=self.query_scale(layers, width, heads, head_dim),
+            query_scale=latent_scale(scaling, head_dim)
+            if latent
+            else self.query_scale(layers, width, heads, head_dim),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
@@ -434,6 +467,7 @@ class _Reader(MetadataReader):
             recurrent_layers=self.recurrent_layers(shapes),
             recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
+            latent=latent,
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

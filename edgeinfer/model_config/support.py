@@ -10,6 +10,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_quant_formats import GGUFFile
@@ -64,7 +65,8 @@ def recurrent_layers(file: GGUFFile) -> dict[str, int]:
     if not spec.is_recurrent:
         return {}
     shapes = [[each.block.recurrent for each in layer.blocks] for layer in spec.layers]
-    attention = [any(isinstance(each.block, AttentionSpec) for each in layer.blocks) for layer in spec.layers]
+    kinds = AttentionSpec, LatentAttentionSpec
+    attention = [any(isinstance(each.block, kinds) for each in layer.blocks) for layer in spec.layers]
     return {
         "recurrent layers": sum(any(layer) for layer in shapes),
         "attention layers": sum(attention),

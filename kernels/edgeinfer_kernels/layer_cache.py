@@ -41,7 +41,7 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-_DTYPES: dict[str, "np.dtype[Any]"] = {
+DTYPES: dict[str, "np.dtype[Any]"] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "q8_0": np.dtype(np.int8),
@@ -51,17 +51,21 @@ _DTYPES: dict[str, "np.dtype[Any]"] = {
 
 def _row_bytes(width: int, kind: CacheType) -> tuple[int, int]:
     """Bytes of a head's key and of its value with `width` elements, without scales."""
-    if kind == "q4_0":
-        return width // 2, nibble_bytes(width)
-    return width * _DTYPES[kind].itemsize, width * _DTYPES[kind].itemsize
+    value = value_bytes(width, kind)
+    return width // 2 if kind == "q4_0" else value, value
 
 
-def _scales(width: int, kind: CacheType) -> int:
+def value_bytes(width: int, kind: CacheType) -> int:
+    """Bytes of a head's value with `width` elements, without scales."""
+    return nibble_bytes(width) if kind == "q4_0" else width * DTYPES[kind].itemsize
+
+
+def scale_count(width: int, kind: CacheType) -> int:
     """Scales of a head's key; its value has the same number."""
     return -(-width // SCALED) if kind in ("q8_0", "q4_0") else 0
 
 
-def _by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Reshape (heads, tiles, elements, 16) to (heads, positions, elements)."""
     return tiles.swapaxes(2, 3).reshape(len(tiles), -1, tiles.shape[2])
 
@@ -92,22 +96,22 @@ class LayerCache:
     def nbytes_for(cls, specification: CacheShape, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` takes."""
         width = padded(specification.head_dim)
-        of_both = sum(_row_bytes(width, kind)) + 4 * _scales(width, kind)
+        of_both = sum(_row_bytes(width, kind)) + 4 * scale_count(width, kind)
         return specification.kv_heads * cls.positions_for(context) * of_both
 
     @classmethod
     def allocate(cls, specification: CacheShape, context: int, kind: CacheType) -> "LayerCache":
         """A zeroed cache for `context` tokens."""
         heads, positions = specification.kv_heads, cls.positions_for(context)
-        tiles, width, dtype = positions // LANES, padded(specification.head_dim), _DTYPES[kind]
+        tiles, width, dtype = positions // LANES, padded(specification.head_dim), DTYPES[kind]
         of_key, of_value = (nbytes // dtype.itemsize for nbytes in _row_bytes(width, kind))
         keys, values = (
             np.zeros((heads, tiles, of_key, LANES), dtype),
             np.zeros((heads, positions, of_value), dtype),
         )
-        if not _scales(width, kind):
+        if not scale_count(width, kind):
             return cls(keys, values)
-        shape = (heads, tiles, _scales(width, kind), LANES)
+        shape = (heads, tiles, scale_count(width, kind), LANES)
         return cls(keys, values, np.zeros(shape, np.float16), np.zeros(shape, np.float16))
 
     @property
@@ -156,7 +160,7 @@ class LayerCache:
         keys, values = self.read_keys(0, end, head_dim), self.values[:, :end]
         if self.value_scales is None:
             return keys, values[:, :, :head_dim]  # type: ignore[return-value]
-        scales = _by_position(self.value_scales)[:, :end]
+        scales = by_position(self.value_scales)[:, :end]
         if self.has_hadamard_heads:
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
             return keys, hadamard_rows(widened(codes, scales)[:, :, :head_dim])
@@ -166,10 +170,10 @@ class LayerCache:
         """Keys (kv_heads, end - start, head_dim) of positions start…end."""
         tiles = slice(start // LANES, -(-end // LANES))
         within = slice(start % LANES, start % LANES + end - start)
-        rows = _by_position(self.keys[:, tiles])[:, within]
+        rows = by_position(self.keys[:, tiles])[:, within]
         if self.key_scales is None:
             return rows[:, :, :head_dim]
-        scales = _by_position(self.key_scales[:, tiles])[:, within]
+        scales = by_position(self.key_scales[:, tiles])[:, within]
         if self.has_hadamard_heads:
             return hadamard_rows(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]

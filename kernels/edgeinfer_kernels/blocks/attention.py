@@ -29,6 +29,7 @@ from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
+    cache_bytes,
     cache_positions,
     has_floats,
     head_dimensions,
@@ -244,10 +245,11 @@ class AttentionSizes(BlockSizes):
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        rows, width = self.spec.kv_heads * cache_positions(context), self.spec.head_dim
-        elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[cache_type]
-        scales = 0 if cache_type == "f16" else -(-width // 32)
-        return 2 * (taken(rows * elements, size) + taken(rows * scales, 2))
+        rows = self.spec.kv_heads * cache_positions(context)
+        return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
+
+    def rope_table(self) -> tuple[RopeSpec | None, int] | None:
+        return self.spec.rope, self.spec.head_dim
 
     def state_share(self, depth: int, context: int) -> float:
         return min(depth, self.spec.window or depth) / context

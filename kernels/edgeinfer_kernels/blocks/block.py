@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
@@ -263,6 +264,14 @@ class BlockSizes:
     def outputs(self) -> list[MatrixSize]:
         """The matrices whose products are added to the hidden states; those of all experts stacked."""
         raise NotImplementedError
+
+    def inner(self) -> list[MatrixSize]:
+        """Large matrices between inputs and outputs."""
+        return []
+
+    def rope_table(self) -> tuple[RopeSpec | None, int] | None:
+        """The RoPE and the row length of the table that a GPU reads; None: no table."""
+        return None
 
     @property
     def is_recurrent(self) -> bool:

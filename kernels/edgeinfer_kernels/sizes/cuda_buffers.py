@@ -84,7 +84,7 @@ def _prompt_shapes(sizes: ModelSizes) -> list[PlaneShapes]:
     """Shapes of every matrix of a prefill; all experts of a layer as one."""
     shapes = []
     for block in sizes.blocks:
-        shapes += [*block.stacked_inputs(), *block.outputs()]
+        shapes += [*block.stacked_inputs(), *block.inner(), *block.outputs()]
     return [planes_of(matrix) for matrix in shapes]
 
 
@@ -126,7 +126,9 @@ def exchange_buffer_bytes(sizes: ModelSizes, tokens: int) -> int:
 
 def streamed_piece_bytes(sizes: ModelSizes) -> int:
     """Bytes of streamed weights per transfer during prefill: at most the size of the largest matrix."""
-    matrices = {matrix for block in sizes.blocks for matrix in (*block.inputs(), *block.outputs())}
+    matrices = {
+        matrix for block in sizes.blocks for matrix in (*block.inputs(), *block.inner(), *block.outputs())
+    }
     largest = max(replace(matrix, rows=padded_rows(matrix.rows)).nbytes for matrix in matrices)
     return taken(min(largest, STREAMED_PIECE_BYTES), 1)
 

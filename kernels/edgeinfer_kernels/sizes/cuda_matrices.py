@@ -74,6 +74,13 @@ def head_dimensions(head_dim: int) -> int:
     return max(16, next_power_of_two(head_dim))
 
 
+def cache_bytes(rows: int, width: int, cache_type: str) -> int:
+    """Bytes of `rows` keys or values of `width` elements in a cache: float16, or codes with their scales."""
+    elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[cache_type]
+    scales = 0 if cache_type == "f16" else -(-width // 32)
+    return taken(rows * elements, size) + taken(rows * scales, 2)
+
+
 def has_floats(matrices: Iterable[MatrixSize]) -> bool:
     """Whether one of the matrices is in a float format, which needs float activations."""
     return any(planes_of(matrix).tile.code in FLOAT_CODES for matrix in matrices)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.blocks.block import BlockSizes, DivisibleSizes, NormLengths
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
@@ -123,8 +122,7 @@ class ModelSizes:
         """GPU bytes of the float32 cosines and sines of all positions; layers with the same RoPE share a
         table.
         """
-        specs = [block.spec for block in self.of_kind(AttentionSizes)]
-        tables = {(spec.rope, spec.head_dim) for spec in specs}
+        tables = {table for block in self.blocks if (table := block.rope_table()) is not None}
         return sum(taken(cache_positions(context) * head_dim, 4) for _, head_dim in tables)
 
     def head_device_bytes(self) -> int:

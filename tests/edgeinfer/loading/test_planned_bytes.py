@@ -12,6 +12,7 @@ from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import read_config
 from edgeinfer_kernels.blocks.attention import AttentionState
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.layout.packed_matrix import HUGE_PAGE
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -35,6 +36,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     "name",
     [
         *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
+        "deepseek2",
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )
@@ -52,7 +54,7 @@ def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name
                 continue
             planned["keys and values" if "keys and values" in item.item else "rest"] += item.bytes
         states = engine.backend.state.blocks.values()
-        caches = [state.cache for state in states if isinstance(state, AttentionState)]
+        caches = [state.cache for state in states if isinstance(state, AttentionState | LatentAttentionState)]
         of_cache = {id(array) for cache in caches for array in cache.arrays()}
         byte_arrays = [each for each in engine.backend.decoder.arena.arrays if each.dtype == np.uint8]
         arrays = [each for each in byte_arrays if id(each) not in of_cache]

@@ -2,7 +2,7 @@
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import LayerCache, padded
@@ -56,6 +56,11 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
         "qk_norm": QK_NORMS[spec.qk_norm],
         "gated": int(spec.gated),
+        "value_dim": spec.head_dim,
+        "padded_value": padded(spec.head_dim),
+        "row_width": padded(spec.head_dim),
+        "pieces_per_thread": PIECES_PER_THREAD,
+        "positions_per_piece": POSITIONS_PER_PIECE,
     }
 
 

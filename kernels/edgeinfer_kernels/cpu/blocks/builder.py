@@ -139,11 +139,13 @@ class BlockBuilder:
         readers: list[Matrix],
         strides: tuple[int, int] | None = None,
         keep_floats: bool = True,
+        tiles: bool = True,
     ) -> int:
         """The rows that `readers` are multiplied with: float32 if they are kept, and int8 or tiles if any
         reader needs them.
 
-        `strides`: bytes per row of both, if there are several rows per token.
+        `strides`: bytes per row of both, if there are several rows per token. `tiles` False: the readers
+        multiply a part of the columns, which tiles don't permit.
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
         quantized, quantized_stride = 0, 0
@@ -152,7 +154,7 @@ class BlockBuilder:
             quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")
         if strides is not None:
             float_stride, quantized_stride = strides
-        tiles = all(self._packed[id(matrix)].tile_kernel for matrix in takers)
+        tiles = tiles and all(self._packed[id(matrix)].tile_kernel for matrix in takers)
         return self.arena.fill(
             InputArgs,
             floats=floats,

@@ -66,8 +66,12 @@ SCORES_PER_THREAD = 4 * SCORES_BYTES
 """Bytes of the scores of four query heads for such a tile."""
 STEP_TOKENS = 16
 """Maximum tokens of a step that runs all layers in one call and splits its attention by token."""
+LATENT_PIECES_PER_THREAD, LATENT_POSITIONS_PER_PIECE = 1, 64
+"""As PIECES_PER_THREAD and POSITIONS_PER_PIECE, for latent attention, which computes all heads together."""
 POSITIONS_PER_PIECE = 256
 """Minimum positions of a KV split: fewer do not justify a thread."""
+PIECES_PER_THREAD = 4
+"""Maximum number of KV splits for each thread."""
 
 
 def attention_states(group: int, padded_head: int) -> int:
@@ -84,9 +88,9 @@ def attention_scratch(group: int, padded_head: int) -> int:
     return ROWS_SCRATCH + SCORES_PER_THREAD + attention_states(group, padded_head) + tile
 
 
-def attention_pieces(threads: int, kv_heads: int) -> int:
+def attention_pieces(threads: int, kv_heads: int, pieces_per_thread: int = PIECES_PER_THREAD) -> int:
     """Maximum number of KV splits of a step's attention; see `pieces_of` in `native/attention.py`."""
-    return STEP_TOKENS * (4 * threads + kv_heads)
+    return STEP_TOKENS * (pieces_per_thread * threads + kv_heads)
 
 
 ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")

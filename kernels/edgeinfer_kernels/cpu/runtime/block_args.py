@@ -26,6 +26,8 @@ class AttentionArgs(Structure):
 
     qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
+    A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
+    pieces_per_thread, of at least positions_per_piece.
     """
 
     heads: Int
@@ -69,6 +71,46 @@ class AttentionArgs(Structure):
     scratch_stride: Int
     sinks: Int
     gated: Int
+    value_dim: Int
+    padded_value: Int
+    row_width: Int
+    pieces_per_thread: Int
+    positions_per_piece: Int
+
+
+@structure()
+class LatentAttentionArgs(Structure):
+    """A latent attention block.
+
+    attention: of all heads over the latent cache, with the fields that this needs; its attn_out has each
+    head's sum of latent vectors. query_a_matrix 0: there is none, and query_matrix reads `normed`.
+    """
+
+    norm: Norm
+    query_a_matrix: Matrix
+    query_matrix: Matrix
+    kv_matrix: Matrix
+    key_matrix: Matrix
+    value_matrix: Matrix
+    output_matrix: Matrix
+    query_norm: Norm
+    latent_norm: Norm
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    query_latents: Input
+    nope_queries: Input
+    attn_out: Input
+    attention: Annotated[int, AttentionArgs]
+    nope_dim: Int
+    rope_dim: Int
+    latent_dim: Int
+    value_dim: Int
+    has_rope: Int
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
 
 
 @structure()

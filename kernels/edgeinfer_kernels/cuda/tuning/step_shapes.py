@@ -8,9 +8,24 @@ MAX_SPLITS, FEW_SPLITS = 64, 16
 MIN_SPLIT_POSITIONS = 256
 """Minimum positions that justify a further KV split while the cache is short."""
 
+LATENT_TILE = 16
+"""Query rows of a program of latent attention."""
+MAX_LATENT_PARTS = 2048
+"""Maximum number of query rows times KV splits of latent attention: enough programs for a large GPU."""
+
 
 def next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
+
+
+def latent_rows(heads: int, tokens: int) -> int:
+    """Query rows of a latent attention step, in tiles of LATENT_TILE."""
+    return -(-heads * tokens // LATENT_TILE) * LATENT_TILE
+
+
+def latent_splits(rows: int, splits: int) -> int:
+    """Number of KV splits of a latent attention step with this many query rows, of at most `splits`."""
+    return max(min(splits, MAX_LATENT_PARTS // rows), 1)
 
 
 @dataclass(frozen=True)

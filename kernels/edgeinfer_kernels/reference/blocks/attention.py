@@ -1,6 +1,7 @@
 """Attention in numpy."""
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -9,6 +10,21 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
+
+
+class ScoreSpec(Protocol):
+    """What determines the scores of attention, of a specification."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def window(self) -> int: ...
+    @property
+    def soft_cap(self) -> float: ...
 
 
 def forward(step: BlockStep, h: Array) -> Array:
@@ -58,21 +74,22 @@ def attend(
     keys: Array,
     values: Array,
     start: int,
-    spec: AttentionSpec,
+    spec: ScoreSpec,
     sinks: Vector | None = None,
 ) -> Array:
-    """Softmax attention of queries (tokens, heads, head_dim) over keys, values (kv_heads, positions,
-    head_dim); sinks (heads,) add one more score per head, without a value.
+    """Softmax attention of queries (tokens, heads, head_dim) over keys (kv_heads, positions, head_dim) and
+    values (kv_heads, positions, length of a value); sinks (heads,) add one more score per head, without a
+    value.
     """
     group = spec.heads // spec.kv_heads
-    out = np.empty_like(queries)
+    out = np.empty((*queries.shape[:2], values.shape[-1]), queries.dtype)
     for head, weights in enumerate(attention_weights(queries, keys, start, spec, sinks)):
         out[:, head] = weights @ values[head // group]
     return out
 
 
 def attention_weights(
-    queries: Array, keys: Array, start: int, spec: AttentionSpec, sinks: Vector | None = None
+    queries: Array, keys: Array, start: int, spec: ScoreSpec, sinks: Vector | None = None
 ) -> Iterator[Array]:
     """The softmax weights of `attend`: (tokens, positions) for each head in order."""
     tokens, heads, _ = queries.shape

@@ -45,7 +45,6 @@ from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATIONS_PER_BLOCK,
-    POSITIONS_PER_PIECE,
     ROWS_SCRATCH,
     SCORES_PER_THREAD,
     STEP_TOKENS,
@@ -63,58 +62,61 @@ def pieces_of(block, pool, tokens, positions):
     """
     alone = 1 if tokens <= STEP_TOKENS else tokens
     items = alone * block.kv_heads
-    threads = pool.threads
-    if items >= 4 * threads:
+    wanted = block.pieces_per_thread * pool.threads
+    if items >= wanted:
         return 1
-    return min(
-        (4 * threads + items - 1) // items, (positions + POSITIONS_PER_PIECE - 1) // POSITIONS_PER_PIECE
-    )
+    length = block.positions_per_piece
+    return min((wanted + items - 1) // items, (positions + length - 1) // length)
 
 
 @device_function
 def state_bytes(block):
     """Bytes of the states of all query heads of one KV head."""
     group = block.heads // block.kv_heads
-    return group * (STATE_BYTES + 4 * block.padded_head)
+    return group * (STATE_BYTES + 4 * block.padded_value)
 
 
-@device_function
-def gather_item(block, step_args, item, pieces, own_pieces, states, scores, copied):
-    """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has `pieces`
-    items.
-    """
-    kv_heads = block.kv_heads
-    padded = block.padded_head
-    group = block.heads // kv_heads
-    token = item // (kv_heads * pieces)
-    kv_head = item // pieces % kv_heads
-    end = position_of(step_args, token) + 1
-    token_args = token_args_of(step_args, token)
-    pages = token_args.pages if token_args.address != 0 else 0
-    window = block.window
-    begin = max(0, end - window) if window > 0 else 0
-    share = (end - begin + own_pieces - 1) // own_pieces
-    first = min(end, begin + item % pieces * share)
-    last = min(end, first + share)
-    query = block.queries + token * block.query_stride
-    query += 4 * padded * group * kv_head
-    clear_states(states, group, padded)
-    kind = block.cache_kind
-    if kind == 3:
-        gather_q4_0(block, query, kv_head, first, last, pages, states, scores, copied)
-    elif kind == 2:
-        gather_q8_0(block, query, kv_head, first, last, pages, states, scores, copied)
-    elif kind == 1:
-        gather_f16(block, query, kv_head, first, last, pages, states, scores, copied)
-    else:
-        gather_f32(block, query, kv_head, first, last, pages, states, scores, copied)
+def make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0):
+    """`gather_item` for caches that these functions read."""
+
+    @device_function
+    def gather_item(block, step_args, item, pieces, own_pieces, states, scores, copied):
+        """Compute the states of one token's KV head over one of its `own_pieces` KV splits; a token has
+        `pieces` items.
+        """
+        kv_heads = block.kv_heads
+        group = block.heads // kv_heads
+        token = item // (kv_heads * pieces)
+        kv_head = item // pieces % kv_heads
+        end = position_of(step_args, token) + 1
+        token_args = token_args_of(step_args, token)
+        pages = token_args.pages if token_args.address != 0 else 0
+        window = block.window
+        begin = max(0, end - window) if window > 0 else 0
+        share = (end - begin + own_pieces - 1) // own_pieces
+        first = min(end, begin + item % pieces * share)
+        last = min(end, first + share)
+        query = block.queries + token * block.query_stride
+        query += 4 * block.padded_head * group * kv_head
+        clear_states(states, group, block.padded_value)
+        kind = block.cache_kind
+        if kind == 3:
+            gather_q4_0(block, query, kv_head, first, last, pages, states, scores, copied)
+        elif kind == 2:
+            gather_q8_0(block, query, kv_head, first, last, pages, states, scores, copied)
+        elif kind == 1:
+            gather_f16(block, query, kv_head, first, last, pages, states, scores, copied)
+        else:
+            gather_f32(block, query, kv_head, first, last, pages, states, scores, copied)
+
+    return gather_item
 
 
 @device_function
 def heads_fill_blocks(block):
     """Whether the query heads of a KV head fill whole blocks of activations."""
     group = block.heads // block.kv_heads
-    return group * block.head_dim % ACTIVATIONS_PER_BLOCK == 0
+    return group * block.value_dim % ACTIVATIONS_PER_BLOCK == 0
 
 
 @device_function
@@ -130,70 +132,85 @@ def apply_gate(values, gates, count):
 
 
 @device_function
+def write_heads(block, token, tokens, first_head, heads, states):
+    """Write the merged states of some of a token's heads to its row of `attn_out`."""
+    value_dim = block.value_dim
+    attn_out = block.attn_out
+    row = attn_out.floats + token * attn_out.float_stride
+    padded = block.padded_value
+    sinks = block.sinks
+    if sinks != 0:
+        for g in range(heads):
+            state = states + g * (STATE_BYTES + 4 * padded)
+            add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
+    if has_hadamard_heads(block):
+        for g in range(heads):
+            hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, value_dim, padded)
+    write_states(states, heads, value_dim, padded, row + 4 * value_dim * first_head)
+    if block.gated != 0:
+        gates = block.projected_q + token * block.q_stride
+        for head in range(first_head, first_head + heads):
+            apply_gate(row + 4 * value_dim * head, gates + 4 * value_dim * (2 * head + 1), value_dim)
+
+
+@device_function
 def write_item(block, tokens, item, states):
     """Write the merged states of one token's KV head to its row of `attn_out`; quantized if they fill whole
     blocks.
     """
-    kv_heads = block.kv_heads
-    head_dim = block.head_dim
-    group = block.heads // kv_heads
+    group = block.heads // block.kv_heads
     attn_out = block.attn_out
-    token = item // kv_heads
-    row = attn_out.floats + token * attn_out.float_stride
-    first_head = group * (item % kv_heads)
-    first = head_dim * first_head
-    padded = block.padded_head
-    sinks = block.sinks
-    if sinks != 0:
-        for g in range(group):
-            state = states + g * (STATE_BYTES + 4 * padded)
-            add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
-    if has_hadamard_heads(block):
-        for g in range(group):
-            hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, head_dim, padded)
-    write_states(states, group, head_dim, padded, row + 4 * first)
-    if block.gated != 0:
-        gates = block.projected_q + token * block.q_stride
-        for head in range(first_head, first_head + group):
-            apply_gate(row + 4 * head_dim * head, gates + 4 * head_dim * (2 * head + 1), head_dim)
+    token = item // block.kv_heads
+    first_head = group * (item % block.kv_heads)
+    write_heads(block, token, tokens, first_head, group, states)
     if heads_fill_blocks(block):
-        write_activations(row, attn_out, token, tokens, first, first + group * head_dim)
+        row = attn_out.floats + token * attn_out.float_stride
+        first = block.value_dim * first_head
+        write_activations(row, attn_out, token, tokens, first, first + group * block.value_dim)
 
 
-@device_function
-def attend(pool, counter, thread, block, step_args, pieces, share, scratch):
-    """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces` completes
-    it. `share`: as for `store_heads`.
-    """
-    tokens = step_args.tokens
-    kv_heads = block.kv_heads
-    scores = scratch + ROWS_SCRATCH
-    copied = scores + SCORES_PER_THREAD + state_bytes(block)
-    own_items = 0
-    while True:
-        if share > 0:
-            item = own_items // share * kv_heads + thread * share + own_items % share
-        else:
-            item = next_item(pool, counter)
-        own_items += 1
-        token = item // (kv_heads * pieces)
-        if token >= tokens:
-            break
-        if pieces == 1:
-            gather_item(block, step_args, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
-            write_item(block, tokens, item, scores + SCORES_PER_THREAD)
-        else:
-            own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
-            states = block.states + item * state_bytes(block)
-            if item % pieces < own:
-                gather_item(block, step_args, item, pieces, own, states, scores, copied)
+def make_attend(gather_item):
+    """`attend` with a result of `make_gather_item`."""
+
+    @device_function
+    def attend(pool, counter, thread, block, step_args, pieces, share, scratch):
+        """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces`
+        completes it. `share`: as for `store_heads`.
+        """
+        tokens = step_args.tokens
+        kv_heads = block.kv_heads
+        scores = scratch + ROWS_SCRATCH
+        copied = scores + SCORES_PER_THREAD + state_bytes(block)
+        own_items = 0
+        while True:
+            if share > 0:
+                item = own_items // share * kv_heads + thread * share + own_items % share
+            else:
+                item = next_item(pool, counter)
+            own_items += 1
+            token = item // (kv_heads * pieces)
+            if token >= tokens:
+                break
+            if pieces == 1:
+                gather_item(block, step_args, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
+                write_item(block, tokens, item, scores + SCORES_PER_THREAD)
+            else:
+                own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
+                states = block.states + item * state_bytes(block)
+                if item % pieces < own:
+                    gather_item(block, step_args, item, pieces, own, states, scores, copied)
+
+    return attend
+
+
+attend = make_attend(make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0))
 
 
 @device_function
 def merge_pieces(pool, counter, block, step_args, pieces):
     """Phase: merge the states of all KV splits of a token's KV head, and write its row of `attn_out`."""
     tokens = step_args.tokens
-    padded = block.padded_head
+    padded = block.padded_value
     nbytes = state_bytes(block)
     while True:
         item = next_item(pool, counter)

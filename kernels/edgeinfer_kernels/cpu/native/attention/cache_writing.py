@@ -79,7 +79,7 @@ def store_key(block, kv_head, position, row, spare):
 @device_function
 def store_value(block, kv_head, position, row, spare):
     """Store a value as a padded row."""
-    padded = block.padded_head
+    padded = block.row_width
     context = block.context
     element = (kv_head * context + position) * padded
     cache = block.value_cache

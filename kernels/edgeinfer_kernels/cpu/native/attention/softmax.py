@@ -16,6 +16,7 @@ from edgeinfer_kernels.cpu.native.attention.softmax_q8_0 import (
     add_scaled_sums,
     add_two_groups,
     load_codes,
+    scale_page,
     scaled_weights,
 )
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
@@ -52,12 +53,13 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
 
     A row has the elements of `in_row` dimensions for sixteen positions. `load_four(at, stride)` returns four
     rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
-    `put(scores, sums, scales, begin, padded)` adds the sums from dimension `begin` on to 64 scores.
+    `put(scores, sums, scales, begin, padded)` adds the sums from dimension `begin` on to 64 scores. `spare`:
+    scratch memory, unused here.
     """
     prefetch_next = make_prefetch(4 * row_bytes)
 
     @device_function
-    def score_one(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_one(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
         for begin in range(0, head_dim, dimensions):
             total = four_zeros()
             for d in range(begin, min(head_dim, begin + dimensions), in_row):
@@ -68,7 +70,7 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
         cap_scores(scores, scale, soft_cap)
 
     @device_function
-    def score_four(query, keys, scales, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
         for begin in range(0, head_dim, dimensions):
             t0 = four_zeros()
             t1 = four_zeros()
@@ -119,45 +121,45 @@ def make_add_values(rows, factors_of, add, pitch):
     The weights of successive heads are SCORES_BYTES apart, their states one state's bytes; the decay is at
     byte DECAY of the state. `factors_of(weights, scales, padded, d, heads, spare)`: address of the factors of
     elements from `d` on, with heads `pitch` bytes apart; `add(factor, values, total)` adds 64 elements.
-    `rows`: the result of `make_row_loads`.
+    `rows`: the result of `make_row_loads`. A value has `padded` elements, the first of a row of `width`.
     """
     row_bytes, load_four, load_one, elements_bytes = rows
     prefetch_next = make_prefetch(elements_bytes)
 
     @device_function
-    def add_one(weights, values, scales, spare, ahead, first, last, padded, state):
+    def add_one(weights, values, scales, spare, ahead, first, last, padded, width, state):
         decay = load_f32(state + DECAY)
         attn_out = state + STATE_BYTES
         whole = padded // 64 * 64
         for d in range(0, whole, 64):
-            factors = factors_of(weights, scales, padded, d, 1, spare)
+            factors = factors_of(weights, scales, width, d, 1, spare)
             total = scaled_four(attn_out + 4 * d, decay)
             for i in range(first, last):
-                row = values + row_bytes(padded) * i
+                row = values + row_bytes(width) * i
                 prefetch_next(row + row_bytes(d), 0, ahead)
                 total = add(factors + 4 * i, load_four(row, d), total)
             store_four(attn_out + 4 * d, total)
         for d in range(whole, padded, LANES):
-            factors = factors_of(weights, scales, padded, d, 1, spare)
+            factors = factors_of(weights, scales, width, d, 1, spare)
             m = multiply(load_floats(attn_out + 4 * d), splat_f32(decay))
             for i in range(first, last):
-                cached = load_one(values + row_bytes(padded) * i, d)
+                cached = load_one(values + row_bytes(width) * i, d)
                 m = multiply_add(splat_f32(load_f32(factors + 4 * i)), cached, m)
             store_floats(attn_out + 4 * d, m)
 
     @device_function
-    def add_four(weights, values, scales, spare, ahead, first, last, padded, state):
+    def add_four(weights, values, scales, spare, ahead, first, last, padded, width, state):
         """For padded head dimensions that are whole multiples of 64."""
         step = STATE_BYTES + 4 * padded
         for d in range(0, padded, 64):
-            factors = factors_of(weights, scales, padded, d, 4, spare)
+            factors = factors_of(weights, scales, width, d, 4, spare)
             attn_out = state + STATE_BYTES + 4 * d
             t0 = scaled_four(attn_out, load_f32(state + DECAY))
             t1 = scaled_four(attn_out + step, load_f32(state + step + DECAY))
             t2 = scaled_four(attn_out + 2 * step, load_f32(state + 2 * step + DECAY))
             t3 = scaled_four(attn_out + 3 * step, load_f32(state + 3 * step + DECAY))
             for i in range(first, last):
-                row = values + row_bytes(padded) * i
+                row = values + row_bytes(width) * i
                 prefetch_next(row + row_bytes(d), 0, ahead)
                 value = load_four(row, d)
                 f = factors + 4 * i
@@ -227,25 +229,26 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         the address of the page of each sixteen positions. A tile whose pages are not contiguous is copied to
         `copied` first, so its sums are bit-identical.
         """
-        padded = block.padded_head
-        head_dim = block.head_dim
+        padded, value = block.padded_head, block.padded_value
+        head_dim, width = block.head_dim, block.row_width
         group = block.heads // block.kv_heads
         scale = block.scale
         soft_cap = block.soft_cap
-        step = STATE_BYTES + 4 * padded
+        step = STATE_BYTES + 4 * value
         # Four heads at once need 32 registers of 64 bytes.
-        together = group // 4 * 4 if has_wide_registers() != 0 and padded % 64 == 0 else 0
-        key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(padded)
-        scale_bytes = 2 * LANES * ((padded + SCALED - 1) // SCALED) if scaled else 0
+        together = group // 4 * 4 if has_wide_registers() != 0 and value % 64 == 0 else 0
+        key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(width)
+        key_scale_bytes = scale_page(padded) if scaled else 0
+        scale_bytes = scale_page(width) if scaled else 0
         first_page = block.context // LANES * kv_head
         key_cache = block.key_cache + key_page * first_page
         value_cache = block.value_cache + value_page * first_page
-        key_scale_cache = block.key_scales + scale_bytes * first_page
+        key_scale_cache = block.key_scales + key_scale_bytes * first_page
         value_scale_cache = block.value_scales + scale_bytes * first_page
         keys_ahead = PAGES_PER_TILE * key_page
         values_ahead = PAGES_PER_TILE * value_page
-        scales_ahead = PAGES_PER_TILE * scale_bytes
-        spare = copied + keys_ahead + values_ahead + 2 * scales_ahead
+        scales_ahead = PAGES_PER_TILE * key_scale_bytes
+        spare = copied + keys_ahead + values_ahead + scales_ahead + PAGES_PER_TILE * scale_bytes
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)
             last = min(TILE, end - tile)
@@ -255,7 +258,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 page = first_of_neighbours(pages + 8 * page, count)
             keys = key_cache + key_page * page
             values = value_cache + value_page * page
-            key_scales = key_scale_cache + scale_bytes * page
+            key_scales = key_scale_cache + key_scale_bytes * page
             value_scales = value_scale_cache + scale_bytes * page
             if page < 0:
                 keys, values = copied, copied + keys_ahead
@@ -264,19 +267,19 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 tile_pages = pages + 8 * (tile // LANES)
                 copy_pages(tile_pages, count, key_cache, keys, key_page)
                 copy_pages(tile_pages, count, value_cache, values, value_page)
-                copy_pages(tile_pages, count, key_scale_cache, key_scales, scale_bytes)
+                copy_pages(tile_pages, count, key_scale_cache, key_scales, key_scale_bytes)
                 copy_pages(tile_pages, count, value_scale_cache, value_scales, scale_bytes)
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
-                score_four(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                score_four(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
                 for head in range(4):
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
-                add_four(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
+                add_four(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
-                score_one(q, keys, key_scales, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                score_one(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
                 weigh_scores(state, scores, first, last)
-                add_one(scores, values, value_scales, spare, values_ahead, first, last, padded, state)
+                add_one(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
 
     return gather
 

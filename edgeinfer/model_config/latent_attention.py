@@ -1,0 +1,62 @@
+"""Reads the sizes of latent attention (MLA) from metadata."""
+
+import math
+from dataclasses import dataclass, replace
+
+from edgeinfer.model_config.metadata_reader import MetadataReader
+from edgeinfer.model_config.rope_scaling import RopeScaling
+
+MAX_LATENT, MAX_QUERY_RANK = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """The lengths of a head's query without RoPE, of its value and of the latent vector; the rank of the
+    queries' projection, 0: it is one matrix.
+    """
+
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
+    query_rank: int
+
+
+def latent_attention(metadata: MetadataReader) -> LatentConfig:
+    """The latent attention of DeepSeek-V2."""
+    key_length = metadata.count("attention.key_length_mla", maximum=MAX_LATENT)
+    rope_dim = metadata.count("rope.dimension_count", minimum=2, maximum=key_length - 1)
+    value_dim = metadata.count("attention.value_length_mla", maximum=MAX_LATENT)
+    latent_dim = metadata.count("attention.kv_lora_rank", maximum=MAX_LATENT)
+    lengths = {
+        "attention.key_length_mla": (key_length - rope_dim, 32, " without the RoPE dimensions"),
+        "rope.dimension_count": (rope_dim, 16, ""),
+        "attention.value_length_mla": (value_dim, 16, ""),
+        "attention.kv_lora_rank": (latent_dim, 32, ""),
+    }
+    for key, (length, multiple, what) in lengths.items():
+        if length % multiple:
+            raise metadata.refused(key, metadata.get(key), f"a multiple of {multiple}{what}")
+    rank = metadata.count("attention.q_lora_rank", 0, minimum=0, maximum=MAX_QUERY_RANK)
+    if metadata.number("attention.temperature_scale", 0.0):
+        given = metadata.get("attention.temperature_scale")
+        raise metadata.refused("attention.temperature_scale", given, "queries that don't depend on positions")
+    return LatentConfig(key_length - rope_dim, rope_dim, value_dim, latent_dim, rank)
+
+
+def latent_scaling(metadata: MetadataReader, scaling: RopeScaling) -> RopeScaling:
+    """The RoPE scaling; with a log multiplier it doesn't change the magnitude of cosine and sine."""
+    if scaling.kind != "yarn" and scaling.factor != 1:
+        raise metadata.refused("rope.scaling.type", scaling.kind, "yarn")
+    return replace(scaling, log_multiplier=1.0) if scaling.log_multiplier else scaling
+
+
+def latent_scale(scaling: RopeScaling, key_length: int) -> float:
+    """The factor of scores, with the squared magnitude that YaRN requires for all elements of a query. The
+    log multiplier of the file is a tenth of that in Peng et al. 2023.
+    """
+    magnitude = scaling.attention_factor
+    if scaling.kind == "yarn" and scaling.factor > 1:
+        stretch = math.log(scaling.factor)
+        magnitude *= 1 + (scaling.log_multiplier or 0.1) * stretch
+    return magnitude * magnitude / math.sqrt(key_length)

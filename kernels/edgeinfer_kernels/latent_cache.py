@@ -1,0 +1,126 @@
+"""The cache of latent attention in main memory, in the layout of the kernels, and its size in bytes."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.cache_formats import (
+    hadamard_rows,
+    packed_in_groups,
+    rounded_to_bytes,
+    rounded_to_nibbles,
+    unpacked_groups,
+    widened,
+)
+from edgeinfer_kernels.layer_cache import (
+    DTYPES,
+    LANES,
+    CacheType,
+    LayerCache,
+    by_position,
+    padded,
+    scale_count,
+    value_bytes,
+)
+
+Rows = npt.NDArray[np.floating]
+
+
+class LatentShape(Protocol):
+    """The attributes that determine the size of a cache, of a latent attention specification."""
+
+    @property
+    def latent_dim(self) -> int: ...
+    @property
+    def cached_dim(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """The cached rows of one layer: the latent vector, which is also the value, and the key's other elements.
+
+    Rows: (1, positions, cached_dim), padded to a multiple of 16, as the values of a `LayerCache`: floats, or
+    int8 or 4-bit codes with float16 scales (1, tiles, groups, 16). In q4_0, both parts of a row are in the
+    Hadamard basis, each of its length.
+    """
+
+    rows: npt.NDArray[np.generic]
+    scales: npt.NDArray[np.float16] | None
+    latent_dim: int
+    cached_dim: int
+
+    @staticmethod
+    def nbytes_for(shape: LatentShape, context: int, kind: CacheType) -> int:
+        """Bytes that `allocate` takes."""
+        width = padded(shape.cached_dim)
+        return LayerCache.positions_for(context) * (value_bytes(width, kind) + 2 * scale_count(width, kind))
+
+    @classmethod
+    def allocate(cls, shape: LatentShape, context: int, kind: CacheType) -> "LatentCache":
+        """A zeroed cache for `context` tokens."""
+        positions, width, dtype = LayerCache.positions_for(context), padded(shape.cached_dim), DTYPES[kind]
+        rows = np.zeros((1, positions, value_bytes(width, kind) // dtype.itemsize), dtype)
+        groups = scale_count(width, kind)
+        scales = np.zeros((1, positions // LANES, groups, LANES), np.float16) if groups else None
+        return cls(rows, scales, shape.latent_dim, shape.cached_dim)
+
+    @property
+    def positions(self) -> int:
+        """Allocated positions."""
+        return int(self.rows.shape[1])
+
+    @property
+    def has_hadamard_rows(self) -> bool:
+        """Whether the cache is q4_0."""
+        return self.rows.dtype == np.uint8
+
+    def hadamard(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Rows (..., cached_dim) with each part times the Hadamard matrix."""
+        parts = np.split(rows, [self.latent_dim], axis=-1)
+        return np.concatenate([hadamard_rows(part) for part in parts], axis=-1)
+
+    def write(self, start: int, rows: Rows) -> None:
+        """Write rows (tokens, cached_dim) at positions start…"""
+        position = np.arange(start, start + len(rows))
+        given: npt.NDArray[np.generic] = rows
+        if self.scales is not None:
+            codes, scales = self._rounded(rows)
+            self.scales[0, position // LANES, : scales.shape[-1], position % LANES] = scales
+            given = packed_in_groups(codes) if self.has_hadamard_rows else codes
+        self.rows[0, position, : given.shape[-1]] = given
+
+    def _rounded(self, rows: Rows) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+        return rounded_to_nibbles(self.hadamard(rows)) if self.has_hadamard_rows else rounded_to_bytes(rows)
+
+    def read(self, end: int) -> Rows:
+        """Rows (end, cached_dim) of the first `end` positions."""
+        rows, width = self.rows[0, :end], self.cached_dim
+        if self.scales is None:
+            return rows[:, :width]  # type: ignore[return-value]
+        scales = by_position(self.scales)[0, :end]
+        if self.has_hadamard_rows:
+            codes = unpacked_groups(rows.astype(np.uint8), padded(width))
+            return self.hadamard(widened(codes, scales)[:, :width])
+        return widened(rows.astype(np.int8), scales)[:, :width]
+
+    def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """All arrays of the cache."""
+        return (self.rows,) if self.scales is None else (self.rows, self.scales)
+
+    def first(self, end: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Views of the first `end` positions: rows, and whole tiles of scales."""
+        scales = () if self.scales is None else (self.scales[:, : -(-end // LANES)],)
+        return self.rows[:, :end], *scales
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the rows of `count` positions from `source` to `target`; the ranges must not overlap."""
+        if self.scales is not None:
+            a, b = np.arange(source, source + count), np.arange(target, target + count)
+            self.scales[:, b // LANES, :, b % LANES] = self.scales[:, a // LANES, :, a % LANES]
+        self.rows[:, target : target + count] = self.rows[:, source : source + count]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())

@@ -1,0 +1,116 @@
+"""Latent attention on the CPU against the reference; steps, chunks, splits, rewinds and snapshots."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.layer_cache import CacheType
+from tests.kernels.conftest import BEST, ISAS, PORTABLE
+from tests.kernels.cpu.test_cpu_backend import IDS, NEAR, cpu, engine_for, exact, relative
+from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
+
+DENSE = replace(ZOO["deepseek2"], layers=2, dense_layers=2)
+"""Without experts, which would change at near-ties."""
+LONG_IDS = np.random.default_rng(6).integers(3, VOCABULARY, 400).tolist()
+CONTEXT = 512
+
+
+def written(tmp_path: Path, model: RandomModel = DENSE) -> Path:
+    return model.write(tmp_path / "model.gguf")
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2-lite"])
+def test_a_chunked_prefill_equals_the_reference(tmp_path: Path, isa: str, name: str) -> None:
+    path = written(tmp_path, ZOO[name])
+    actual, expected = (engine_for(path, build).append_all(IDS) for build in (cpu(isa), exact))
+    assert relative(actual, expected) < 5e-6
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("isa", [BEST, PORTABLE])
+@pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_steps_with_kv_splits_equal_the_reference(
+    tmp_path: Path, isa: str, kind: CacheType, heads: int, threads: int
+) -> None:
+    path = written(tmp_path, replace(DENSE, heads=heads))
+    tested, truth = (engine_for(path, build, kind, context=CONTEXT) for build in (cpu(isa, threads), exact))
+    for engine in (tested, truth):
+        engine.append(LONG_IDS[:300])
+    for first, last in ((300, 301), (301, 304), (304, 320)):
+        actual, expected = (engine.append_all(LONG_IDS[first:last]) for engine in (tested, truth))
+        assert relative(actual, expected) < NEAR[kind]
+    tested.close()
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("formats", [("F32",), ("Q8_0",)])
+def test_small_batches_equal_single_tokens_bit_for_bit(
+    tmp_path: Path, threads: int, formats: tuple[str, ...]
+) -> None:
+    engine = engine_for(
+        written(tmp_path, replace(DENSE, formats=formats)), cpu(threads=threads), context=CONTEXT
+    )
+    engine.append(LONG_IDS[:200])
+    single = np.stack([engine.append([token]) for token in LONG_IDS[200:216]])
+    for width in range(2, 9):
+        engine.rewind(200)
+        parts = [
+            engine.append_all(LONG_IDS[first : min(first + width, 216)]) for first in range(200, 216, width)
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), single)
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_0"])
+def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, kind: CacheType) -> None:
+    engine = engine_for(written(tmp_path), cpu(), kind, context=CONTEXT)
+    expected = engine.append_all(IDS)
+    for size in (1, 17, 64):
+        engine.rewind(0)
+        parts = [engine.append_all(IDS[first : first + size]) for first in range(0, len(IDS), size)]
+        assert relative(np.concatenate(parts), expected) < 1e-5
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("end", [1, 77, 150])
+def test_a_restored_snapshot_continues_as_before(tmp_path: Path, kind: CacheType, end: int) -> None:
+    path = written(tmp_path)
+    first, second = (engine_for(path, cpu(), kind) for _ in range(2))
+    first.append(IDS)
+    arrays = [np.array(array) for array in first.backend.snapshot(end)]
+    first.rewind(end)
+    second.backend.restore(arrays, end)
+    x = second.backend.embed([7])
+    second.backend.forward(x, end)
+    np.testing.assert_array_equal(second.backend.logits(x)[-1], first.append([7]))
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("heads", [4, 5])
+def test_memory_mapped_weights_give_the_same_logits(tmp_path: Path, heads: int) -> None:
+    path = written(tmp_path, replace(DENSE, heads=heads, formats=("Q8_0",)))
+    engines = [engine_for(path, cpu(repack=repack)) for repack in (True, False)]
+    repacked, mapped = (engine.append_all(IDS) for engine in engines)
+    np.testing.assert_array_equal(mapped, repacked)
+    for engine in engines:
+        engine.close()
+
+
+def test_eviction_and_attention_scores_are_refused(tmp_path: Path) -> None:
+    for build in (cpu(), exact):
+        engine = engine_for(written(tmp_path), build)
+        can = engine.backend.capabilities
+        assert (can.can_evict, can.has_attention_scores) == (False, False)
+        assert can.max_batch_tokens > 0
+        assert can.skips_layers
+        engine.close()
