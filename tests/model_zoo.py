@@ -137,7 +137,7 @@ ZOO: dict[str, RandomModel] = {
         hybrid=delta_attention("kkak", 32),
         extra={"expert_gating_func": 2, "expert_weights_scale": 2.5},
     ),
-    "kimi-linear-narrow": RandomModel(
+    "kimi-linear-wide-heads": RandomModel(
         "kimi-linear",
         heads=3,
         experts=6,
@@ -145,7 +145,7 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=64,
         dense_layers=2,
-        hybrid=delta_attention("kka", 16, taps=3),
+        hybrid=delta_attention("kka", 96, taps=3),
         extra={"expert_gating_func": 2},
     ),
     "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
