@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
-from edgeinfer_kernels.blocks.convolution_sizes import MAX_TAPS
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec
@@ -12,6 +11,7 @@ from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
+from edgeinfer_kernels.sizes.convolution_sizes import MAX_TAPS
 
 RecurrentReader = Callable[[MetadataReader, int, NormSpec], BlockSpec]
 """(metadata, hidden size, the model's norm) -> specification."""

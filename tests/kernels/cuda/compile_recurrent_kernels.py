@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
 from edgeinfer_kernels.cuda.triton_ops import gated_delta_net as net
-from edgeinfer_kernels.cuda.triton_ops import kimi_delta_attention, short_convolution
+from edgeinfer_kernels.cuda.triton_ops import short_convolution
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import KEPT_COLUMNS, StateArgs, keep_rows_kernel
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
@@ -68,13 +68,11 @@ def launch_kimi_delta_attention() -> None:
             f, f, 1024, f, f, f,
             **sizes, BETA_AT=12544, ALPHA_AT=0, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4,
         )  # fmt: skip
-        kimi_delta_attention.key_decay_kernel[GRID](
+        net.key_decay_kernel[GRID](
             f, f, 1024, f, f, f, **sizes, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4
         )
-    kimi_delta_attention.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
-    kimi_delta_attention.delta_pairs_kernel[GRID](
-        f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4
-    )
+    net.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
+    net.delta_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )

@@ -23,9 +23,9 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     delta_chunk_kernel,
     delta_convolution_kernel,
+    delta_pairs_kernel,
     delta_step_kernel,
 )
-from edgeinfer_kernels.cuda.triton_ops.kimi_delta_attention import delta_pairs_kernel
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
@@ -95,7 +95,7 @@ def evaluated(
     sizes: dict[str, Any] = {"NET": NET, "CONFIG": state_config(SPEC.recurrent)}
     conv = torch.full(((tokens + RING_ROWS) * SPEC.channels,), torch.nan, device=device)
     values = torch.full((tokens, SPEC.width), torch.nan, device=device)
-    pairs = torch.full((SPEC.pairs_of(tokens + RING_ROWS),), torch.nan, device=device)
+    pairs = torch.full((SPEC.pair_elements(tokens + RING_ROWS),), torch.nan, device=device)
     flat = torch.from_numpy(taps.reshape(-1)).to(device)
     delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads)](
         rows,

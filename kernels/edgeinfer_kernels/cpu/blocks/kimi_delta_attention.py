@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.runtime.recurrent_args import KimiDeltaAttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
-UNITS = ("kimi_delta_attention",)
+UNITS = ("gated_delta_net",)
 """Units of compiled kernels besides the common one."""
 
 

@@ -34,8 +34,11 @@ from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import delta_rows_kernel
-from edgeinfer_kernels.cuda.triton_ops.kimi_delta_attention import key_decay_kernel, low_rank_rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
+    delta_rows_kernel,
+    key_decay_kernel,
+    low_rank_rows_kernel,
+)
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
@@ -95,7 +98,9 @@ class PromptSpace(MatrixStatePromptSpace):
         super().__init__(specs, arena, chunk)
         self.low = arena.take((chunk * 2 * max(spec.head_dim for spec in specs),), torch.float16)
         self.low_scales = arena.take((chunk,), torch.float32)
-        self.pairs = arena.take((max(spec.pairs_of(chunk + RING_ROWS) for spec in specs),), torch.float32)
+        self.pairs = arena.take(
+            (max(spec.pair_elements(chunk + RING_ROWS) for spec in specs),), torch.float32
+        )
 
 
 def _begins(spec: KimiDeltaAttentionSpec) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The gated delta net block."""
+"""The gated delta net block and the Kimi Delta Attention block."""
 
 import math
 
@@ -18,7 +18,12 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     row_address,
     target_slot,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
+    barrier,
+    barrier_and_clear,
+    barrier_prefetching,
+    next_item,
+)
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -40,7 +45,7 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import (
 )
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
-from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs, KimiDeltaAttentionArgs
 
 exports = Exports()
 
@@ -245,6 +250,27 @@ def gate_heads(pool, counter, block, tokens):
             write_activations(row, conv_out, token, tokens, first, first + head_dim)
 
 
+@device_function
+def recur_and_project(pool, counter, thread, step_args, block, scratch):
+    """Phases: the convolution, the recurrence, the gated norm of its results, and the last projection; the
+    state after the step is written. Their counters are `counter` and the next six.
+    """
+    tokens = step_args.tokens
+    ahead, end = first_weights(pool, thread, tokens, block.output_matrix)
+    ahead = barrier_prefetching(pool, ahead, end)
+    convolve(pool, counter, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    recur(pool, counter + 1, block, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, counter + 2, block.state, step_args)
+    gate_heads(pool, counter + 3, block, tokens)
+    barrier_prefetching(pool, ahead, end)
+    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
+        quantize_input(pool, counter + 4, step_args, block.conv_out)
+        barrier_prefetching(pool, ahead, end)
+    project_back(pool, counter + 5, thread, step_args, block, scratch)
+
+
 @exports.add("gated_delta_net_block", GatedDeltaNetArgs, StepArgs, ThreadPoolArgs, int)
 def gated_delta_net_block(block, step_args, pool, thread):
     """x += scale · norm(W_out · (norm(o) · silu(W_z h))), with h = norm(x) and the results o of the value
@@ -252,11 +278,9 @@ def gated_delta_net_block(block, step_args, pool, thread):
     """
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
-    normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
-    state = block.state
+    normed, state, qkv = block.normed, block.state, block.qkv_matrix
     rows, row_stride = state.rows, state.row_stride
     gates = rows + block.gates_at
-    qkv = block.qkv_matrix
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, qkv)
     barrier_prefetching(pool, ahead, end)
@@ -266,16 +290,41 @@ def gated_delta_net_block(block, step_args, pool, thread):
     project(
         pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch
     )
-    ahead, end = first_weights(pool, thread, tokens, output)
-    ahead = barrier_prefetching(pool, ahead, end)
-    convolve(pool, 5, block, step_args)
-    ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, 6, block, step_args)
-    ahead = barrier_prefetching(pool, ahead, end)
-    keep_rows(pool, 7, state, step_args)
-    gate_heads(pool, 8, block, tokens)
+    recur_and_project(pool, 5, thread, step_args, block, scratch)
+
+
+@device_function
+def project_inputs(pool, thread, block, tokens, scratch):
+    """Phase, with counters 1 to 6: the products of h. q, k, v and β are written to the rows of the state."""
+    state, normed, f, g = block.state, block.normed, block.low_f, block.low_g
+    rows, stride = state.rows, state.row_stride
+    part = 4 * block.value_heads * block.head_dim
+    gates = rows + block.gates_at
+    project(pool, 1, thread, tokens, block.q_matrix, normed, rows, stride, scratch)
+    project(pool, 2, thread, tokens, block.k_matrix, normed, rows + part, stride, scratch)
+    project(pool, 3, thread, tokens, block.v_matrix, normed, rows + 2 * part, stride, scratch)
+    project(pool, 4, thread, tokens, block.f1_matrix, normed, f.floats, f.float_stride, scratch)
+    project(pool, 5, thread, tokens, block.g1_matrix, normed, g.floats, g.float_stride, scratch)
+    project(pool, 6, thread, tokens, block.beta_matrix, normed, gates, stride, scratch)
+
+
+@exports.add("kimi_delta_attention_block", KimiDeltaAttentionArgs, StepArgs, ThreadPoolArgs, int)
+def kimi_delta_attention_block(block, step_args, pool, thread):
+    """x += scale · norm(W_out · (norm(o) · sigmoid(G₂ G₁ h))), with h = norm(x) and the results o of the
+    heads, for the tokens of `step_args`; the state after them is written to the target slot.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    state = block.state
+    decays = state.rows + block.gates_at + block.gate_bytes
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
+    ahead, end = first_weights(pool, thread, tokens, block.q_matrix)
     barrier_prefetching(pool, ahead, end)
-    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
-        quantize_input(pool, 9, step_args, conv_out)
-        barrier_prefetching(pool, ahead, end)
-    project_back(pool, 10, thread, step_args, block, scratch)
+    project_inputs(pool, thread, block, tokens, scratch)
+    barrier(pool)
+    quantize_input(pool, 7, step_args, block.low_f)
+    quantize_input(pool, 8, step_args, block.low_g)
+    barrier_and_clear(pool)
+    project(pool, 0, thread, tokens, block.f2_matrix, block.low_f, decays, state.row_stride, scratch)
+    project(pool, 1, thread, tokens, block.g2_matrix, block.low_g, block.z, block.z_stride, scratch)
+    recur_and_project(pool, 2, thread, step_args, block, scratch)
