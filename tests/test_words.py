@@ -43,7 +43,7 @@ BANNED = frozenset(
     units_label unit_name units_per_token unit_counts unit_matrices units_device_bytes has_units
     unit_neurons units_on_gpu _unit_items _add_units on_placed OnPlaced refill_experts REFILL_BYTES
     REFILL_COPIES refill_bytes most_used DrawSettings RejectedTrialError Trials TRIALS BlockFacts
-    pairs_seen pairs_here pair_rows group_pairs_kernel GROUPED_PAIRS pair_slots count_pairs pair_elements
+    pairs_seen pairs_here pair_rows group_pairs_kernel GROUPED_PAIRS pair_slots count_pairs pairs_of
     _pair_input to_half read_half half_bytes half_of_power SMALLEST_HALF SMALLEST_NORMAL_HALF
     at_least_half low_half high_half hadamard_of_halves _both_halves _widen_half _narrow_to_half
     least_gpu_bytes least_context least_tokens Placed _overlapped_side SIDES DraftCall draft_call _call_of

@@ -79,7 +79,7 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         tail, row = self.channels, self.channels + padded(self.heads) + self.width
         return RecurrentShape(self.taps - 1, tail, row, self.width * self.head_dim, self.slots)
 
-    def pair_elements(self, positions: int) -> int:
+    def delta_pairs_size(self, positions: int) -> int:
         """Elements of what a GPU prepares for the recurrence of a chunk of a prompt, from keys and decays."""
         count = DELTA_POSITIONS * (2 * DELTA_POSITIONS + self.head_dim) + self.head_dim
         return -(-positions // DELTA_POSITIONS) * self.heads * count
@@ -179,7 +179,7 @@ class KimiDeltaAttentionSizes(MatrixStateSizes):
     def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
         """Also F₁ h and G₁ h with their scales, and what the recurrence needs of keys and decays."""
         low = 2 * chunk * max(block.spec.head_dim for block in blocks)
-        pairs = max(block.spec.pair_elements(chunk + RING_ROWS) for block in blocks)
+        pairs = max(block.spec.delta_pairs_size(chunk + RING_ROWS) for block in blocks)
         return (
             super().prompt_bytes(blocks, chunk, hidden_size)
             + taken(low, 2)

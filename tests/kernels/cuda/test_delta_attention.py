@@ -95,7 +95,7 @@ def evaluated(
     sizes: dict[str, Any] = {"NET": NET, "CONFIG": state_config(SPEC.recurrent)}
     conv = torch.full(((tokens + RING_ROWS) * SPEC.channels,), torch.nan, device=device)
     values = torch.full((tokens, SPEC.width), torch.nan, device=device)
-    pairs = torch.full((SPEC.pair_elements(tokens + RING_ROWS),), torch.nan, device=device)
+    pairs = torch.full((SPEC.delta_pairs_size(tokens + RING_ROWS),), torch.nan, device=device)
     flat = torch.from_numpy(taps.reshape(-1)).to(device)
     delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads)](
         rows,

@@ -99,7 +99,7 @@ class PromptSpace(MatrixStatePromptSpace):
         self.low = arena.take((chunk * 2 * max(spec.head_dim for spec in specs),), torch.float16)
         self.low_scales = arena.take((chunk,), torch.float32)
         self.pairs = arena.take(
-            (max(spec.pair_elements(chunk + RING_ROWS) for spec in specs),), torch.float32
+            (max(spec.delta_pairs_size(chunk + RING_ROWS) for spec in specs),), torch.float32
         )
 
 
