@@ -85,7 +85,7 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     """RoPE, prefill attention and context shift on a cache of that type."""
     heads = KV_HEADS * GROUP
     spec = AttentionSpec(heads, KV_HEADS, head_dim, head_dim**-0.5, NORM, None)
-    cache = DeviceCache.take(Arena(), spec, POSITIONS, kind)
+    cache = DeviceCache.take(Arena(), KV_HEADS, (head_dim, head_dim), POSITIONS, kind)
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
     table, scales = empty(POSITIONS, head_dim), empty(TOKENS)

@@ -255,8 +255,8 @@ class LatentAttentionSizes(BlockSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["LatentAttentionSizes"], step: StepShape) -> int:
-        """Activations, and float rows: projections, the second one of queries, queries, their part with RoPE,
-        and the results of KV splits.
+        """Activations; projections and the second one of queries; queries and their part with RoPE; the
+        results of KV splits.
         """
         specs, tokens = [block.spec for block in blocks], step.tokens
         heads = max(spec.heads for spec in specs)
@@ -278,7 +278,6 @@ class LatentAttentionSizes(BlockSizes):
             tokens * max((padded_rows(block.q.rows) for block in blocks if block.q_a), default=0),
             tokens * max(spec.heads * spec.latent_dim for spec in specs),
             tokens * max(spec.heads * spec.rope_dim for spec in specs),
-            tokens * max(spec.query_rank for spec in specs),
             rows * max(head_dimensions(spec.latent_dim) for spec in specs),
             2 * rows,
         ]
@@ -295,7 +294,7 @@ class LatentAttentionSizes(BlockSizes):
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         spec = self.spec
-        rows = max(hidden_size, self.q.rows, self.kv_a.rows, spec.query_rank)
+        rows = max(hidden_size, self.q.rows, sum(matrix.rows for matrix in self.inputs()))
         return ChunkRows(chunk * spec.query_rank, chunk, chunk * rows)
 
     def streamed_vector_bytes(self) -> int:

@@ -92,13 +92,13 @@ def take(
         q_norm=builder.vector(reordered(w.attn_q_norm, order)),
         k_norm=builder.vector(reordered(w.attn_k_norm, order)),
         sinks=builder.vector(w.attn_sinks),
-        table=builder.rope_table(spec),
+        table=builder.rope_table(spec.rope, spec.head_dim),
     )
 
 
 def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
     """Allocate the KV cache."""
-    return DeviceCache.take(arena, spec, positions, kind)
+    return DeviceCache.take(arena, spec.kv_heads, (spec.head_dim, spec.head_dim), positions, kind)
 
 
 def inactive_bytes(w: DeviceAttention) -> int:

@@ -24,7 +24,56 @@ from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
 Array = npt.NDArray[Any]
 
 
-class HostCaches:
+class HostRows:
+    """Copies rows of the host's caches to the device and back."""
+
+    _keys: Tensor
+    _caches: Mapping[Any, Any]
+
+    def memories(self) -> list[Tensor]:
+        """The memory of the host's caches, as bytes."""
+        return [
+            torch.from_numpy(array.reshape(-1).view(np.uint8))
+            for cache in self._caches.values()
+            for array in cache.arrays()
+        ]
+
+    def _sent(self, rows: Array, start: int, positions: int) -> Tensor:
+        """The first rows of a head, of `positions` each, up to position `start`; on the device."""
+        there = torch.from_numpy(rows[: -(-start // positions)])
+        return there.to(self._keys.device, non_blocking=True)
+
+    @staticmethod
+    def _rows(tiles: Tensor) -> Tensor:
+        """(tiles, elements, 16) to (positions, elements)."""
+        return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])
+
+    def _spread(self, scales: Array, start: int, width: int) -> Tensor:
+        """Scales of one head expanded to each element, (positions, width) float32."""
+        rows = self._rows(self._sent(scales, start, LANES)).float()
+        return rows.repeat_interleave(SCALED, dim=1)[:, :width]
+
+    def _store(self, target: Array, first: int, tiles: Tensor, start: int) -> None:
+        """Store whole tiles (heads, tiles, elements, 16) from tile `first` on; positions before `start` are
+        unchanged.
+        """
+        tiles = tiles.to(type_of(target))
+        before = start % LANES
+        if before:
+            old = torch.from_numpy(np.ascontiguousarray(target[:, first, :, :before]))
+            tiles[:, 0, :, :before] = old.to(tiles.device)
+        for head, each in enumerate(tiles):
+            torch.from_numpy(target[head, first : first + len(each)]).copy_(each, non_blocking=True)
+
+    @staticmethod
+    def _store_rows(target: Array, start: int, rows: Tensor) -> None:
+        """Store rows (heads, tokens, width) from position `start` on."""
+        rows = rows.to(type_of(target)).contiguous()
+        for head, each in enumerate(rows):
+            torch.from_numpy(target[head, start : start + len(each)]).copy_(each, non_blocking=True)
+
+
+class HostCaches(HostRows):
     """Device memory for the largest layer's keys and values, from the arena. `layers`: those of the host, by
     index.
     """
@@ -43,14 +92,6 @@ class HostCaches:
             order = torch.from_numpy(head_order(spec.rope, spec.head_dim))
             self._orders[index] = order.to(self._keys.device)
 
-    def memories(self) -> list[Tensor]:
-        """The memory of the host's caches, as bytes."""
-        return [
-            torch.from_numpy(array.reshape(-1).view(np.uint8))
-            for cache in self._caches.values()
-            for array in cache.arrays()
-        ]
-
     def _room(self, spec: AttentionSpec) -> DeviceCache:
         shape = spec.kv_heads, self._positions, spec.head_dim
         size = torch.Size(shape).numel()
@@ -66,7 +107,7 @@ class HostCaches:
             values = self._sent(host.values[head], start, 1)
             if host.key_scales is not None and host.value_scales is not None:
                 if host.has_hadamard_heads:
-                    keys, values = _pairs(keys), _groups(values)
+                    keys, values = _pairs(keys), unpacked_groups(values)
                 keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
                 values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
                 if host.has_hadamard_heads:
@@ -74,21 +115,6 @@ class HostCaches:
             here.keys[head, :start].copy_(keys[:start].index_select(1, order))
             here.values[head, :start].copy_(values[:, : spec.head_dim])
         return here
-
-    def _sent(self, rows: Array, start: int, positions: int) -> Tensor:
-        """The first rows of a head, of `positions` each, up to position `start`; on the device."""
-        there = torch.from_numpy(rows[: -(-start // positions)])
-        return there.to(self._keys.device, non_blocking=True)
-
-    @staticmethod
-    def _rows(tiles: Tensor) -> Tensor:
-        """(tiles, elements, 16) to (positions, elements)."""
-        return tiles.transpose(1, 2).reshape(-1, tiles.shape[1])
-
-    def _spread(self, scales: Array, start: int, width: int) -> Tensor:
-        """Scales of one head expanded to each element, (positions, width) float32."""
-        rows = self._rows(self._sent(scales, start, LANES)).float()
-        return rows.repeat_interleave(SCALED, dim=1)[:, :width]
 
     def put_back(self, index: Any, here: DeviceCache, start: int, tokens: int) -> None:
         """Copy positions start…start + tokens of `here` to the host's cache, after the device has computed
@@ -103,55 +129,36 @@ class HostCaches:
         parts, nibbles = (keys, values), host.has_hadamard_heads
         if nibbles:
             parts = (hadamard_rows(keys), hadamard_rows(values))
-        rows = [_padded(part, (last - first) * LANES, width) for part in parts]
+        rows = [padded_rows(part, (last - first) * LANES, width) for part in parts]
         if host.key_scales is None or host.value_scales is None:
-            self._store(host.keys, first, _tiles(rows[0]), start)
+            self._store(host.keys, first, tiles_of(rows[0]), start)
             self._store_rows(host.values, start, rows[1][:, start - first * LANES : end - first * LANES])
             return
-        (codes, scales), (value_codes, value_scales) = (_rounded(each, nibbles) for each in rows)
+        (codes, scales), (value_codes, value_scales) = (rounded(each, nibbles) for each in rows)
         if nibbles:
-            codes, value_codes = _packed_in_pairs(codes), _packed_in_groups(value_codes)
-        self._store(host.keys, first, _tiles(codes), start)
-        self._store(host.key_scales, first, _tiles(scales), start)
-        self._store(host.value_scales, first, _tiles(value_scales), start)
+            codes, value_codes = _packed_in_pairs(codes), packed_groups(value_codes)
+        self._store(host.keys, first, tiles_of(codes), start)
+        self._store(host.key_scales, first, tiles_of(scales), start)
+        self._store(host.value_scales, first, tiles_of(value_scales), start)
         self._store_rows(host.values, start, value_codes[:, start - first * LANES : end - first * LANES])
 
-    def _store(self, target: Array, first: int, tiles: Tensor, start: int) -> None:
-        """Store whole tiles (heads, tiles, elements, 16) from tile `first` on; positions before `start` are
-        unchanged.
-        """
-        tiles = tiles.to(_type_of(target))
-        before = start % LANES
-        if before:
-            old = torch.from_numpy(np.ascontiguousarray(target[:, first, :, :before]))
-            tiles[:, 0, :, :before] = old.to(tiles.device)
-        for head, each in enumerate(tiles):
-            torch.from_numpy(target[head, first : first + len(each)]).copy_(each, non_blocking=True)
 
-    @staticmethod
-    def _store_rows(target: Array, start: int, rows: Tensor) -> None:
-        """Store rows (heads, tokens, width) from position `start` on."""
-        rows = rows.to(_type_of(target)).contiguous()
-        for head, each in enumerate(rows):
-            torch.from_numpy(target[head, start : start + len(each)]).copy_(each, non_blocking=True)
-
-
-def _type_of(array: Array) -> torch.dtype:
+def type_of(array: Array) -> torch.dtype:
     return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
-def _padded(rows: Tensor, positions: int, width: int) -> Tensor:
+def padded_rows(rows: Tensor, positions: int, width: int) -> Tensor:
     """(heads, positions, width), zero-padded."""
     missing = (0, width - rows.shape[2], 0, positions - rows.shape[1])
     return torch.nn.functional.pad(rows, missing)
 
 
-def _tiles(rows: Tensor) -> Tensor:
+def tiles_of(rows: Tensor) -> Tensor:
     """(heads, positions, elements) to (heads, tiles, elements, 16)."""
     return rows.unflatten(1, (-1, LANES)).transpose(2, 3).contiguous()
 
 
-def _rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
+def rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:
     """`cache_formats.rounded_to_bytes` or `rounded_to_nibbles` on the device: codes in float32, scales in
     float16.
     """
@@ -184,7 +191,7 @@ def _pairs(packed: Tensor) -> Tensor:
     return (torch.stack((packed & 15, packed >> 4), -1).float() - 8).flatten(1)
 
 
-def _groups(packed: Tensor) -> Tensor:
+def unpacked_groups(packed: Tensor) -> Tensor:
     """`cache_formats.unpacked_groups` of rows (n, bytes), whole groups, in float32."""
     parts = packed.unflatten(1, (-1, SCALED // 2))
     return (torch.stack((parts & 15, parts >> 4), 2).float() - 8).flatten(1)
@@ -196,7 +203,7 @@ def _packed_in_pairs(codes: Tensor) -> Tensor:
     return low | high << 4
 
 
-def _packed_in_groups(codes: Tensor) -> Tensor:
+def packed_groups(codes: Tensor) -> Tensor:
     """`cache_formats.packed_in_groups` of (heads, positions, width)."""
     missing = -codes.shape[2] % SCALED
     raised = (torch.nn.functional.pad(codes, (0, missing)) + 8).to(torch.uint8)

@@ -18,10 +18,16 @@ MASKED_SCORE = tl.constexpr(-1e30)
 
 @triton.jit
 def _attend(queries, keys, values, visible, highest, total, attn_out, scale, cap, CAPPED: tl.constexpr):
-    """One tile of the online softmax; scores are in powers of two."""
+    """One tile of the online softmax."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
     if CAPPED:
         scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
+    return add_scores(scores, values, visible, highest, total, attn_out)
+
+
+@triton.jit
+def add_scores(scores, values, visible, highest, total, attn_out):
+    """Add a tile of scores to the online softmax, whose exponentials are powers of two."""
     scores = tl.where(visible, scores * LOG2_E, MASKED_SCORE)
     peak = tl.maximum(highest, tl.max(scores, axis=1))
     shrink = tl.exp2(highest - peak)
@@ -32,7 +38,7 @@ def _attend(queries, keys, values, visible, highest, total, attn_out, scale, cap
 
 
 @triton.jit
-def _split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+def split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
     """The first and last cached position of a split, and the number of non-empty splits: the first has
     positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
     """
@@ -46,7 +52,7 @@ def _split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, W
 
 
 @triton.jit
-def _visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+def visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
     sees = tl.load(state + 16 + token, mask=is_query, other=0)
@@ -130,7 +136,7 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     is_query = row < GROUP * TOKENS
-    first, last, used = _split_range(cached, split, SPLITS, POSITIONS, WINDOW)
+    first, last, used = split_range(cached, split, SPLITS, POSITIONS, WINDOW)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
@@ -149,7 +155,7 @@ def decode_attention_kernel(
         key_tile, value_tile = append_new(
             qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS
         )
-        visible = _visible_new(state, token, is_query, position, TOKENS, WINDOW)
+        visible = visible_new(state, token, is_query, position, TOKENS, WINDOW)
         highest, total, attn_out = _attend(
             queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
         )

@@ -87,6 +87,43 @@ def rows_kernel(
 
 
 @triton.jit
+def head_rows_kernel(
+    matrix,
+    activations,
+    y,
+    stride,
+    HEAD_ROWS: tl.constexpr,
+    HEADS: tl.constexpr,
+    READ: tl.constexpr,
+    OUT: tl.constexpr,
+    GEMV: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """HEAD_ROWS rows of a matrix for each head, times this head's row of activations (tokens · HEADS).
+
+    y: (tokens, stride) float32, or activations if OUT has blocks. Reads sixteen rows' planes once, and the
+    activations per token.
+    """
+    release_consumers(DEPENDENT)
+    TOKENS: tl.constexpr = GEMV.tokens
+    BLOCKS: tl.constexpr = READ.blocks
+    program = tl.program_id(0)
+    row, words = program * ROWS, READ.planes * BLOCKS
+    ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
+    wait_for_producers(DEPENDENT)
+    own = activations + row // HEAD_ROWS * words
+    value = project(matrix, ahead, own, HEADS * words, row, BLOCKS, GEMV, TILE)
+    COLUMNS: tl.constexpr = value.shape[0]
+    token = tl.arange(0, COLUMNS)
+    if OUT.blocks > 0:
+        quantize(value, y, program + token * 0, token < TOKENS, OUT, token)
+    else:
+        at = y + token[:, None] * stride + (row + tl.arange(0, 16))[None, :]
+        tl.store(at, value, mask=(token < TOKENS)[:, None])
+
+
+@triton.jit
 def gated_kernel(
     gate,
     up,

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.feed_forward import Activation
-from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, head_kernel, residual_kernel, rows_kernel
+from edgeinfer_kernels.cuda.decode.gemv_kernels import (
+    gated_kernel,
+    head_kernel,
+    head_rows_kernel,
+    residual_kernel,
+    rows_kernel,
+)
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
@@ -16,6 +22,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     NormArgs,
     NormConfig,
     SourceConfig,
+    WordsConfig,
 )
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
@@ -130,6 +137,27 @@ class StepLaunches:
             self.rows(pair, source, y[:, first_row:], own_bias, "qkv", tokens)
             first_row += sum(part.shapes.padded_rows for part in pair)
 
+    def head_rows(
+        self, matrix: DeviceMatrix, heads: int, read: Activations, out: Activations | Tensor, tokens: int
+    ) -> None:
+        """Each head's rows of a matrix times its row of activations, to floats or as activations."""
+        floats = isinstance(out, Tensor)
+        y, layout = (out, WordsConfig(0, 0)) if isinstance(out, Tensor) else (out.words, out.config)
+        self.launch(
+            head_rows_kernel,
+            (matrix.shapes.padded_rows // ROWS,),
+            matrix.parts,
+            read.words,
+            y,
+            y.stride(0) if floats else 0,
+            HEAD_ROWS=matrix.shapes.rows // heads,
+            HEADS=heads,
+            READ=read.config,
+            OUT=layout,
+            TILE=matrix.shapes.tile,
+            **self._gemv("qkv", read.blocks, tokens),
+        )
+
     def gated(
         self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int
     ) -> None:
@@ -241,6 +269,23 @@ class StepLaunches:
             no_norm,
             out.words,
             NORM=NormConfig(width, groups, False, False, False, False, False),
+            OUT=out.config,
+            warps=4,
+        )
+
+    def normalize(self, rows: Tensor, width: int, norm: NextNorm, out: Activations, tokens: int) -> None:
+        """The RMS norm of the first `width` elements of rows, as activations."""
+        self.launch(
+            add_norm_kernel,
+            (tokens,),
+            rows,
+            rows.stride(0),
+            self.workspace.nothing,
+            0.0,
+            self.norm_args(None),
+            self.norm_args(norm),
+            out.words,
+            NORM=NormConfig(width, next_power_of_two(-(-width // 16)), False, False, True, False, False),
             OUT=out.config,
             warps=4,
         )

@@ -198,7 +198,14 @@ def flash_attention(
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:
-        rows = max(HADAMARD_ELEMENTS // dimensions, 1)
-        hadamard_heads_kernel[(-(-tokens * heads // rows),)](
-            out, tokens * heads, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
-        )
+        transform_heads(out.view(queries.shape))
+
+
+def transform_heads(heads: torch.Tensor) -> None:
+    """Multiply heads (tokens, heads, head_dim) float16 with the Hadamard matrix, in place."""
+    tokens, count, head_dim = heads.shape
+    dimensions = next_power_of_two(head_dim)
+    rows = max(HADAMARD_ELEMENTS // dimensions, 1)
+    hadamard_heads_kernel[(-(-tokens * count // rows),)](
+        heads, tokens * count, HEAD_DIM=head_dim, DIMENSIONS=dimensions, ROWS=rows, num_warps=4
+    )

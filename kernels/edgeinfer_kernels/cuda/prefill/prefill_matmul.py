@@ -4,6 +4,7 @@ matmul.
 The GPU's weights come from its planes; the CPU's weights are streamed.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 DEQUANTIZED_BLOCKS = 32
 """Blocks of a row that a program dequantizes."""
 DEQUANTIZING_WARPS = 8
+LARGEST_F16 = 65504.0
 
 
 class Products:
@@ -59,12 +61,26 @@ class Products:
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
+        for first, weights in self._slices(matrix, ROWS_PER_GROUP):
+            _matrix_product(rows, weights, out[:, first : first + len(weights)])
+
+    def by_head(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
+        """out (tokens, heads, outputs) float16 = rows (tokens, heads, columns) float16 · the rows of the
+        matrix for this head, transposed; values outside the range of float16 are clamped.
+        """
+        outputs = out.shape[2]
+        for first, weights in self._slices(matrix, outputs):
+            heads = slice(first // outputs, (first + len(weights)) // outputs)
+            _head_products(rows[:, heads], weights.unflatten(0, (-1, outputs)), out[:, heads])
+
+    def _slices(self, matrix: DeviceMatrix, multiple: int) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows dequantized to float16) of a matrix, slice by slice; whole multiples of rows."""
         if isinstance(matrix, StreamedMatrix):
-            self._multiply_streamed(rows, matrix, out)
+            yield from self._streamed_slices(matrix, multiple)
             return
         shapes = matrix.shapes
         columns = shapes.columns
-        step = self.rows_at_once(columns)
+        step = self.rows_at_once(columns, multiple)
         for first in range(0, shapes.rows, step):
             count = min(step, shapes.rows - first)
             weights = self.scratch[: count * columns].view(count, columns)
@@ -79,16 +95,17 @@ class Products:
                 TILE=shapes.tile,
                 num_warps=DEQUANTIZING_WARPS,
             )
-            _matrix_product(rows, weights, out[:, first : first + count])
+            yield first, weights
 
-    def rows_at_once(self, columns: int) -> int:
-        """Rows of a matrix that fit the scratch, a multiple of sixteen."""
-        return max(len(self.scratch) // columns // ROWS_PER_GROUP, 1) * ROWS_PER_GROUP
+    def rows_at_once(self, columns: int, multiple: int = ROWS_PER_GROUP) -> int:
+        """Rows of a matrix that fit the scratch."""
+        return max(len(self.scratch) // columns // multiple, 1) * multiple
 
-    def _multiply_streamed(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
+    def _streamed_slices(self, matrix: StreamedMatrix, multiple: int) -> Iterator[tuple[int, Tensor]]:
         assert self.sender is not None
         columns, matrix_rows, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
-        step = min(self.rows_at_once(columns), self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP)
+        piece_rows = self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP // multiple * multiple
+        step = min(self.rows_at_once(columns, multiple), piece_rows)
         for first in range(0, matrix_rows, step):
             count = min(step, matrix_rows - first)
             groups = -(-count // ROWS_PER_GROUP)
@@ -97,7 +114,7 @@ class Products:
             weights = self.scratch[: groups * ROWS_PER_GROUP * columns].view(-1, columns)
             unpack(raw, matrix.format, columns, weights)
             self.sender.done()
-            _matrix_product(rows, weights[:count], out[:, first : first + count])
+            yield first, weights[:count]
 
     def dense(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> tuple[Tensor, Tensor]:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
@@ -135,6 +152,16 @@ class Products:
         out = self.floats(len(rows), matrix.shapes.rows)
         self.multiply(rows, matrix, out)
         return out
+
+
+def _head_products(rows: Tensor, weights: Tensor, out: Tensor) -> None:
+    """out (tokens, heads, outputs) = rows (tokens, heads, columns) · weights (heads, outputs, columns)."""
+    if rows.is_cuda:
+        torch.bmm(rows.transpose(0, 1), weights.transpose(1, 2), out=out.transpose(0, 1))
+        out.clamp_(-LARGEST_F16, LARGEST_F16)
+    else:
+        product = torch.einsum("thc,hoc->tho", rows.float(), weights.float())
+        out.copy_(product.clamp_(-LARGEST_F16, LARGEST_F16))
 
 
 def _matrix_product(rows: Tensor, weights: Tensor, out: Tensor) -> None:

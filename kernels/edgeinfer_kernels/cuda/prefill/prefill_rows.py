@@ -78,18 +78,19 @@ def norm_rows_kernel(
     out,
     row_scales,
     epsilon,
+    stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """out = norm(x) / row scale. Reads WIDTH · 4 bytes per row (weights come from cache), writes WIDTH ·
-    2.
+    """out = norm(x) / row scale, for rows `stride` elements apart. Reads WIDTH · 4 bytes per row (weights
+    come from cache), writes WIDTH · 2.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < WIDTH
-    x = tl.load(x_rows + row * WIDTH + offsets, mask=mask, other=0.0)
+    x = tl.load(x_rows + row * stride + offsets, mask=mask, other=0.0)
     y = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
     _store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
 
@@ -223,7 +224,7 @@ def norm_rows(
     tokens, width = x.shape
     block = next_power_of_two(width)
     norm_rows_kernel[(tokens,)](
-        x, weight, bias, out, row_scales, norm.epsilon,
+        x, weight, bias, out, row_scales, norm.epsilon, x.stride(0),
         WIDTH=width, BLOCK=block, NORM=_kind(norm, weight), BIAS=bias is not None, num_warps=warps_for(block),
     )  # fmt: skip
 

@@ -63,12 +63,12 @@ def hadamard_f16(x, HEAD_DIM: tl.constexpr):
 
     A block consists of groups of sixteen dimensions. First each group is multiplied with the matrix of its
     sixteen elements. Then the elements at the same index of all groups are multiplied, packed to sixteen
-    again.
+    again. A block of more than sixteen groups is transformed as in `hadamard`.
     """
     ROWS: tl.constexpr = x.shape[0]
     DIMENSIONS: tl.constexpr = x.shape[1]
     SIXTEENS: tl.constexpr = ROWS * DIMENSIONS // 16
-    if SIXTEENS < 16:
+    if SIXTEENS < 16 or (HEAD_DIM & -HEAD_DIM) > 256:
         x = hadamard(x, HEAD_DIM)
     else:
         BLOCK: tl.constexpr = HEAD_DIM & -HEAD_DIM

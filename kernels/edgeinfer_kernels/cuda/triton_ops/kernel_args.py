@@ -157,6 +157,22 @@ class SplitConfig(NamedTuple):
     positions: int
 
 
+class LatentConfig(NamedTuple):
+    """The sizes of latent attention. dimensions, ropes: latent_dim and rope_dim, powers of two. query_dim:
+    the distance of queries in a row of the projection.
+    """
+
+    heads: int
+    nope_dim: int
+    rope_dim: int
+    latent_dim: int
+    query_dim: int
+    dimensions: int
+    ropes: int
+    cache: int
+    has_rope: bool
+
+
 class PromptConfig(NamedTuple):
     """The attention of a prompt; rows, positions: those of a tile."""
 

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -36,7 +35,7 @@ class DeviceWeights(Protocol):
 @dataclass(frozen=True)
 class DeviceCache:
     """Keys and values of an attention block and their scales (none for float16), in the layout of
-    `cache_tiles.py`.
+    `cache_tiles.py`. Of latent attention: the latent vectors, and the keys' elements with RoPE.
     """
 
     keys: Tensor
@@ -45,13 +44,16 @@ class DeviceCache:
     value_scales: Tensor
 
     @classmethod
-    def take(cls, arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> "DeviceCache":
-        dtype, width, scales = CACHE_ELEMENTS[kind], spec.head_dim, -(-spec.head_dim // 32)
-        shape = (spec.kv_heads, positions, -(-width // 8) if kind == "q4_0" else width)
-        groups = (spec.kv_heads, positions, scales) if kind != "f16" else (0,)
-        keys, key_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
-        values, value_scales = arena.take(shape, dtype), arena.take(groups, torch.float16)
-        return cls(keys, key_scales, values, value_scales)
+    def take(
+        cls, arena: Arena, heads: int, widths: tuple[int, int], positions: int, kind: CacheType
+    ) -> "DeviceCache":
+        """Allocate keys and values of these widths."""
+        tensors = []
+        for width in widths:
+            shape = (heads, positions, -(-width // 8) if kind == "q4_0" else width)
+            groups = (heads, positions, -(-width // 32)) if kind != "f16" else (0,)
+            tensors += [arena.take(shape, CACHE_ELEMENTS[kind]), arena.take(groups, torch.float16)]
+        return cls(*tensors)
 
     @property
     def args(self) -> CacheArgs:

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
@@ -118,10 +117,11 @@ class DeviceBuilder:
             stacked.append(values)
         return self.vector(np.concatenate(stacked))
 
-    def rope_table(self, spec: AttentionSpec) -> Tensor:
-        key = spec.rope, spec.head_dim
+    def rope_table(self, rope: RopeSpec | None, head_dim: int) -> Tensor:
+        """The table of a RoPE; see `rope_tables.py`."""
+        key = rope, head_dim
         if key not in self.tables:
-            table = rope_table(spec.rope, spec.head_dim, self.positions)
+            table = rope_table(rope, head_dim, self.positions)
             tensor = self._arena.take(table.shape, torch.float32)
             self._vectors.append((tensor, table))
             self.tables[key] = tensor

@@ -1,0 +1,302 @@
+"""Kernels of latent attention: rows of the cache and queries from projections, and attention over the cache.
+
+The latent vectors of the cache are its keys `k`, the keys' elements with RoPE its values `v`. A row of
+queries belongs to a token and a head; the rows of a token are contiguous.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.decode_attention import (
+    MASKED_SCORE,
+    add_scores,
+    split_range,
+    visible_new,
+)
+from edgeinfer_kernels.cuda.decode.step_rope import NEW
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    Q4_0,
+    hadamard,
+    hadamard_f16,
+    load_cache_tile,
+    store_cache_rows,
+)
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+
+LARGEST_F16 = tl.constexpr(65504.0)
+
+
+@triton.jit
+def _position_and_slot(where, token, IN_STEP: tl.constexpr):
+    """The position of a token, and its slot in the cache. `where`: the words of the step, or the first
+    position of a chunk.
+    """
+    if IN_STEP:
+        return tl.load(where + 8 + token), tl.load(where + 24) + token
+    else:
+        return where + token, where + token
+
+
+@triton.jit
+def _with_rope(row, scale, table, position, LATENT: tl.constexpr):
+    """The elements with RoPE (1, ropes) at `row`, times `scale`; pairs are half of them apart."""
+    ROPE_DIM: tl.constexpr = LATENT.rope_dim
+    HALF_DIM: tl.constexpr = ROPE_DIM // 2
+    dimension = tl.arange(0, LATENT.ropes)[None, :]
+    inside = dimension < ROPE_DIM
+    own = tl.load(row + dimension, mask=inside, other=0.0).to(tl.float32) * scale
+    if LATENT.has_rope:
+        first = dimension < HALF_DIM
+        partner = tl.where(first, dimension + HALF_DIM, dimension - HALF_DIM)
+        other = tl.load(row + partner, mask=inside, other=0.0).to(tl.float32) * scale
+        angle = table + position.to(tl.int64) * ROPE_DIM + dimension % HALF_DIM
+        cosine = tl.load(angle, mask=inside, other=0.0)
+        sine = tl.load(angle + HALF_DIM, mask=inside, other=0.0)
+        own = own * cosine + tl.where(first, -other, other) * sine
+    return own
+
+
+@triton.jit(do_not_specialize=["where"])
+def latent_rows_kernel(
+    projected, stride, row_scales, weight, epsilon, table, cache, where,
+    LATENT: tl.constexpr, IN_STEP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The cached row of a token: its normed latent vector, and the key's elements after RoPE.
+
+    `projected`: rows of `stride` elements; of a chunk they are still to be multiplied by `row_scales`. Reads
+    and writes a row.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    LATENT_DIM: tl.constexpr = LATENT.latent_dim
+    token = tl.program_id(0)
+    position, slot = _position_and_slot(where, token, IN_STEP)
+    scale = 1.0
+    if not IN_STEP:
+        scale = tl.load(row_scales + token)
+    dimension = tl.arange(0, LATENT.dimensions)[None, :]
+    inside = dimension < LATENT_DIM
+    row = projected + token.to(tl.int64) * stride
+    latent = tl.load(row + dimension, mask=inside, other=0.0).to(tl.float32) * scale
+    inverse = tl.rsqrt(tl.sum(latent * latent, axis=1) / LATENT_DIM + epsilon)
+    latent = latent * inverse[:, None] * tl.load(weight + dimension, mask=inside, other=0.0)
+    tail = _with_rope(row + LATENT_DIM, scale, table, position, LATENT)
+    at = tl.arange(0, 1) + slot.to(tl.int64)
+    every = at >= 0
+    store_cache_rows(cache.k, cache.k_scales, at, every, latent, LATENT_DIM, LATENT.dimensions, LATENT.cache)
+    store_cache_rows(cache.v, cache.v_scales, at, every, tail, LATENT.rope_dim, LATENT.ropes, LATENT.cache)
+
+
+@triton.jit(do_not_specialize=["where"])
+def latent_queries_kernel(
+    projected, stride, row_scales, table, nope, ropes, where,
+    LATENT: tl.constexpr, OUT: tl.constexpr, IN_STEP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One head's query of a token: the elements without RoPE to `nope`, those after RoPE to `ropes`.
+
+    In a step `nope` are activations and `ropes` float32, in a chunk both are float16. Reads and writes the
+    query once.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    NOPE_DIM: tl.constexpr = LATENT.nope_dim
+    ROPE_DIM: tl.constexpr = LATENT.rope_dim
+    GROUPS: tl.constexpr = triton.next_power_of_2(NOPE_DIM // 16)
+    token, head = tl.program_id(0), tl.program_id(1)
+    position, _ = _position_and_slot(where, token, IN_STEP)
+    scale = 1.0
+    if not IN_STEP:
+        scale = tl.load(row_scales + token)
+    row = projected + token.to(tl.int64) * stride + head * LATENT.query_dim
+    tail = _with_rope(row + NOPE_DIM, scale, table, position, LATENT)
+    query = token.to(tl.int64) * LATENT.heads + head
+    dimension = tl.arange(0, LATENT.ropes)[None, :]
+    tail = tl.minimum(tl.maximum(tail, -LARGEST_F16), LARGEST_F16)
+    tl.store(ropes + query * ROPE_DIM + dimension, tail.to(ropes.dtype.element_ty), mask=dimension < ROPE_DIM)
+    group = tl.arange(0, GROUPS)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    value = tl.load(row + column, mask=column < NOPE_DIM, other=0.0).to(tl.float32) * scale
+    if IN_STEP:
+        target = nope + query * (OUT.planes * OUT.blocks)
+        quantize(value, target, group, group < 2 * OUT.blocks, OUT)
+    else:
+        value = tl.minimum(tl.maximum(value, -LARGEST_F16), LARGEST_F16).to(tl.float16)
+        tl.store(nope + query * NOPE_DIM + column, value, mask=column < NOPE_DIM)
+
+
+@triton.jit
+def _load_rows(base, row, mask, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Contiguous rows (n,) of WIDTH elements, (n, PADDED), 0 beyond."""
+    dimension = tl.arange(0, PADDED)
+    inside = mask[:, None] & (dimension < WIDTH)[None, :]
+    return tl.load(base + row.to(tl.int64)[:, None] * WIDTH + dimension[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _load_tile(cache, at, inside, LATENT: tl.constexpr):
+    """Latent vectors and elements with RoPE of positions `at`; the grid has two axes, so head is 0."""
+    latents = load_cache_tile(
+        cache.k, cache.k_scales, tl.program_id(2), at, inside, cache.capacity, LATENT.latent_dim,
+        LATENT.dimensions, LATENT.cache,
+    )  # fmt: skip
+    tails = load_cache_tile(
+        cache.v, cache.v_scales, tl.program_id(2), at, inside, cache.capacity, LATENT.rope_dim,
+        LATENT.ropes, LATENT.cache,
+    )  # fmt: skip
+    return latents, tails
+
+
+@triton.jit
+def _scores(queries, tails, latents, cached_tails):
+    """Dot products of both parts of queries and cached rows."""
+    return tl.dot(queries, tl.trans(latents)) + tl.dot(tails, tl.trans(cached_tails))
+
+
+@triton.jit
+def latent_step_kernel(
+    queries, ropes, cache, state, scale, results,
+    LATENT: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Attention of a step's queries over a KV split; program (tile of query rows, split).
+
+    queries (tokens · heads, latent_dim) and ropes (tokens · heads, rope_dim) float32. `state`: as for
+    `decode_attention_kernel`; the new tokens' rows are in the cache already. `latent_combine_kernel` adds up
+    the splits. Reads every cached row once per tile of query rows.
+    """
+    release_consumers(DEPENDENT)
+    HEADS: tl.constexpr = LATENT.heads
+    LATENT_DIM: tl.constexpr = LATENT.latent_dim
+    DIMENSIONS: tl.constexpr = LATENT.dimensions
+    ROPE_DIM: tl.constexpr = LATENT.rope_dim
+    TOKENS: tl.constexpr = SPLIT.tokens
+    QUERIES: tl.constexpr = SPLIT.queries
+    SPLITS: tl.constexpr = SPLIT.splits
+    POSITIONS: tl.constexpr = SPLIT.positions
+    tile, split = tl.program_id(0), tl.program_id(1)
+    cached = tl.load(state + 24)
+    row = tile * QUERIES + tl.arange(0, QUERIES)
+    token, is_query = row // HEADS, row < HEADS * TOKENS
+    first, last, used = split_range(cached, split, SPLITS, POSITIONS, 0)
+    wait_for_producers(DEPENDENT)
+    query = _load_rows(queries, row, is_query, LATENT_DIM, DIMENSIONS)
+    tail = _load_rows(ropes, row, is_query, ROPE_DIM, LATENT.ropes)
+    if LATENT.cache == Q4_0:
+        query, tail = hadamard_f16(query, LATENT_DIM), hadamard_f16(tail, ROPE_DIM)
+    query, tail = query.to(tl.float16), tail.to(tl.float16)
+    highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
+    total = tl.zeros((QUERIES,), tl.float32)
+    attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
+    if split == 0:
+        new = tl.arange(0, NEW)
+        latents, tails = _load_tile(cache, cached + new, new < TOKENS, LATENT)
+        visible = visible_new(state, token, is_query, token, TOKENS, 0)
+        scores = _scores(query, tail, latents, tails) * scale
+        highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
+    for start in range(first, last, POSITIONS):
+        at = start + tl.arange(0, POSITIONS)
+        inside = at < last
+        latents, tails = _load_tile(cache, at, inside, LATENT)
+        visible = inside[None, :] & is_query[:, None]
+        scores = _scores(query, tail, latents, tails) * scale
+        highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
+    dimension = tl.arange(0, DIMENSIONS)
+    part = (tile * SPLITS + split) * QUERIES + tl.arange(0, QUERIES)
+    stored = is_query & (split < used)
+    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=stored[:, None])
+    tl.store(results.peaks + part * 2, highest, mask=stored)
+    tl.store(results.peaks + part * 2 + 1, total, mask=stored)
+
+
+@triton.jit
+def latent_combine_kernel(
+    results, state, out, LATENT: tl.constexpr, SPLIT: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """Add up the KV splits of a query row, in their order; a program per row writes it as activations.
+
+    Reads splits · latent_dim · 4 bytes.
+    """
+    release_consumers(DEPENDENT)
+    DIMENSIONS: tl.constexpr = LATENT.dimensions
+    QUERIES: tl.constexpr = SPLIT.queries
+    SPLITS: tl.constexpr = SPLIT.splits
+    row = tl.program_id(0)
+    cached = tl.load(state + 24)
+    _, _, used = split_range(cached, 0, SPLITS, SPLIT.positions, 0)
+    wait_for_producers(DEPENDENT)
+    first = row // QUERIES * SPLITS * QUERIES + row % QUERIES
+    index = tl.arange(0, triton.next_power_of_2(SPLITS))
+    counted = index < used
+    peaks = tl.load(results.peaks + (first + index * QUERIES) * 2, mask=counted, other=MASKED_SCORE)
+    totals = tl.load(results.peaks + (first + index * QUERIES) * 2 + 1, mask=counted, other=0.0)
+    peak = tl.max(peaks, axis=0)
+    total = tl.sum(tl.exp2(peaks - peak) * totals, axis=0)
+    dimension = tl.arange(0, DIMENSIONS)
+    attn_out = tl.zeros((DIMENSIONS,), tl.float32)
+    for split in range(used):
+        part = first + split * QUERIES
+        weight = tl.exp2(tl.load(results.peaks + part * 2) - peak)
+        attn_out += weight * tl.load(results.parts + part * DIMENSIONS + dimension)
+    attn_out = attn_out / tl.where(total > 0, total, 1.0)
+    if LATENT.cache == Q4_0:
+        attn_out = tl.reshape(hadamard(attn_out[None, :], LATENT.latent_dim), (DIMENSIONS,))
+    group = tl.arange(0, DIMENSIONS // 16)
+    values = tl.reshape(attn_out, (DIMENSIONS // 16, 16))
+    target = out + row * (OUT.planes * OUT.blocks)
+    quantize(values, target, group, group < LATENT.latent_dim // 16, OUT)
+
+
+@triton.jit
+def _attend_chunk(
+    query, tail, own, best, total, attn_out, first, last, cache, scale,
+    LATENT: tl.constexpr, POSITIONS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add positions first… up to (not including) `last`; MASKED: some rows do not attend to all of them."""
+    for begin in range(first, last, POSITIONS):
+        seen = begin + tl.arange(0, POSITIONS)
+        within = seen < last
+        latents, tails = _load_tile(cache, seen, within, LATENT)
+        scores = _scores(query, tail, latents, tails) * scale
+        visible = within[None, :] & (own >= 0)[:, None]
+        if MASKED:
+            visible = visible & (seen[None, :] <= own[:, None])
+        best, total, attn_out = add_scores(scores, latents, visible, best, total, attn_out)
+    return best, total, attn_out
+
+
+@triton.jit(do_not_specialize=["start", "tokens"])
+def latent_chunk_kernel(
+    queries, ropes, cache, start, tokens, scale,
+    LATENT: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """softmax(scale · q · k) · v of some tokens, for ROWS queries of tokens and heads; in place.
+
+    queries (tokens, heads, latent_dim) and ropes (tokens, heads, rope_dim) float16; the latent vectors of the
+    results replace the queries. The last rows, which attend to the most positions, are scheduled first. Reads
+    the visible positions once per program, mostly from cache.
+    """
+    HEADS: tl.constexpr = LATENT.heads
+    LATENT_DIM: tl.constexpr = LATENT.latent_dim
+    DIMENSIONS: tl.constexpr = LATENT.dimensions
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    mask = row < tokens * HEADS
+    own = start + row // HEADS
+    query = _load_rows(queries, row, mask, LATENT_DIM, DIMENSIONS)
+    tail = _load_rows(ropes, row, mask, LATENT.rope_dim, LATENT.ropes)
+    best = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
+    total = tl.zeros((ROWS,), tl.float32)
+    attn_out = tl.zeros((ROWS, DIMENSIONS), tl.float32)
+    lowest = start + first_row // HEADS
+    highest = start + tl.minimum((first_row + ROWS - 1) // HEADS + 1, tokens)
+    open_to = (lowest + 1) // POSITIONS * POSITIONS
+    best, total, attn_out = _attend_chunk(
+        query, tail, own, best, total, attn_out, 0, open_to, cache, scale, LATENT, POSITIONS, False
+    )
+    best, total, attn_out = _attend_chunk(
+        query, tail, own, best, total, attn_out, open_to, highest, cache, scale, LATENT, POSITIONS, True
+    )
+    attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
+    dimension = tl.arange(0, DIMENSIONS)
+    at = queries + row.to(tl.int64)[:, None] * LATENT_DIM + dimension[None, :]
+    stored = mask[:, None] & (dimension < LATENT_DIM)[None, :]
+    tl.store(at, attn_out.to(tl.float16), mask=stored)
