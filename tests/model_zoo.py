@@ -139,7 +139,7 @@ ZOO: dict[str, RandomModel] = {
     ),
     "kimi-linear-wide-heads": RandomModel(
         "kimi-linear",
-        heads=3,
+        heads=2,
         experts=6,
         experts_per_token=2,
         expert_length=32,
