@@ -46,26 +46,14 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         return self.heads
 
     @property
-    def width(self) -> int:
+    def result_width(self) -> int:
         """Elements of q, of k, of v, and of g."""
         return self.heads * self.head_dim
 
     @property
-    def key_width(self) -> int:
-        return self.width
-
-    @property
-    def value_width(self) -> int:
-        return self.width
-
-    @property
-    def result_width(self) -> int:
-        return self.width
-
-    @property
     def channels(self) -> int:
         """Elements of q, k and v together."""
-        return 3 * self.width
+        return 3 * self.result_width
 
     def key_head(self, value_head: int) -> int:
         """The key head of a value head."""
@@ -76,8 +64,8 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         """Rows: q, k and v before the convolution, β, g. Matrix: (heads, head_dim / 16, head_dim, 16),
         sixteen columns of S after each other.
         """
-        tail, row = self.channels, self.channels + padded(self.heads) + self.width
-        return RecurrentShape(self.taps - 1, tail, row, self.width * self.head_dim, self.slots)
+        tail, row = self.channels, self.channels + padded(self.heads) + self.result_width
+        return RecurrentShape(self.taps - 1, tail, row, self.result_width * self.head_dim, self.slots)
 
     def delta_pairs_size(self, positions: int) -> int:
         """Elements of what a GPU prepares for the recurrence of a chunk of a prompt, from keys and decays."""
@@ -85,13 +73,14 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         return -(-positions // DELTA_POSITIONS) * self.heads * count
 
     def read(self, tensors: TensorReader) -> "KimiDeltaAttentionWeights":
-        width, rank, own = tensors.hidden_size, self.head_dim, self.width
+        width, rank, own = tensors.hidden_size, self.head_dim, self.result_width
         count = own * self.taps
         taps = [tensors.required(f"ssm_conv1d_{part}.weight", count).reshape(own, -1) for part in "qkv"]
+        q, k, v = self._projections(tensors)
         return KimiDeltaAttentionWeights(
-            q=tensors.matrix("attn_q", own, width),
-            k=tensors.matrix("attn_k", own, width),
-            v=tensors.matrix("attn_v", own, width),
+            q=q,
+            k=k,
+            v=v,
             beta=tensors.matrix("ssm_beta", self.heads, width),
             f1=tensors.matrix("ssm_f_a", rank, width),
             g1=tensors.matrix("ssm_g_a", rank, width),
@@ -104,8 +93,22 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
             norm=tensors.required("ssm_norm.weight", self.head_dim),
         )
 
+    def _projections(self, tensors: TensorReader) -> list[Matrix]:
+        """W_q, W_k and W_v, which may be one matrix in the file."""
+        own, width = self.result_width, tensors.hidden_size
+        whole = tensors.matrix_or_none("attn_qkv", self.channels, width)
+        if whole is None:
+            return [tensors.matrix(f"attn_{part}", own, width) for part in "qkv"]
+        return [whole.take_rows(first, first + own) for first in range(0, self.channels, own)]
+
     def sizes(self, weights: "KimiDeltaAttentionWeights", norms: NormLengths) -> "KimiDeltaAttentionSizes":
-        vectors = (self.channels * self.taps, self.width, self.width, self.head_dim, *norms.vectors)
+        vectors = (
+            self.channels * self.taps,
+            self.result_width,
+            self.result_width,
+            self.head_dim,
+            *norms.vectors,
+        )
         *projections, f2, g2, output = map(MatrixSize.of, weights.matrices())
         return KimiDeltaAttentionSizes(self, tuple(projections), output, vectors, f2, g2)
 
@@ -158,19 +161,21 @@ class KimiDeltaAttentionSizes(MatrixStateSizes):
     def state_operations(self, tokens: int, start: int) -> float:
         """Three products of each head's state with a vector, its decay, and the convolution."""
         spec = self.spec
-        return 2 * tokens * (4 * spec.width * spec.head_dim + spec.channels * spec.taps)
+        return 2 * tokens * (4 * spec.result_width * spec.head_dim + spec.channels * spec.taps)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         rank = self.spec.head_dim
         low = {f"low_rank_{name}": 4 * rank for name in "fg"}
         low |= {f"low_rank_{name}.quantized": quantized_bytes(rank) for name in "fg"}
-        conv_rows = 4 * (self.spec.channels + self.spec.width)
+        conv_rows = 4 * (self.spec.channels + self.spec.result_width)
         return {**super().cpu_buffers(hidden_size), **low, "conv_rows": conv_rows}
 
     @classmethod
     def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
         """Also F₂ F₁ h and z, and the inputs of F₂ and G₂."""
-        width, rank = (max(getattr(block.spec, name) for block in blocks) for name in ("width", "head_dim"))
+        width, rank = (
+            max(getattr(block.spec, name) for block in blocks) for name in ("result_width", "head_dim")
+        )
         inputs = [[block.f2 for block in blocks], [block.g2 for block in blocks]]
         words = sum(activation_bytes(step.tokens, rank, has_floats(read)) for read in inputs)
         return super().step_bytes(blocks, step) + words + 2 * taken(step.tokens * width, 4)

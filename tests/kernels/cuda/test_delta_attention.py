@@ -69,7 +69,7 @@ class Inputs:
     def of(cls, random: np.random.Generator, tokens: int, decays: Decays) -> "Inputs":
         qkv = random.standard_normal((tokens, SPEC.channels)).astype(np.float32)
         beta = random.uniform(0, 1, (tokens, SPEC.heads)).astype(np.float32)
-        return cls(qkv, beta, decays(random, (tokens, SPEC.width)).astype(np.float32))
+        return cls(qkv, beta, decays(random, (tokens, SPEC.result_width)).astype(np.float32))
 
     def rows(self, device: str) -> torch.Tensor:
         """The rows of the state."""
@@ -94,7 +94,7 @@ def evaluated(
     words, args = slot_words(tokens, start, step).to(device), state_args(state)
     sizes: dict[str, Any] = {"NET": NET, "CONFIG": state_config(SPEC.recurrent)}
     conv = torch.full(((tokens + RING_ROWS) * SPEC.channels,), torch.nan, device=device)
-    values = torch.full((tokens, SPEC.width), torch.nan, device=device)
+    values = torch.full((tokens, SPEC.result_width), torch.nan, device=device)
     pairs = torch.full((SPEC.delta_pairs_size(tokens + RING_ROWS),), torch.nan, device=device)
     flat = torch.from_numpy(taps.reshape(-1)).to(device)
     delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads)](

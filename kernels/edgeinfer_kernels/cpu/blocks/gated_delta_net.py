@@ -7,9 +7,10 @@ from edgeinfer_kernels.blocks.kimi_delta_attention import (
 )
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
-from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import DeltaRuleArgs, GatedDeltaNetArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("gated_delta_net",)
@@ -25,50 +26,63 @@ def build(
 ) -> BuiltBlock:
     """The kernel of a gated delta net."""
     spec, w = residual.block, weights.block
+    inputs = {"qkv": w.qkv, "z": w.z, "beta": w.beta, "alpha": w.alpha}
+    heads = delta_rule(
+        builder, spec, w, state, gate_parts=1, part_bytes=4 * padded(spec.value_heads), silu_gate=1
+    )
     block = builder.arena.fill(
         GatedDeltaNetArgs,
         **builder.norms(residual, weights),
-        **delta_rule_args(builder, spec, w),
-        qkv_matrix=builder.matrix(w.qkv),
-        z_matrix=builder.matrix(w.z),
-        beta_matrix=builder.matrix(w.beta),
-        alpha_matrix=builder.matrix(w.alpha),
-        output_matrix=builder.matrix(w.output),
-        normed=builder.input("normed", builder.width, [w.qkv, w.z, w.beta, w.alpha]),
-        state=builder.recurrent(state),
-        gate_parts=1,
-        part_bytes=4 * padded(spec.value_heads),
-        decays_at=0,
-        silu_gate=1,
+        **{f"{name}_matrix": builder.matrix(matrix) for name, matrix in inputs.items()},
+        **projection_back(builder, spec.result_width, w.output),
+        normed=builder.input("normed", builder.width, list(inputs.values())),
+        heads=heads,
     )
     return BuiltBlock((Call("gated_delta_net_block", block, ends_by_token=True),))
 
 
-def delta_rule_args(
+def delta_rule(
     builder: BlockBuilder,
     spec: GatedDeltaNetSpec | KimiDeltaAttentionSpec,
     w: GatedDeltaNetWeights | KimiDeltaAttentionWeights,
-) -> dict[str, float]:
-    """The fields that do not depend on how β, g and the gate are computed."""
-    keep, workspace = builder.arena.keep, builder.workspace
-    fields: dict[str, float] = {}
-    for name, buffer in (("z", "projected_z"), ("conv", "conv_rows"), ("projected", "projected")):
-        address = "conv_rows" if name == "conv" else name
-        fields[address], fields[f"{name}_stride"] = workspace.rows(buffer)
+    state: RecurrentState,
+    **gates: int,
+) -> int:
+    """The structure of the heads; `gates`: its fields that depend on how g and the gate are computed."""
+    keep = builder.arena.keep
+    z, z_stride = builder.workspace.rows("projected_z")
+    conv_rows, conv_stride = builder.workspace.rows("conv_rows")
+    return builder.arena.fill(
+        DeltaRuleArgs,
+        head_norm=builder.norm(spec.norm, spec.head_dim, w.norm),
+        epsilon=spec.norm.epsilon,
+        conv_out=builder.input("attn_out", spec.result_width, [w.output]),
+        state=builder.recurrent(state),
+        key_heads=spec.key_heads,
+        value_heads=spec.value_heads,
+        head_dim=spec.head_dim,
+        repeats_each=int(spec.repeats_each),
+        taps=spec.taps,
+        tap_weights=keep(padded_rows(w.taps)),
+        a=keep(padded_vector(w.a)),
+        dt=keep(padded_vector(w.dt)),
+        gates_at=4 * padded(spec.channels),
+        gate_bytes=4 * padded(spec.value_heads),
+        conv_rows=conv_rows,
+        conv_stride=conv_stride,
+        z=z,
+        z_stride=z_stride,
+        **gates,
+    )
+
+
+def projection_back(builder: BlockBuilder, width: int, output: Matrix) -> dict[str, float]:
+    """The fields of the last projection."""
+    projected, projected_stride = builder.workspace.rows("projected")
     return {
-        **fields,
+        "output_matrix": builder.matrix(output),
+        "conv_out": builder.input("attn_out", width, [output]),
+        "projected": projected,
+        "projected_stride": projected_stride,
         **builder.scratch(),
-        "head_norm": builder.norm(spec.norm, spec.head_dim, w.norm),
-        "epsilon": spec.norm.epsilon,
-        "conv_out": builder.input("attn_out", spec.value_width, [w.output]),
-        "key_heads": spec.key_heads,
-        "value_heads": spec.value_heads,
-        "head_dim": spec.head_dim,
-        "repeats_each": int(spec.repeats_each),
-        "taps": spec.taps,
-        "tap_weights": keep(padded_rows(w.taps)),
-        "a": keep(padded_vector(w.a)),
-        "dt": keep(padded_vector(w.dt)),
-        "gates_at": 4 * padded(spec.channels),
-        "gate_bytes": 4 * padded(spec.value_heads),
     }

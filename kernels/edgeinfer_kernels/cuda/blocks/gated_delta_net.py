@@ -188,7 +188,7 @@ def finish_step(
         NET=net,
         warps=1,
     )
-    return project_back(step, number, block, space.values, spec.value_width, tokens)
+    return project_back(step, number, block, space.values, spec.result_width, tokens)
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
@@ -233,7 +233,7 @@ def finish_chunk(
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
-    inner = prompt.products.hidden(tokens, spec.value_width)
+    inner = prompt.products.hidden(tokens, spec.result_width)
     gate_chunk_kernel[(tokens,)](
         space.values, z.rows, z.scales, z.rows.stride(0), w.norm, spec.norm.epsilon,
         inner.rows, inner.scales, NET=net, num_warps=4,

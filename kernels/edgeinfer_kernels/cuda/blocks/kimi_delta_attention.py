@@ -85,7 +85,10 @@ class Space(MatrixStateSpace):
         super().__init__(blocks, arena, step)
         weights: list[DeviceKimiDeltaAttention] = [block.weights for block in blocks]
         specs: list[KimiDeltaAttentionSpec] = [block.residual.block for block in blocks]
-        rank, shape = max(spec.head_dim for spec in specs), (step.tokens, max(spec.width for spec in specs))
+        rank, shape = (
+            max(spec.head_dim for spec in specs),
+            (step.tokens, max(spec.result_width for spec in specs)),
+        )
         self.low_f = take_activations(arena, step.tokens, rank, has_floats(*(w.f2 for w in weights)))
         self.low_g = take_activations(arena, step.tokens, rank, has_floats(*(w.g2 for w in weights)))
         self.decays, self.z = (arena.take(shape, torch.float32) for _ in range(2))
@@ -141,7 +144,7 @@ def decode(
     )
     launches.launch(
         key_decay_kernel,
-        (tokens, -(-spec.width // ROW_BLOCK)),
+        (tokens, -(-spec.result_width // ROW_BLOCK)),
         space.decays,
         space.decays,
         space.decays.stride(0),
@@ -177,7 +180,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         WIDTH=2 * rank, BLOCK=next_power_of_two(2 * rank), num_warps=1,
     )  # fmt: skip
     decays = products.product(low[:, :rank], w.f2)
-    key_decay_kernel[(tokens, -(-spec.width // ROW_BLOCK))](
+    key_decay_kernel[(tokens, -(-spec.result_width // ROW_BLOCK))](
         decays, space.low_scales, decays.stride(0), w.a, w.dt, space.rows,
         NET=net, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
     )  # fmt: skip

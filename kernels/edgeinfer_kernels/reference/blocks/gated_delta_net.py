@@ -53,11 +53,12 @@ def _heads(history: Array, spec: DeltaRuleSpec, taps: Array) -> tuple[Array, Arr
     """q, k and v (positions, value_heads, head_dim) after the convolution; q and k of each value head."""
     count, dim = len(history) - spec.taps + 1, spec.head_dim
     conv = silu(sum(taps[tap] * history[tap : tap + count] for tap in range(spec.taps)))
-    qk = conv[:, : 2 * spec.key_width].reshape(count, 2, spec.key_heads, dim)
+    values_at = 2 * spec.key_heads * dim
+    qk = conv[:, :values_at].reshape(count, 2, spec.key_heads, dim)
     qk = qk / np.sqrt(np.sum(qk * qk, axis=-1, keepdims=True) + spec.norm.epsilon)
     of_head = [spec.key_head(head) for head in range(spec.value_heads)]
     q, k = qk[:, 0, of_head], qk[:, 1, of_head]
-    return q / np.sqrt(dim), k, conv[:, 2 * spec.key_width :].reshape(count, spec.value_heads, dim)
+    return q / np.sqrt(dim), k, conv[:, values_at:].reshape(count, spec.value_heads, dim)
 
 
 def _columns(matrix: Array, spec: DeltaRuleSpec) -> Array:

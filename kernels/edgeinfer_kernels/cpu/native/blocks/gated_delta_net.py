@@ -255,17 +255,17 @@ def recur_and_project(pool, counter, thread, step_args, block, scratch):
     """Phases: the convolution, the recurrence, the gated norm of its results, and the last projection; the
     state after the step is written. Their counters are `counter` and the next six.
     """
-    tokens = step_args.tokens
+    tokens, heads = step_args.tokens, block.heads
     ahead, end = first_weights(pool, thread, tokens, block.output_matrix)
     ahead = barrier_prefetching(pool, ahead, end)
-    convolve(pool, counter, block, step_args)
+    convolve(pool, counter, heads, step_args)
     ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, counter + 1, block, step_args)
+    recur(pool, counter + 1, heads, step_args)
     ahead = barrier_prefetching(pool, ahead, end)
-    keep_rows(pool, counter + 2, block.state, step_args)
-    gate_heads(pool, counter + 3, block, tokens)
+    keep_rows(pool, counter + 2, heads.state, step_args)
+    gate_heads(pool, counter + 3, heads, tokens)
     barrier_prefetching(pool, ahead, end)
-    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
+    if heads.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, counter + 4, step_args, block.conv_out)
         barrier_prefetching(pool, ahead, end)
     project_back(pool, counter + 5, thread, step_args, block, scratch)
@@ -278,17 +278,18 @@ def gated_delta_net_block(block, step_args, pool, thread):
     """
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
-    normed, state, qkv = block.normed, block.state, block.qkv_matrix
+    normed, heads, qkv = block.normed, block.heads, block.qkv_matrix
+    state = heads.state
     rows, row_stride = state.rows, state.row_stride
-    gates = rows + block.gates_at
+    gates = rows + heads.gates_at
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, qkv)
     barrier_prefetching(pool, ahead, end)
     project(pool, 1, thread, tokens, qkv, normed, rows, row_stride, scratch)
-    project(pool, 2, thread, tokens, block.z_matrix, normed, block.z, block.z_stride, scratch)
+    project(pool, 2, thread, tokens, block.z_matrix, normed, heads.z, heads.z_stride, scratch)
     project(pool, 3, thread, tokens, block.beta_matrix, normed, gates, row_stride, scratch)
     project(
-        pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch
+        pool, 4, thread, tokens, block.alpha_matrix, normed, gates + heads.gate_bytes, row_stride, scratch
     )
     recur_and_project(pool, 5, thread, step_args, block, scratch)
 
@@ -296,10 +297,11 @@ def gated_delta_net_block(block, step_args, pool, thread):
 @device_function
 def project_inputs(pool, thread, block, tokens, scratch):
     """Phase, with counters 1 to 6: the products of h. q, k, v and β are written to the rows of the state."""
-    state, normed, f, g = block.state, block.normed, block.low_f, block.low_g
+    normed, heads, f, g = block.normed, block.heads, block.low_f, block.low_g
+    state = heads.state
     rows, stride = state.rows, state.row_stride
-    part = 4 * block.value_heads * block.head_dim
-    gates = rows + block.gates_at
+    part = 4 * heads.value_heads * heads.head_dim
+    gates = rows + heads.gates_at
     project(pool, 1, thread, tokens, block.q_matrix, normed, rows, stride, scratch)
     project(pool, 2, thread, tokens, block.k_matrix, normed, rows + part, stride, scratch)
     project(pool, 3, thread, tokens, block.v_matrix, normed, rows + 2 * part, stride, scratch)
@@ -315,8 +317,9 @@ def kimi_delta_attention_block(block, step_args, pool, thread):
     """
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
-    state = block.state
-    decays = state.rows + block.gates_at + block.gate_bytes
+    heads = block.heads
+    state = heads.state
+    decays = state.rows + heads.gates_at + heads.gate_bytes
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
     ahead, end = first_weights(pool, thread, tokens, block.q_matrix)
     barrier_prefetching(pool, ahead, end)
@@ -326,5 +329,5 @@ def kimi_delta_attention_block(block, step_args, pool, thread):
     quantize_input(pool, 8, step_args, block.low_g)
     barrier_and_clear(pool)
     project(pool, 0, thread, tokens, block.f2_matrix, block.low_f, decays, state.row_stride, scratch)
-    project(pool, 1, thread, tokens, block.g2_matrix, block.low_g, block.z, block.z_stride, scratch)
+    project(pool, 1, thread, tokens, block.g2_matrix, block.low_g, heads.z, heads.z_stride, scratch)
     recur_and_project(pool, 2, thread, step_args, block, scratch)
