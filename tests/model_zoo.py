@@ -145,7 +145,7 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=64,
         dense_layers=2,
-        hybrid=delta_attention("kka", 96, taps=3),
+        hybrid=delta_attention("kka", 96, taps=3, fused=True),
         extra={"expert_gating_func": 2},
     ),
     "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),

@@ -70,8 +70,10 @@ def latent_layers(query_share: float = 0.0) -> Hybrid:
     return Hybrid(metadata, layer)
 
 
-def delta_attention(kinds: str, head_dim: int, taps: int = 4) -> Hybrid:
-    """Kimi Linear: one letter for each layer, k Kimi Delta Attention, a latent attention."""
+def delta_attention(kinds: str, head_dim: int, taps: int = 4, fused: bool = False) -> Hybrid:
+    """Kimi Linear: one letter for each layer, k Kimi Delta Attention, a latent attention. `fused`: q, k and v
+    of the former are projected by one matrix.
+    """
 
     def metadata(model: Model) -> Mapping[str, Any]:
         return {
@@ -88,6 +90,8 @@ def delta_attention(kinds: str, head_dim: int, taps: int = 4) -> Hybrid:
         if kinds[index] == "a":
             return {**others, **latent_tensors(width, model.heads, width)}
         tensors: dict[str, tuple[int, ...]] = {f"attn_{part}.weight": (own, width) for part in "qkv"}
+        if fused:
+            tensors = {"attn_qkv.weight": (3 * own, width)}
         tensors |= {f"ssm_conv1d_{part}.weight": (1, own, 1, taps) for part in "qkv"}
         tensors |= {f"ssm_{part}_a.weight": (head_dim, width) for part in "fg"}
         tensors |= {f"ssm_{part}_b.weight": (own, head_dim) for part in "fg"}
