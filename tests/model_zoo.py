@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
-from tests.random_latents import delta_attention, latent_layers
+from tests.random_kimi import delta_attention
+from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 
 _Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")

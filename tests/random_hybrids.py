@@ -42,6 +42,8 @@ class Hybrid:
 
     metadata: Callable[[Model], Mapping[str, Any]]
     layer: Callable[[Model, int, Shapes], Shapes]
+    is_recurrent: bool = True
+    """Whether some layers keep a recurrent state."""
 
 
 def delta_net(

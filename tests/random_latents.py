@@ -1,10 +1,11 @@
 """Metadata and tensors of the latent attention of random model files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec
 from tests.random_hybrids import Hybrid, Model, Shapes
 
 NOPE, ROPE, VALUE = 32, 16, 48
@@ -44,21 +45,17 @@ def latent_tensors(width: int, heads: int, latent: int, query_rank: int = 0) -> 
     }
 
 
-def expert_metadata(model: Model) -> dict[str, int]:
-    """The keys of experts with shared ones of their length."""
-    length = model.expert_length
-    return {"expert_feed_forward_length": length, "expert_shared_count": model.shared_length // length}
-
-
 def latent_layers(query_share: float = 0.0) -> Hybrid:
     """Layers with latent attention whose latent vectors are as long as hidden states; the rank of queries is
     a share of that.
     """
 
     def metadata(model: Model) -> Mapping[str, Any]:
+        length = model.expert_length
         return {
             "attention.head_count_kv": 1,
-            **expert_metadata(model),
+            "expert_feed_forward_length": length,
+            "expert_shared_count": model.shared_length // length,
             **latent_metadata(model.width, int(model.width * query_share)),
         }
 
@@ -67,43 +64,38 @@ def latent_layers(query_share: float = 0.0) -> Hybrid:
         rank = int(model.width * query_share)
         return {**others, **latent_tensors(model.width, model.heads, model.width, rank)}
 
-    return Hybrid(metadata, layer)
+    return Hybrid(metadata, layer, is_recurrent=False)
 
 
-def delta_attention(kinds: str, head_dim: int, taps: int = 4, fused: bool = False) -> Hybrid:
-    """Kimi Linear: one letter for each layer, k Kimi Delta Attention, a latent attention. `fused`: q, k and v
-    of the former are projected by one matrix.
-    """
+def legacy_layers() -> Hybrid:
+    """As `latent_layers`, in older files: W_k and W_v of each head are rows of one tensor."""
+    newer = latent_layers()
 
     def metadata(model: Model) -> Mapping[str, Any]:
-        return {
-            "attention.head_count_kv": np.array([int(kind == "a") for kind in kinds], np.int32),
-            **expert_metadata(model),
-            **latent_metadata(model.width),
-            "kda.head_dim": head_dim,
-            "ssm.conv_kernel": taps,
-        }
+        keys = {key: value for key, value in newer.metadata(model).items() if not key.endswith("_mla")}
+        lengths = {"attention.key_length": NOPE + ROPE, "attention.value_length": VALUE}
+        return {**keys, **lengths, "attention.head_count_kv": model.heads}
 
     def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
-        width, own = model.width, model.heads * head_dim
-        others = {name: shape for name, shape in shapes.items() if not name.startswith("attn")}
-        if kinds[index] == "a":
-            return {**others, **latent_tensors(width, model.heads, width)}
-        tensors: dict[str, tuple[int, ...]] = {f"attn_{part}.weight": (own, width) for part in "qkv"}
-        if fused:
-            tensors = {"attn_qkv.weight": (3 * own, width)}
-        tensors |= {f"ssm_conv1d_{part}.weight": (1, own, 1, taps) for part in "qkv"}
-        tensors |= {f"ssm_{part}_a.weight": (head_dim, width) for part in "fg"}
-        tensors |= {f"ssm_{part}_b.weight": (own, head_dim) for part in "fg"}
-        return {
-            **others,
-            **tensors,
-            "attn_norm.weight": (width,),
-            "ssm_beta.weight": (model.heads, width),
-            "ssm_a": (1, 1, model.heads, 1),
-            "ssm_dt.bias": (own,),
-            "ssm_norm.weight": (head_dim,),
-            "attn_output.weight": (width, own),
+        others = {
+            name: shape
+            for name, shape in newer.layer(model, index, shapes).items()
+            if name not in ("attn_k_b.weight", "attn_v_b.weight")
         }
+        return {**others, "attn_kv_b.weight": (model.heads * (NOPE + VALUE), model.width)}
 
-    return Hybrid(metadata, layer)
+    return Hybrid(metadata, layer, is_recurrent=False)
+
+
+def without_rope(spec: DecoderSpec) -> DecoderSpec:
+    """The same decoder whose latent attention uses no RoPE."""
+    layers = []
+    for layer in spec.layers:
+        blocks = [
+            replace(each, block=replace(each.block, rope=None))
+            if isinstance(each.block, LatentAttentionSpec)
+            else each
+            for each in layer.blocks
+        ]
+        layers.append(LayerSpec(tuple(blocks)))
+    return replace(spec, layers=tuple(layers))

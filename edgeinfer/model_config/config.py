@@ -21,7 +21,6 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
-from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -179,7 +178,8 @@ class ModelConfig:
                 return replace(self.recurrent, is_first=index == 0)
             return self.recurrent
         if self.latent is not None:
-            return self._latent_attention(index, self.latent, factors)
+            rope, heads = self._rope(index, factors), self.shapes[index].heads
+            return self.latent.specification(heads, self.query_scale, self.norm, rope)
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -192,21 +192,6 @@ class ModelConfig:
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
-        )
-
-    def _latent_attention(
-        self, index: int, latent: LatentConfig, factors: Factors | None
-    ) -> LatentAttentionSpec:
-        return LatentAttentionSpec(
-            heads=self.shapes[index].heads,
-            nope_dim=latent.nope_dim,
-            rope_dim=latent.rope_dim,
-            value_dim=latent.value_dim,
-            latent_dim=latent.latent_dim,
-            scale=self.query_scale,
-            norm=self.norm,
-            rope=self._rope(index, factors),
-            query_rank=latent.query_rank,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -434,7 +419,7 @@ class _Reader(MetadataReader):
         shapes = self.shapes(layers, experts)
         heads = max(shape.heads for shape in shapes)
         latent = latent_attention(self) if spec.latent_attention else None
-        head_dim = latent.nope_dim + latent.rope_dim if latent else self.head_dim(width, heads)
+        head_dim = latent.key_length if latent else self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)

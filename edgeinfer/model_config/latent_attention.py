@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import RopeScaling
+from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.blocks.rope import RopeSpec
 
 MAX_LATENT, MAX_QUERY_RANK = 1 << 10, 1 << 20
 
@@ -21,22 +24,35 @@ class LatentConfig:
     latent_dim: int
     query_rank: int
 
+    @property
+    def key_length(self) -> int:
+        """Elements of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    def specification(
+        self, heads: int, scale: float, norm: NormSpec, rope: RopeSpec | None
+    ) -> LatentAttentionSpec:
+        """The block of a layer."""
+        lengths = self.nope_dim, self.rope_dim, self.value_dim, self.latent_dim
+        return LatentAttentionSpec(heads, *lengths, scale, norm, rope, self.query_rank)
+
 
 def latent_attention(metadata: MetadataReader) -> LatentConfig:
-    """The latent attention of DeepSeek-V2."""
-    key_length = metadata.count("attention.key_length_mla", maximum=MAX_LATENT)
+    """The latent attention of DeepSeek-V2. Older files have only the lengths of heads, without "_mla"."""
+    lengths_of_heads = metadata.get("attention.key_length"), metadata.get("attention.value_length")
+    key_length = metadata.count("attention.key_length_mla", lengths_of_heads[0], maximum=MAX_LATENT)
     rope_dim = metadata.count("rope.dimension_count", minimum=2, maximum=key_length - 1)
-    value_dim = metadata.count("attention.value_length_mla", maximum=MAX_LATENT)
+    value_dim = metadata.count("attention.value_length_mla", lengths_of_heads[1], maximum=MAX_LATENT)
     latent_dim = metadata.count("attention.kv_lora_rank", maximum=MAX_LATENT)
     lengths = {
-        "attention.key_length_mla": (key_length - rope_dim, 32, " without the RoPE dimensions"),
         "rope.dimension_count": (rope_dim, 16, ""),
+        "attention.key_length_mla": (key_length - rope_dim, 32, " without the RoPE dimensions"),
         "attention.value_length_mla": (value_dim, 16, ""),
         "attention.kv_lora_rank": (latent_dim, 32, ""),
     }
     for key, (length, multiple, what) in lengths.items():
         if length % multiple:
-            raise metadata.refused(key, metadata.get(key), f"a multiple of {multiple}{what}")
+            raise metadata.refused(key, length, f"a multiple of {multiple}{what}")
     rank = metadata.count("attention.q_lora_rank", 0, minimum=0, maximum=MAX_QUERY_RANK)
     if metadata.number("attention.temperature_scale", 0.0):
         given = metadata.get("attention.temperature_scale")

@@ -32,6 +32,27 @@ def padded(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
+@dataclass(frozen=True)
+class CacheState:
+    """The cache of one attention block, in main memory; `spec`: of the block."""
+
+    spec: Any
+    cache: Any
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.cache.nbytes)
+
+    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
+        """As `BlockState.views`."""
+        views: tuple[npt.NDArray[np.generic], ...] = self.cache.first(end)
+        return views
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """As `BlockState.copy`."""
+        self.cache.copy(source, target, count)
+
+
 class CacheShape(Protocol):
     """The attributes that determine the size of a cache, of an attention specification."""
 

@@ -33,6 +33,7 @@ from tests.edgeinfer.make_logit_goldens import (
     quantized,
 )
 from tests.model_zoo import ZOO
+from tests.random_latents import legacy_layers
 from tests.random_models import RandomModel
 
 Logits = npt.NDArray[np.floating]
@@ -137,6 +138,19 @@ def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, vari
     pytest.importorskip("llama_cpp")
     path = model_of(name, variant, OTHER_SEED).write(tmp_path / "model.gguf")
     check(path, name, variant, llama_cpp_logits(path, IDS)[STORED_POSITIONS])
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("variant", ["plain", "quantized"])
+def test_older_files_of_latent_attention_have_the_logits_of_llama_cpp(tmp_path: Path, variant: str) -> None:
+    pytest.importorskip("llama_cpp")
+    model = replace(ZOO["deepseek2-lite"], hybrid=legacy_layers())
+    path = (quantized(model) if variant == "quantized" else model).write(tmp_path / "model.gguf")
+    theirs, exact = llama_cpp_logits(path, IDS)[STORED_POSITIONS], logits_of(path, "exact")
+    # The keys are rounded to float16.
+    assert median_distance(theirs, exact) < (1e-3 if variant == "plain" else 0.25)
+    within = 1e-3 if variant == "plain" else 2 * median_distance(theirs, exact)
+    assert median_distance(logits_of(path, "cpu"), exact) < within
 
 
 @pytest.mark.default_cases(1)

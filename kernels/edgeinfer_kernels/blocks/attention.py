@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
+from edgeinfer_kernels.layer_cache import CacheState, CacheType, LayerCache, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -166,7 +166,7 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
-class AttentionState:
+class AttentionState(CacheState):
     """The KV cache of one attention block, in main memory.
 
     Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
@@ -175,16 +175,6 @@ class AttentionState:
 
     spec: AttentionSpec
     cache: LayerCache
-
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
-
-    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
-        return self.cache.first(end)
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        self.cache.copy(source, target, count)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `BlockState.evict`, in chunks of about a thousand positions.

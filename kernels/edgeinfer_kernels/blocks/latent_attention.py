@@ -7,7 +7,7 @@ exist. Source: DeepSeek-AI 2024, "DeepSeek-V2", §2.1 and Appendix C.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, latent_rows, latent_splits
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import CacheType, padded
+from edgeinfer_kernels.layer_cache import CacheState, CacheType, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -45,6 +45,9 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     taken,
     vector_bytes,
 )
+
+MAX_DEVICE_LATENT = 512
+"""Maximum elements of a latent vector on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +95,34 @@ class LatentAttentionSpec:
     def read(self, tensors: TensorReader) -> "LatentAttentionWeights":
         width, rows, rank = tensors.hidden_size, self.heads * self.query_dim, self.query_rank
         q_norm = tensors.required("attn_q_a_norm.weight", rank) if rank else None
+        keys, values = self._keys_and_values(tensors)
         return LatentAttentionWeights(
             attn_q_a=tensors.matrix("attn_q_a", rank, width) if rank else None,
             attn_q=tensors.matrix("attn_q_b", rows, rank) if rank else tensors.matrix("attn_q", rows, width),
             attn_kv_a=tensors.matrix("attn_kv_a_mqa", self.cached_dim, width),
-            attn_k_b=_stacked(tensors.experts("attn_k_b", self.heads, self.latent_dim, self.nope_dim)),
-            attn_v_b=_stacked(tensors.experts("attn_v_b", self.heads, self.value_dim, self.latent_dim)),
+            attn_k_b=keys,
+            attn_v_b=values,
             attn_output=tensors.matrix("attn_output", width, self.heads * self.value_dim),
             attn_q_a_norm=q_norm,
             attn_kv_a_norm=tensors.required("attn_kv_a_norm.weight", self.latent_dim),
         )
+
+    def _keys_and_values(self, tensors: TensorReader) -> tuple[Matrix, Matrix]:
+        """W_k transposed and W_v of all heads. Older files have one tensor with W_k and W_v of each head; its
+        W_k becomes float16.
+        """
+        rows = self.nope_dim + self.value_dim
+        both = tensors.matrix_or_none("attn_kv_b", self.heads * rows, self.latent_dim)
+        if both is None:
+            keys = tensors.experts("attn_k_b", self.heads, self.latent_dim, self.nope_dim)
+            values = tensors.experts("attn_v_b", self.heads, self.value_dim, self.latent_dim)
+            return _stacked(keys), _stacked(values)
+        order = np.arange(self.heads * rows).reshape(self.heads, rows)
+        keys = both.reordered(order[:, : self.nope_dim].reshape(-1))
+        turned = keys.decoded().reshape(self.heads, self.nope_dim, -1).swapaxes(1, 2).astype(np.float16)
+        raw = turned.reshape(-1, self.nope_dim).view(np.uint8)
+        transposed = Matrix(both.name, "F16", self.heads * self.latent_dim, self.nope_dim, raw)
+        return transposed, both.reordered(order[:, self.nope_dim :].reshape(-1))
 
     def sizes(self, weights: "LatentAttentionWeights", norms: NormLengths) -> "LatentAttentionSizes":
         w = weights
@@ -151,21 +172,11 @@ class LatentAttentionWeights:
 
 
 @dataclass(frozen=True)
-class LatentAttentionState:
+class LatentAttentionState(CacheState):
     """The latent cache of one block, in main memory."""
 
     spec: LatentAttentionSpec
     cache: LatentCache
-
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
-
-    def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
-        return self.cache.first(end)
-
-    def copy(self, source: int, target: int, count: int) -> None:
-        self.cache.copy(source, target, count)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """`Capabilities.limited_to` refuses it."""
@@ -317,7 +328,13 @@ def latent_parts(spec: LatentAttentionSpec, tokens: int) -> int:
 
 
 def check_device_sizes(spec: LatentAttentionSpec, name: str) -> None:
-    """Raise `UnsupportedOnDeviceError` if rows of the projections don't fill whole programs."""
+    """Raise `UnsupportedOnDeviceError` if rows of the projections don't fill whole programs, or a latent
+    vector exceeds a tile.
+    """
+    if spec.latent_dim > MAX_DEVICE_LATENT:
+        raise UnsupportedOnDeviceError(
+            f"{name}: latent vectors of {spec.latent_dim}, the GPU kernels take at most {MAX_DEVICE_LATENT}"
+        )
     rows = spec.heads * spec.query_dim, spec.cached_dim, spec.query_rank
     if any(count % ROW_MULTIPLE for count in rows):
         raise UnsupportedOnDeviceError(

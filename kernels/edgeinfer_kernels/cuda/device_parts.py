@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
@@ -75,6 +77,7 @@ class DeviceParts:
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
+        _check_capability(specification, capability)
         stages = options.stages
         model = DeviceModel(specification, weights, arena, context, kv=options.kv, stages=stages)
         workspace = Workspace(model, arena)
@@ -85,6 +88,17 @@ class DeviceParts:
             sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, sampling, sent)
+
+
+def _check_capability(spec: DecoderSpec, capability: int) -> None:
+    """Raise `UnsupportedOnDeviceError` if a block kind needs a newer GPU; 0: the kernels are interpreted."""
+    for kind in dict.fromkeys(spec.residual(index).block.kind for index in spec.indices()):
+        module = device_module(kind)
+        oldest = module.OLDEST_CAPABILITY if hasattr(module, "OLDEST_CAPABILITY") else 0
+        if 0 < capability < oldest:
+            raise UnsupportedOnDeviceError(
+                f"{module.PART} needs compute capability {oldest / 10:.1f}, the GPU has {capability / 10:.1f}"
+            )
 
 
 def compute_capability(device: torch.device) -> int:

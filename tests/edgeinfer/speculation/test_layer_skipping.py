@@ -26,7 +26,7 @@ def test_the_first_and_last_layers_draft(count: int, layers: list[int]) -> None:
     assert kept_layers(count) == layers
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2"])
 def test_some_layers_equal_the_reference_and_keep_the_cache(tmp_path: Path, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     own, truth = engine_for(path, cpu()), engine_for(path, exact)

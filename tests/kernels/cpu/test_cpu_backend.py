@@ -116,7 +116,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
@@ -332,7 +332,7 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(tmp_path: Path) 
         engine_for(path, cpu("avx1024"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "qwen2moe", "smallthinker"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "qwen2moe", "smallthinker", "deepseek2"])
 def test_a_whole_decode_step_equals_its_blocks_bit_for_bit(tmp_path: Path, name: str) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu())
     engine.append(IDS[:40])

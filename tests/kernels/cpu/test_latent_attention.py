@@ -10,6 +10,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.conftest import BEST, ISAS, PORTABLE
 from tests.kernels.cpu.test_cpu_backend import IDS, NEAR, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO
+from tests.random_latents import without_rope
 from tests.random_models import VOCABULARY, RandomModel
 
 DENSE = replace(ZOO["deepseek2"], layers=2, dense_layers=2)
@@ -47,6 +48,14 @@ def test_steps_with_kv_splits_equal_the_reference(
         actual, expected = (engine.append_all(LONG_IDS[first:last]) for engine in (tested, truth))
         assert relative(actual, expected) < NEAR[kind]
     tested.close()
+
+
+def test_the_last_elements_may_have_no_rope(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    builds = [lambda s, w, state, build=build: build(without_rope(s), w, state) for build in (cpu(), exact)]
+    actual, expected = (engine_for(path, build).append_all(IDS) for build in builds)
+    assert relative(actual, expected) < 5e-6
+    assert relative(actual, engine_for(path, exact).append_all(IDS)) > 0.01
 
 
 @pytest.mark.default_cases

@@ -25,6 +25,7 @@ MODELS: dict[str, RandomModel] = {
     **{name: model for name, model in ZOO.items() if name not in CPU_ONLY},
     "many formats": WIDE,
     "odd vocabulary": replace(WIDE, tied=True),
+    "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
 }
 
 
@@ -93,6 +94,7 @@ STREAMING = {
     "nemotron_h": LayerSplit(False),
     "mamba-normed": LayerSplit(False),
     "jamba-moe": LayerSplit(True),
+    "deepseek2 dense": LayerSplit(False),
     "nemotron_h_moe": LayerSplit(True),
     "many formats": LayerSplit(False),
 }

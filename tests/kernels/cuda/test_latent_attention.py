@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, latent_rows, latent_splits
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
+from tests.kernels.cuda.decoders import CONTEXT, FLOATS_AGREE, opened, read, worst
 from tests.model_zoo import ZOO
-from tests.random_latents import latent_layers
+from tests.random_latents import latent_layers, without_rope
 from tests.random_models import RandomModel
 
 DENSE = replace(ZOO["deepseek2"], layers=1, dense_layers=1)
@@ -53,6 +55,18 @@ def test_other_sizes_equal_the_reference(device: str, tmp_path: Path, name: str)
         assert worst(result, decoder.reference_logits(ids)) < 3 * FLOATS_AGREE
 
 
+def test_the_last_elements_may_have_no_rope(device: str, tmp_path: Path) -> None:
+    with opened(DENSE, tmp_path) as given:
+        decoder = replace(given, specification=without_rope(given.specification))
+        ids = decoder.ids(14)
+        backend = decoder.backend(device)
+        result = read(backend, ids, (11, 1, 2))
+        assert backend.nbytes == decoder.counted_bytes(device) < given.counted_bytes(device)
+        backend.close()
+        assert worst(result, decoder.reference_logits(ids)) < 3 * FLOATS_AGREE
+        assert worst(result, given.reference_logits(ids)) > 0.02
+
+
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", ["narrow", "latent vectors of 512"])
@@ -83,6 +97,14 @@ def test_rows_that_leave_a_program_unfilled_are_refused(device: str, tmp_path: P
     expected = r"rank 24\), the GPU kernels need a multiple of 16"
     with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=expected):
         decoder.backend(device)
+
+
+def test_old_gpus_are_refused_in_one_line(tmp_path: Path) -> None:
+    with opened(DENSE, tmp_path) as decoder:
+        options = DeviceOptions(chunk=16)
+        expected = "latent attention needs compute capability 8.0, the GPU has 7.5"
+        with pytest.raises(UnsupportedOnDeviceError, match=expected):
+            DeviceParts.take(decoder.specification, decoder.weights, CONTEXT, Arena(), 75, options)
 
 
 @pytest.mark.parametrize("heads", [1, 16, 20, 32, 128])

@@ -12,7 +12,11 @@ from edgeinfer_tui.output.columns import shown_bytes
 from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
-HYBRIDS = {name: model for name, model in ZOO.items() if model.hybrid or model.convolutions}
+HYBRIDS = {
+    name: model
+    for name, model in ZOO.items()
+    if model.convolutions or (model.hybrid and model.hybrid.is_recurrent)
+}
 
 
 def lines_of(text: str) -> list[str]:

@@ -17,6 +17,13 @@ from edgeinfer_kernels.blocks.latent_attention import (
     latent_parts,
 )
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
+from edgeinfer_kernels.cuda.decode.latent_kernels import (
+    latent_chunk_kernel,
+    latent_combine_kernel,
+    latent_queries_kernel,
+    latent_rows_kernel,
+    latent_step_kernel,
+)
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -24,13 +31,6 @@ from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, transf
 from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, LatentConfig, SplitArgs, SplitConfig
-from edgeinfer_kernels.cuda.triton_ops.latent_attention import (
-    latent_chunk_kernel,
-    latent_combine_kernel,
-    latent_queries_kernel,
-    latent_rows_kernel,
-    latent_step_kernel,
-)
 from edgeinfer_kernels.cuda.tuning.step_shapes import (
     LATENT_TILE,
     Tuning,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 PART = "latent attention"
 """The name of the weights in lists of device memory."""
+OLDEST_CAPABILITY = 80
+"""Ten times the minimum compute capability: older GPUs have too little shared memory for a tile."""
 HostStates = HostLatents
 """The latent caches of blocks on the CPU, one block at a time."""
 
@@ -155,7 +157,7 @@ class Space:
         self.peaks = arena.take((parts, 2), torch.float32)
 
 
-def _config(spec: LatentAttentionSpec, cache: DeviceCache) -> LatentConfig:
+def latent_config(spec: LatentAttentionSpec, cache: DeviceCache) -> LatentConfig:
     return LatentConfig(
         spec.heads, spec.nope_dim, spec.rope_dim, spec.latent_dim, spec.query_dim,
         head_dimensions(spec.latent_dim), head_dimensions(spec.rope_dim), int(CACHES[cache.keys.dtype]),
@@ -169,7 +171,7 @@ def decode(
     """The projections, the rows of the cache, the queries, attention, the values, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("latent_attention")
     launches, state, cache = step.launches, step.workspace.state, block.state
-    config, nothing = _config(spec, cache), step.workspace.nothing
+    config, nothing = latent_config(spec, cache), step.workspace.nothing
     table, capacity = launches.or_nothing(w.table), launches.model.positions
     args = CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, capacity)
     launches.stacked(w.projections, source, space.projected, None, tokens)
@@ -276,7 +278,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
     space, products, tokens = prompt.space("latent_attention"), prompt.products, len(chunk.x)
     cache = block.state or prompt.host_states("latent_attention").fetch(block.index, start)
-    config, args = _config(spec, cache), cache.args
+    config, args = latent_config(spec, cache), cache.args
     projected, scales = products.stacked(h.rows, w.projections), h.scales
     rows = projected[:, w.cache_at(spec, padded=False) :]
     latent_rows_kernel[(tokens,)](
@@ -337,8 +339,6 @@ def attend_chunk(
 
 def chunk_tile(config: LatentConfig, capability: int) -> AttentionTile:
     """The tile config for a GPU; `capability`: ten times its compute capability, 0: interpreted."""
-    if capability < 80:
-        return AttentionTile(16, 16, 8, 1)
-    if capability not in (80, 90, 100) or config.dimensions > 512:
+    if capability not in (80, 90, 100):  # Others have 99 KiB of shared memory.
         return AttentionTile(32, 16, 8, 1)
-    return AttentionTile(64, 32 if config.cache == 0 else 16, 8, 1)
+    return AttentionTile(32, 64, 8, 2) if config.cache == 0 else AttentionTile(32, 32, 8, 1)

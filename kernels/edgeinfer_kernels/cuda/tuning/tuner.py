@@ -28,7 +28,7 @@ KERNEL_SOURCES = (
     "decode/gemv_kernels.py", "decode/decode_attention.py", "decode/step_rope.py", "decode/decode_step.py",
     "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py", "prefill/expert_kernels.py",
     "blocks/attention.py", "blocks/feed_forward.py", "blocks/moe.py", "blocks/latent_attention.py",
-    "triton_ops/latent_attention.py",
+    "decode/latent_kernels.py",
 )  # fmt: skip
 """If one of these files changes, saved tunings become invalid."""
 

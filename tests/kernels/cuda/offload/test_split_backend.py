@@ -21,6 +21,7 @@ from tests.random_models import RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerSplit(on_gpu=True)
+MODELS = {**ZOO, "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3)}
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -91,6 +92,8 @@ CASES = [
     ("granitehybrid", mixed),
     ("nemotron_h", mixed),
     ("mamba", mixed),
+    ("deepseek2", mixed),
+    on_a_gpu("deepseek2-lite", attention_alone),
     ("jamba-moe", mixed),
     ("nemotron_h", split_halves),
     ("nemotron_h_moe", split_halves),
@@ -101,7 +104,7 @@ CASES = [
 
 
 def model_for(name: str, split_rule: Divide) -> RandomModel:
-    model = ZOO[name]
+    model = MODELS[name]
     if split_rule is not split_halves or model.experts:
         return model
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
@@ -117,7 +120,7 @@ def layers_for(name: str, split_rule: Divide) -> tuple[int, ...]:
         return ()
     if split_rule is mixed:
         return FOUR_KINDS.get(name, ())
-    return (0, 1) if split_rule is attention_alone or ZOO[name].experts else ()
+    return (0, 1) if split_rule is attention_alone or MODELS[name].experts else ()
 
 
 @pytest.mark.default_cases(3)
@@ -144,6 +147,7 @@ STREAMED = [
     ("kimi-linear", mixed),
     ("nemotron_h", mixed),
     ("mamba", mixed),
+    ("deepseek2 dense", mixed),
     ("jamba-moe", mixed),
     ("nemotron_h_moe", split_halves),
     on_a_gpu("qwen2moe", attention_alone),
