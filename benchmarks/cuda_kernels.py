@@ -32,11 +32,13 @@ from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_e
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
     add_experts,
+    expert_product,
+    expert_tile,
     grouped_product,
     grouped_tile,
 )
 from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel, tiles_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_experts import ASSIGNMENTS_PER_STEP
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
@@ -115,6 +117,7 @@ def grouped(width: int, hidden: int, capability: int) -> None:
         pairs, empty(2, 8, dtype=WHOLE), pairs, pairs, pairs, pairs, empty(8, dtype=WHOLE), 2 * TOKENS, 3,
         EXPERTS=8, EXPERTS_PER_TOKEN=2, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
     )  # fmt: skip
+    tiles_kernel[(8,)](pairs, pairs, SLOTS=8, PADDED_SLOTS=8, BLOCK_M=16, num_warps=4)
     for bias in (None, empty(8 * width)):
         add_experts(empty(TOKENS, width), scales, bias, choice, empty(TOKENS, width), 0, TOKENS, 0)
 
@@ -173,11 +176,10 @@ def whole_step(shape: Shape, kind: str, tokens: int, capability: int, kv: CacheT
     second = model.blocks[1].weights
     if isinstance(second, DeviceExperts):
         stack = second.stacks.down
-        dequantize_experts_kernel[(1, 1, 1)](
-            stack.parts, empty(2, dtype=WHOLE), out, shape.width, 0, 16,
-            COLUMNS=stack.shapes.columns, BLOCKS=stack.shapes.blocks, STEP=DEQUANTIZED_BLOCKS,
-            TILE=stack.shapes.tile, num_warps=DEQUANTIZING_WARPS,
-        )  # fmt: skip
+        rows, tiles = empty(64, stack.shapes.columns, dtype=HALF), empty(2, 3, dtype=WHOLE)
+        for assignments in (16, 32, 64):
+            tile = expert_tile(capability, assignments, 1)
+            expert_product(rows, None, stack, shape.width, tiles, tile, empty(64, shape.width))
     table = model.embedding
     embed_rows_kernel[(1, 1)](
         table.parts, space.state, space.x, 1.0,

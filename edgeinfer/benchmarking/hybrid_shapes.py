@@ -168,6 +168,7 @@ class Mamba2Layers(RecurrentLayers):
     def metadata(self, layers: int) -> Mapping[str, Any]:
         letters = self.pattern[:layers]
         return {
+            "attention.layer_norm_epsilon": 1e-5,  # llama.cpp requires it, and reads the other one.
             "attention.head_count_kv": [self.kv_heads if letter == "*" else 0 for letter in letters],
             "feed_forward_length": [self.feed_forward if letter == "E" else 0 for letter in letters],
             "ssm.conv_kernel": self.taps,

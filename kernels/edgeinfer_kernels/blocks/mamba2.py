@@ -1,13 +1,19 @@
 """Mamba-2: specification, weights and sizes of one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes
+from edgeinfer_kernels.sizes.cuda_matrices import taken
+
+PROMPT_CHUNK = 64
+"""Positions of a prompt that a GPU evaluates together."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,14 @@ class Mamba2Spec(RecurrentSpec):
         width = padded(self.channels)
         matrix = self.inner_size * self.state_size
         return RecurrentShape(self.taps - 1, width, width + padded(self.heads), matrix, self.slots)
+
+    def chunks(self, tokens: int) -> int:
+        """The largest number of chunks of PROMPT_CHUNK positions, with pending ones before `tokens`."""
+        return -(-(tokens + RING_ROWS) // PROMPT_CHUNK)
+
+    def chunk_states(self, tokens: int) -> int:
+        """Elements of the states before all chunks."""
+        return self.chunks(tokens) * self.inner_size * self.state_size
 
     def read(self, tensors: TensorReader) -> "Mamba2Weights":
         width, inner, channels = tensors.hidden_size, self.inner_size, self.channels
@@ -121,3 +135,10 @@ class Mamba2Sizes(MatrixStateSizes):
         """The update of each head's state, its product with C, and the convolution."""
         spec = self.spec
         return 2 * tokens * (2 * spec.inner_size * spec.state_size + spec.channels * spec.taps)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["Mamba2Sizes"], chunk: int, hidden_size: int) -> int:
+        """With the states before all chunks, and their decay."""
+        states = max(block.spec.chunk_states(chunk) for block in blocks)
+        ends = max(block.spec.chunks(chunk) * block.spec.heads for block in blocks)
+        return super().prompt_bytes(blocks, chunk, hidden_size) + taken(states, 4) + taken(ends, 4)

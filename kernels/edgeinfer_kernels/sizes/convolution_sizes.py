@@ -72,7 +72,7 @@ class MatrixStateSizes(ConvolutionSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
-        """The projections, the rows, and the input of the last projection."""
+        """The projections, `_row_bytes`, and the input of the last projection."""
         rows = max(stacked_rows(block.stacked_inputs()) for block in blocks)
         results = max(block.spec.result_width for block in blocks)
         conv_out = activation_bytes(step.tokens, results, has_floats(block.output for block in blocks))

@@ -17,7 +17,7 @@ SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 PROMPT_KERNELS = {
     "norm_rows_kernel", "add_norm_rows_kernel", "activation_rows_kernel", "rope_append_kernel",
     "flash_attention_kernel", "context_shift_kernel", "unpack_kernel", "unpack_floats_kernel",
-    "group_assignments_kernel", "grouped_product_kernel", "add_experts_kernel",
+    "group_assignments_kernel", "grouped_product_kernel", "add_experts_kernel", "tiles_kernel",
     "candidates_kernel", "sample_kernel", "best_of_slices_kernel", "argmax_kernel",
 }  # fmt: skip
 STEP_KERNELS = {
@@ -25,7 +25,7 @@ STEP_KERNELS = {
     "head_kernel", "sample_best_kernel", "add_norm_kernel", "select_experts_kernel", "expert_gated_kernel",
     "expert_down_kernel", "send_kernel", "receive_kernel",
 }  # fmt: skip
-PLANE_KERNELS = {"dequantize_kernel", "dequantize_experts_kernel", "embed_rows_kernel"}
+PLANE_KERNELS = {"dequantize_kernel", "expert_product_kernel", "embed_rows_kernel"}
 FOUR_BIT_KERNELS = {"hadamard_heads_kernel"}
 FOUR_BIT_TARGETS = (75, 86, 90, 120)
 """Targets that compile the prompt kernels of a four-bit cache; the others those of an eight-bit one."""

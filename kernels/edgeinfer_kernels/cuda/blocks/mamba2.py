@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
+from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec, Mamba2Weights
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     DeviceConvolution,
@@ -32,15 +33,16 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_args,
     state_config,
 )
+from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
 from edgeinfer_kernels.cuda.triton_ops.mamba2 import (
-    CHUNK,
-    PIECE,
     mamba2_chunk_kernel,
     mamba2_convolution_kernel,
     mamba2_gate_chunk_kernel,
     mamba2_gate_step_kernel,
+    mamba2_pass_kernel,
     mamba2_rows_kernel,
+    mamba2_states_kernel,
     mamba2_step_kernel,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -62,8 +64,23 @@ ROW_BLOCK = 1024
 CONV_BLOCK = 256
 """Channels that a program of `mamba2_convolution_kernel` computes."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
-"""Columns of the state that a program of a decode step and of a chunk updates."""
-Space, PromptSpace = MatrixStateSpace, MatrixStatePromptSpace
+"""Columns of the state that a program of a decode step and of a chunk processes."""
+PIECE = 16
+"""Rows of the state that a program of a chunk processes at a time."""
+PASS_BLOCK = 1024
+"""Elements of a head's state that a program of `mamba2_pass_kernel` processes."""
+Space = MatrixStateSpace
+
+
+class PromptSpace(MatrixStatePromptSpace):
+    """The buffers of a chunk of a prompt, with the state of every head before each CHUNK positions, and their
+    decay.
+    """
+
+    def __init__(self, specs: Sequence[Mamba2Spec], arena: Arena, chunk: int) -> None:
+        super().__init__(specs, arena, chunk)
+        self.states = arena.take((max(spec.chunk_states(chunk) for spec in specs),), torch.float32)
+        self.ends = arena.take((max(spec.chunks(chunk) * spec.heads for spec in specs),), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -206,9 +223,18 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         NET=net, CONFIG=config, TAPS=spec.taps, BIASED=w.taps_bias is not None, BLOCK=CONV_BLOCK,
         DEPENDENT=False, num_warps=2,
     )  # fmt: skip
-    mamba2_chunk_kernel[(spec.heads, -(-spec.head_dim // CHUNK_COLUMNS))](
-        space.rows, space.conv, words, args, w.a, w.d, space.values,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, PIECE=PIECE, num_warps=4,
+    grid = spec.heads * -(-spec.head_dim // CHUNK_COLUMNS), spec.chunks(tokens)
+    mamba2_states_kernel[grid](
+        space.rows, space.conv, words, args, w.a, space.states, space.ends,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=PROMPT_CHUNK, PIECE=PIECE, num_warps=4,
+    )  # fmt: skip
+    mamba2_pass_kernel[(-(-spec.head_dim * spec.state_size // PASS_BLOCK), spec.heads)](
+        words, args, space.states, space.ends,
+        NET=net, CONFIG=config, COUNT=PROMPT_CHUNK, BLOCK=PASS_BLOCK, num_warps=4,
+    )  # fmt: skip
+    mamba2_chunk_kernel[grid](
+        space.rows, space.conv, words, args, w.a, w.d, space.states, space.values,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=PROMPT_CHUNK, PIECE=PIECE, num_warps=4,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)

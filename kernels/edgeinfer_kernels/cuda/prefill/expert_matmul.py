@@ -4,9 +4,17 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import add_experts_kernel, grouped_product_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import (
+    add_experts_kernel,
+    expert_product_kernel,
+    grouped_product_kernel,
+    tiles_kernel,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 
 SUM_COLUMNS = 1024
 
@@ -24,6 +32,42 @@ def grouped_tile(capability: int) -> GroupedTile:
     registers.
     """
     return GroupedTile(32, 32, 32) if 0 < capability < 80 else GroupedTile(64, 128, 64)
+
+
+class ExpertTile(NamedTuple):
+    """The tile config of `expert_product_kernel`. `blocks`: of a row that are dequantized at a time."""
+
+    rows: int
+    outputs: int
+    blocks: int
+    warps: int
+
+
+def expert_tile(capability: int, assignments: int, experts: int) -> ExpertTile:
+    """The tile config; tiles have about as many rows as an expert has assignments, on average. Small tiles
+    as in `grouped_tile`.
+    """
+    rows = max(16, next_power_of_two(assignments // max(1, experts)))
+    if 0 < capability < 80:
+        return ExpertTile(min(rows, 32), 32, 1, 4)
+    return ExpertTile(min(rows, 64), 64, 8, 8)
+
+
+def max_tiles(assignments: int, experts: int, rows: int) -> int:
+    """The largest number of tiles of `rows` rows."""
+    return min(experts, assignments) + assignments // rows
+
+
+def sorted_tiles(counts: Tensor, assignments: int, rows: int) -> Tensor:
+    """The tiles of all sorted rows, (tiles, TILE_FIELDS) int32, from the assignments per slot, without
+    waiting for these; tiles that are left are empty.
+    """
+    slots = len(counts)
+    tiles = torch.zeros((max_tiles(assignments, slots, rows), 3), dtype=torch.int32, device=counts.device)
+    tiles_kernel[(slots,)](
+        counts, tiles, SLOTS=slots, PADDED_SLOTS=next_power_of_two(slots), BLOCK_M=rows, num_warps=4
+    )
+    return tiles
 
 
 @dataclass(frozen=True)
@@ -60,6 +104,24 @@ def grouped_product(
         rows, index, weights, tiles, out, count, out.stride(0), first_out,
         COLUMNS=columns, INDEXED=index is not None, BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
         BLOCK_K=math.gcd(columns, tile.columns), num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def expert_product(
+    rows: Tensor,
+    index: Tensor | None,
+    matrix: DeviceMatrix,
+    expert_rows: int,
+    tiles: Tensor,
+    tile: ExpertTile,
+    out: Tensor,
+) -> None:
+    """out[r] float32 = row r · its expert's matrix transposed; see `expert_product_kernel`."""
+    shapes = matrix.shapes
+    expert_product_kernel[(-(-expert_rows // tile.outputs), len(tiles))](
+        rows, index, matrix.parts, tiles, out, expert_rows, out.stride(0),
+        COLUMNS=shapes.columns, BLOCKS=shapes.blocks, TILE=shapes.tile, INDEXED=index is not None,
+        BLOCK_M=tile.rows, BLOCK_N=tile.outputs, STEP=tile.blocks, num_warps=tile.warps,
     )  # fmt: skip
 
 

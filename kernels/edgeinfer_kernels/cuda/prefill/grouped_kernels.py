@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.projections import ROWS
-from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize
+from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_rows
+from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, load_tile
 
 TILE_FIELDS = tl.constexpr(3)
 """int32 fields of a tile of rows: the slot of its expert's weights, its first row, and the end of its
@@ -60,26 +60,69 @@ def group_assignments_kernel(
     tl.store(counts + expert_slot, at - first)
 
 
-@triton.jit(do_not_specialize=["expert_rows", "first_row", "rows"])
-def dequantize_experts_kernel(
+@triton.jit
+def tiles_kernel(counts, tiles, SLOTS: tl.constexpr, PADDED_SLOTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The tiles of BLOCK_M sorted rows, as TILE_FIELDS describes, of all slots with assignments; one program
+    per slot. Tiles that are left are not written.
+    """
+    slot, other = tl.program_id(0), tl.arange(0, PADDED_SLOTS)
+    before = tl.load(counts + other, mask=(other < slot) & (other < SLOTS), other=0)
+    first = tl.sum(before, axis=0)
+    number = tl.sum((before + BLOCK_M - 1) // BLOCK_M, axis=0)
+    end = first + tl.load(counts + slot)
+    for row in range(first, end, BLOCK_M):
+        tile = tiles + TILE_FIELDS * number
+        tl.store(tile, slot)
+        tl.store(tile + 1, row)
+        tl.store(tile + 2, end)
+        number += 1
+
+
+@triton.jit(do_not_specialize=["expert_rows", "stride"])
+def expert_product_kernel(
+    rows,
+    index,
     matrix,
-    experts,
+    tiles,
     out,
     expert_rows,
-    first_row,
-    rows,
+    stride,
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
     TILE: tl.constexpr,
+    INDEXED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
 ):
-    """out (experts, rows, COLUMNS) float16 = rows first_row… of these `experts` of a stack of matrices with
-    `expert_rows` each; program (STEP blocks, 16 rows, expert). Otherwise as `dequantize_kernel`.
+    """out[r] = row r · the rows of its expert in a stack of matrices with `expert_rows` each, transposed;
+    float32.
+
+    Row r is rows[index[r]], or rows[r] without an index, (…, COLUMNS) float16; out has `stride` elements per
+    row. Program (BLOCK_N outputs, a tile of BLOCK_M rows); weights are dequantized STEP blocks of a row at a
+    time, in the order in which they are stored. Reads an expert's planes once per BLOCK_M rows.
     """
-    row, expert = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2)
-    taken = tl.load(experts + expert) * expert_rows + first_row + tl.minimum(row, rows - 1)
-    to = out + (expert * rows + row) * COLUMNS
-    dequantize(matrix, taken, to, row < rows, COLUMNS, BLOCKS, STEP, TILE)
+    tile = tiles + TILE_FIELDS * tl.program_id(1)
+    slot, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    if first < last:
+        row = first + tl.arange(0, BLOCK_M)
+        there = row < last
+        taken = tl.load(index + row, mask=there, other=0) if INDEXED else row
+        output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        weights = slot * expert_rows + tl.minimum(output, expert_rows - 1)
+        element = tl.arange(0, 32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for begin in range(0, BLOCKS, STEP):
+            stored = blocks_at(begin, STEP, 4)
+            b = decode_rows(load_tile(matrix, weights, stored, BLOCKS, BLOCKS % STEP > 0, TILE, 4), TILE)
+            block = stored % (BLOCKS // 8) * 8 + stored // (BLOCKS // 8)
+            begins = tl.where(stored < BLOCKS, block * 32, COLUMNS)
+            column = tl.reshape(begins[:, None] + element[None, :], (32 * STEP,))
+            inside = there[:, None] & (column < COLUMNS)[None, :]
+            a = tl.load(rows + taken[:, None] * COLUMNS + column[None, :], mask=inside, other=0.0)
+            total = tl.dot(a, tl.trans(b), total)
+        to = out + row[:, None] * stride + output[None, :]
+        tl.store(to, total, mask=there[:, None] & (output < expert_rows)[None, :])
 
 
 @triton.jit(do_not_specialize=["count", "stride", "first_out"])

@@ -1,12 +1,14 @@
 """Prefill MoE: the tokens of a chunk are grouped by expert, so each expert's matrices are used once.
 
-The host needs the token-expert assignments, so it waits for them once per layer. The CPU computes its
-experts, or the weights of those with tokens are streamed to the GPU. Several experts are computed at a time.
+Experts on the GPU are multiplied as they are stored. The CPU computes its experts, or the weights of those
+with tokens are streamed to the GPU, several at a time; the host then waits for the assignments, once per
+layer, and also if the results of all of them don't fit the buffers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,12 +23,16 @@ from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, select_experts_kernel
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
+    ExpertTile,
     add_experts,
+    expert_product,
+    expert_tile,
     grouped_product,
     grouped_tile,
+    sorted_tiles,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
-from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DEQUANTIZING_WARPS, Products
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel
+from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -52,14 +58,29 @@ class _Batch:
         return sum(self.counts)
 
     def tiles(self, rows: int) -> list[tuple[int, int, int]]:
-        """(index of the expert in the batch, first row, end of the expert's rows) of tiles of `rows` rows,
-        counted from `first`.
+        """(slot of the expert, or its index in the batch if it is streamed, first row, end of the expert's
+        rows) of tiles of `rows` rows, counted from `first`.
         """
         rows_of_tiles, end = [], 0
         for number, count in enumerate(self.counts):
             begin, end = end, end + count
-            rows_of_tiles += [(number, row, end) for row in range(begin, end, rows)]
+            expert = number if _is_streamed(self.stacks) else self.experts[number]
+            rows_of_tiles += [(expert, row, end) for row in range(begin, end, rows)]
         return rows_of_tiles
+
+
+class _TiledRows(NamedTuple):
+    """Sorted rows from `first` on, and their tiles. `tile`: the config of experts on the GPU; `experts`:
+    those of a streamed batch.
+    """
+
+    stacks: ExpertStacks
+    first_slot: int
+    first: int
+    rows: int
+    tiles: Tensor
+    tile: ExpertTile
+    experts: tuple[int, ...] = ()
 
 
 class PrefillExperts:
@@ -67,7 +88,7 @@ class PrefillExperts:
 
     def __init__(self, spec: DecoderSpec, products: Products, arena: Arena, capability: int) -> None:
         chunk = products.chunk
-        self._tile = grouped_tile(capability)
+        self._tile, self._capability = grouped_tile(capability), capability
         self._routing = RoutingSpace(spec.specs(MoeSpec), arena, chunk)
         self._products, self._width = products, spec.hidden_size
         needed = chunk if self._routing.experts_per_token else 0
@@ -135,7 +156,7 @@ class PrefillExperts:
         )  # fmt: skip
 
     def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
-        """Sort the assignments by slot; start the copy of the counts per slot to the host."""
+        """Sort the assignments by slot."""
         count = len(ids)
         slots, positions, tokens, row_slots = (each[:count] for each in self._assignments)
         if w.has_expert_cache:
@@ -144,9 +165,6 @@ class PrefillExperts:
             ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
             EXPERTS=w.count, EXPERTS_PER_TOKEN=spec.experts_per_token, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
         )  # fmt: skip
-        self._host_counts.copy_(self._counts, non_blocking=True)
-        if self._counted is not None:
-            self._counted.record()
         return ExpertRows(slots, weights, positions, tokens, row_slots)
 
     def _add_selected(
@@ -158,29 +176,39 @@ class PrefillExperts:
         sent: ExpertStacks | None,
         total: Tensor,
     ) -> None:
-        if self._counted is not None:
-            self._counted.synchronize()
-        counts = self._host_counts[: w.all_slots].tolist()
+        count, fitting = len(assignments.slots), self._products.expert_rows
+        tile = expert_tile(self._capability, count, w.count)
+        if w.here == w.count and not w.has_expert_cache and count <= fitting:
+            tiles = sorted_tiles(self._counts[: w.count], count, tile.rows)
+            self._add_rows(spec, _TiledRows(w.stacks, 0, 0, count, tiles, tile), assignments, h, total)
+            return
+        counts = self._counts_on_host()[: w.all_slots]
         batches = list(self._batches(counts, w.stacks, 0)) if w.here else []
         if sent is not None:
             batches += self._batches(counts, sent, w.here)
-        tiles = [batch.tiles(self._tile.rows) for batch in batches]
-        experts = [batch.experts for batch in batches]
-        # One transfer to the device for all tables of the layer.
-        numbers = [*chain.from_iterable(chain.from_iterable(tiles)), *chain.from_iterable(experts)]
-        table = torch.tensor(numbers, dtype=torch.int32).to(h.rows.device, non_blocking=True)
-        at_tile, at_expert = 0, 3 * sum(map(len, tiles))
-        for batch, tile in zip(batches, tiles, strict=True):
-            shown = table[at_tile : at_tile + 3 * len(tile)].view(-1, 3)
-            which = table[at_expert : at_expert + len(batch.experts)]
-            at_tile, at_expert = at_tile + shown.numel(), at_expert + len(batch.experts)
-            self._add_batch(spec, batch, assignments, h, shown, which, total)
+        rows_of = (self._tile.rows if _is_streamed(batch.stacks) else tile.rows for batch in batches)
+        tiles_of = [batch.tiles(rows) for batch, rows in zip(batches, rows_of, strict=True)]
+        # One transfer to the device for all tiles of the layer.
+        numbers = list(chain.from_iterable(chain.from_iterable(tiles_of)))
+        table = torch.tensor(numbers, dtype=torch.int32).to(h.rows.device, non_blocking=True).view(-1, 3)
+        for batch, tiles in zip(batches, table.split(list(map(len, tiles_of))), strict=True):
+            experts = batch.experts if _is_streamed(batch.stacks) else ()
+            part = _TiledRows(batch.stacks, batch.first_slot, batch.first, batch.rows, tiles, tile, experts)
+            self._add_rows(spec, part, assignments, h, total)
+
+    def _counts_on_host(self) -> list[int]:
+        """The assignments per slot; waits for them."""
+        self._host_counts.copy_(self._counts, non_blocking=True)
+        if self._counted is not None:
+            self._counted.record()
+            self._counted.synchronize()
+        counts: list[int] = self._host_counts.tolist()
+        return counts
 
     def _batches(self, counts: Sequence[int], stacks: ExpertStacks, first_slot: int) -> Iterator[_Batch]:
-        """Batches of experts with tokens, as large as the row and weight buffers allow; `counts`: assignments
-        per slot.
-        """
-        max_experts = min(self._experts_at_once(stacks, m) for m in stacks.matrices)
+        """Batches of experts with tokens, as large as the buffers allow; `counts`: assignments per slot."""
+        streamed = [matrix for matrix in stacks.matrices if isinstance(matrix, StreamedMatrix)]
+        max_experts = min((self._experts_at_once(matrix) for matrix in streamed), default=stacks.count)
         max_rows = self._products.expert_rows
         at = sum(counts[:first_slot])
         first = at
@@ -203,79 +231,50 @@ class PrefillExperts:
         assert self._products.sender is not None, "there is a sender where anything is sent"
         return self._products.sender
 
-    def _experts_at_once(self, stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
-        """How many experts' rows fit the scratch, and a transfer piece if streamed; at least 1."""
-        rows, columns = _expert_shape(stacks, matrix)
-        max_experts = len(self._products.scratch) // (rows * columns)
-        if isinstance(matrix, StreamedMatrix):
-            max_experts = min(max_experts, self._sender.piece_bytes // matrix.expert_bytes)
-        return max(max_experts, 1)
+    def _experts_at_once(self, matrix: StreamedMatrix) -> int:
+        """How many experts' rows fit the scratch and a transfer piece; at least 1."""
+        fitting = len(self._products.scratch) // (matrix.shapes.rows * matrix.shapes.columns)
+        return max(min(fitting, self._sender.piece_bytes // matrix.expert_bytes), 1)
 
-    def _add_batch(
-        self,
-        spec: MoeSpec,
-        batch: _Batch,
-        assignments: ExpertRows,
-        h: ScaledRows,
-        tiles: Tensor,
-        experts: Tensor,
-        total: Tensor,
+    def _add_rows(
+        self, spec: MoeSpec, part: _TiledRows, assignments: ExpertRows, h: ScaledRows, total: Tensor
     ) -> None:
-        stacks, count, products = batch.stacks, batch.rows, self._products
-        hidden, _ = _expert_shape(stacks, stacks.up)
-        index = assignments.tokens[batch.first : batch.first + count]
+        stacks, first, count, products = part.stacks, part.first, part.rows, self._products
+        hidden = _expert_rows(stacks, stacks.up)
+        index = assignments.tokens[first : first + count]
         scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
         both = products.floats(2, count, hidden)
         biases = stacks.up_bias, stacks.gate_bias
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):
             if matrix is None:
                 continue
-            self._multiply(batch, matrix, h.rows, index, tiles, experts, out)
+            self._multiply(part, matrix, h.rows, index, out)
             if bias is not None:
-                of_row = assignments.row_slots[batch.first : batch.first + count] - batch.first_slot
+                of_row = assignments.row_slots[first : first + count] - part.first_slot
                 out += bias.view(-1, hidden)[of_row] / scales[:, None]
         inner = products.hidden(count, hidden)
         gate = None if stacks.gate is None else both[1]
         activation_rows(gate, both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
         y = products.floats(count, self._width)
-        self._multiply(batch, stacks.down, inner.rows, None, tiles, experts, y)
-        add_experts(
-            y, inner.scales, stacks.down_bias, assignments, total, batch.first, count, batch.first_slot
-        )
+        self._multiply(part, stacks.down, inner.rows, None, y)
+        add_experts(y, inner.scales, stacks.down_bias, assignments, total, first, count, part.first_slot)
 
     def _multiply(
-        self,
-        batch: _Batch,
-        matrix: DeviceMatrix,
-        rows: Tensor,
-        index: Tensor | None,
-        tiles: Tensor,
-        experts: Tensor,
-        out: Tensor,
+        self, part: _TiledRows, matrix: DeviceMatrix, rows: Tensor, index: Tensor | None, out: Tensor
     ) -> None:
-        """out (rows of the batch, rows of an expert) float32 = rows[index] · the expert's transposed."""
-        matrix_rows, columns = _expert_shape(batch.stacks, matrix)
-        step = min(matrix_rows, self._products.rows_at_once(columns))
-        if isinstance(matrix, StreamedMatrix):
-            step = min(step, self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP)
-        for first in range(0, matrix_rows, step):
-            count = min(step, matrix_rows - first)
-            weights = self._products.scratch[: len(batch.experts) * count * columns]
-            if isinstance(matrix, StreamedMatrix):
-                self._send(matrix, batch.experts, first, weights.view(-1, columns))
-            else:
-                shapes = matrix.shapes
-                grid = (
-                    -(-shapes.blocks // DEQUANTIZED_BLOCKS),
-                    -(-count // ROWS_PER_GROUP),
-                    len(batch.experts),
-                )
-                dequantize_experts_kernel[grid](
-                    matrix.parts, experts, weights, matrix_rows, first, count,
-                    COLUMNS=columns, BLOCKS=shapes.blocks, STEP=DEQUANTIZED_BLOCKS, TILE=shapes.tile,
-                    num_warps=DEQUANTIZING_WARPS,
-                )  # fmt: skip
-            grouped_product(rows, index, weights.view(-1, count, columns), tiles, out, first, self._tile)
+        """out (rows of the part, rows of an expert) float32 = rows[index] · the expert's transposed."""
+        expert_rows = _expert_rows(part.stacks, matrix)
+        if not isinstance(matrix, StreamedMatrix):
+            expert_product(rows, index, matrix, expert_rows, part.tiles, part.tile, out)
+            return
+        columns = matrix.shapes.columns
+        piece_rows = self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP
+        step = min(expert_rows, self._products.rows_at_once(columns), piece_rows)
+        for first in range(0, expert_rows, step):
+            count = min(step, expert_rows - first)
+            weights = self._products.scratch[: len(part.experts) * count * columns]
+            self._send(matrix, part.experts, first, weights.view(-1, columns))
+            grouped_product(rows, index, weights.view(-1, count, columns), part.tiles, out, first, self._tile)
 
     def _send(self, matrix: StreamedMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
         """Stream the experts' rows from `first` on as float16, (experts · rows, columns); adjacent ones in
@@ -295,7 +294,10 @@ class PrefillExperts:
         self._sender.done()
 
 
-def _expert_shape(stacks: ExpertStacks, matrix: DeviceMatrix) -> tuple[int, int]:
-    """Rows and columns of one expert's matrix."""
-    experts = 1 if isinstance(matrix, StreamedMatrix) else stacks.count
-    return matrix.shapes.rows // experts, matrix.shapes.columns
+def _is_streamed(stacks: ExpertStacks) -> bool:
+    return isinstance(stacks.up, StreamedMatrix)
+
+
+def _expert_rows(stacks: ExpertStacks, matrix: DeviceMatrix) -> int:
+    """Rows of one expert's matrix."""
+    return matrix.shapes.rows // (1 if isinstance(matrix, StreamedMatrix) else stacks.count)

@@ -20,9 +20,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
-CHUNK, PIECE = 32, 16
-"""Positions that are evaluated together in a prompt, and rows of the state."""
-
 
 @triton.jit
 def mamba2_rows_kernel(
@@ -118,65 +115,120 @@ def mamba2_step_kernel(
 
 
 @triton.jit
-def mamba2_chunk_kernel(
-    rows, conv, words, state, a, d, out,
+def _chunk(
+    rows, conv, words, state, a, head, column, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
+):
+    """Of the COUNT positions of the program's chunk: their rows, whether each is one of the step, the rows of
+    the convolution, Δ, the cumulative decay Σ Δ a, its end, and x.
+    """
+    number = tl.program_id(1) * COUNT + tl.arange(0, COUNT)
+    pending = step_pending(words)
+    inside = number < pending + step_tokens(words)
+    at = NET.dt_at + head + number * 0
+    dt = load_row(rows, state, words, number - pending, at, inside, CONFIG)
+    rates = dt * tl.load(a + head)
+    line = conv + number.to(tl.int64)[:, None] * NET.channels
+    mask = inside[:, None] & (column < NET.head_dim)[None, :]
+    x = tl.load(line + (head * NET.head_dim + column)[None, :], mask=mask, other=0.0)
+    return number - pending, inside, line, dt, tl.cumsum(rates, axis=0), tl.sum(rates, axis=0), x
+
+
+@triton.jit
+def _group_at(head, index, NET: tl.constexpr):
+    """Where the elements `index` of B begin in a row of the convolution, for a head."""
+    return NET.heads * NET.head_dim + head // (NET.heads // NET.groups) * NET.state_size + index
+
+
+@triton.jit
+def mamba2_states_kernel(
+    rows, conv, words, state, a, states, ends,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
-    (head, COLUMNS columns of S).
+    """What COUNT positions of a prompt add to the state by their end, Σ e^(G - Gj) Bⱼ (Δ x)ⱼᵀ with G = Σ Δ a,
+    and G; program (COLUMNS columns of a head's S, chunk).
 
-    With G = Σ Δ a: Y = tril(e^(Gi - Gj) C Bᵀ) (Δ x) + e^G C S + d x; S ← e^G S + (e^(G - Gj) B)ᵀ (Δ x). S is
-    read and written once per COUNT positions, PIECE rows at a time: all of it would take too many registers.
-    Results as `mamba2_step_kernel`.
+    Reads x and B once, writes (chunk, head, matrix) to `states` and (chunk, head) to `ends`.
     """
-    head = tl.program_id(0)
-    index = tl.arange(0, PIECE)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    number = tl.arange(0, COUNT)
-    is_column = column < NET.head_dim
-    target = state.slots + step_target(words) * CONFIG.slot_width + NET.matrix_at
-    for piece in range(0, NET.state_size, PIECE):
-        mask = (piece + index < NET.state_size)[:, None] & is_column[None, :]
-        offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
-        value = load_slot(state, words, NET.matrix_at + offsets, mask, CONFIG)
-        tl.store(target + offsets, value, mask=mask)
-    pending = step_pending(words)
-    total = pending + step_tokens(words)
-    rate, skip = tl.load(a + head), tl.load(d + head)
-    x_at = head * NET.head_dim + column
-    b_at = NET.heads * NET.head_dim + head // (NET.heads // NET.groups) * NET.state_size + index
-    for first in range(0, total, COUNT):
-        tl.debug_barrier()
-        row = first + number
-        inside = row < total
-        line = conv + row.to(tl.int64)[:, None] * NET.channels
-        x = tl.load(line + x_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
-        dt = load_row(rows, state, words, row - pending, NET.dt_at + head + number * 0, inside, CONFIG)
-        decay = tl.cumsum(dt * rate, axis=0)
-        end = tl.sum(dt * rate, axis=0)
+    PARTS: tl.constexpr = (NET.head_dim + COLUMNS - 1) // COLUMNS
+    head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    if tl.program_id(1) * COUNT < step_pending(words) + step_tokens(words):
+        column, index = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PIECE)
+        _, inside, line, dt, decay, end, x = _chunk(
+            rows, conv, words, state, a, head, column, NET, CONFIG, COUNT
+        )
+        place = tl.program_id(1).to(tl.int64) * NET.heads
+        factor = tl.exp(end - decay)
         step = dt[:, None] * x
+        for piece in range(0, NET.state_size, PIECE):
+            is_index = piece + index < NET.state_size
+            at = line + _group_at(head, piece + index, NET)[None, :]
+            b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0) * factor[:, None]
+            added = tl.dot(tl.trans(b), step, input_precision="tf32x3")
+            offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
+            to = states + place * (NET.head_dim * NET.state_size) + offsets
+            tl.store(to, added, mask=is_index[:, None] & (column < NET.head_dim)[None, :])
+        tl.store(ends + place + head, end)
+
+
+@triton.jit
+def mamba2_pass_kernel(
+    words, state, states, ends,
+    NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Replace what each chunk adds to the state by the state before the chunk; the last one to the target
+    slot. Program (BLOCK elements of S, head).
+    """
+    SIZE: tl.constexpr = NET.head_dim * NET.state_size
+    element, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
+    mask = element < SIZE
+    at = head * SIZE + element
+    value = load_slot(state, words, NET.matrix_at + at, mask, CONFIG)
+    for chunk in range((step_pending(words) + step_tokens(words) + COUNT - 1) // COUNT):
+        place = tl.cast(chunk, tl.int64) * NET.heads
+        added = tl.load(states + place * SIZE + at, mask=mask, other=0.0)
+        tl.store(states + place * SIZE + at, value, mask=mask)
+        value = tl.exp(tl.load(ends + place + head)) * value + added
+    target = state.slots + step_target(words) * CONFIG.slot_width + NET.matrix_at
+    tl.store(target + at, value, mask=mask)
+
+
+@triton.jit
+def mamba2_chunk_kernel(
+    rows, conv, words, state, a, d, states, out,
+    NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """The results of COUNT positions of a prompt from the state before them, by their cumulative decay:
+    Y = tril(e^(Gi - Gj) C Bᵀ) (Δ x) + e^G C S + d x; program (COLUMNS columns of a head's S, chunk).
+
+    Reads x, B, C and S once, PIECE rows of S at a time; results as `mamba2_step_kernel`.
+    """
+    PARTS: tl.constexpr = (NET.head_dim + COLUMNS - 1) // COLUMNS
+    head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    if tl.program_id(1) * COUNT < step_pending(words) + step_tokens(words):
+        column, index = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PIECE)
+        is_column, number = column < NET.head_dim, tl.arange(0, COUNT)
+        token, inside, line, dt, decay, _, x = _chunk(
+            rows, conv, words, state, a, head, column, NET, CONFIG, COUNT
+        )
+        before = states + tl.program_id(1).to(tl.int64) * (NET.heads * NET.head_dim * NET.state_size)
         cb = tl.zeros((COUNT, COUNT), tl.float32)
         y = tl.zeros((COUNT, COLUMNS), tl.float32)
         for piece in range(0, NET.state_size, PIECE):
             is_index = piece + index < NET.state_size
-            at = line + (b_at + piece)[None, :]
-            b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0)
-            at += NET.groups * NET.state_size
-            c = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0)
-            mask = is_index[:, None] & is_column[None, :]
-            place = target + matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
-            matrix = tl.load(place, mask=mask, other=0.0)
-            cb = tl.dot(c, tl.trans(b), cb, input_precision="ieee")
-            y = tl.dot(c, matrix, y, input_precision="ieee")
-            rest = tl.trans(b * tl.exp(end - decay)[:, None])
-            matrix = tl.dot(rest, step, tl.exp(end) * matrix, input_precision="ieee")
-            tl.store(place, matrix, mask=mask)
+            at = line + _group_at(head, piece + index, NET)[None, :]
+            mask = inside[:, None] & is_index[None, :]
+            b = tl.load(at, mask=mask, other=0.0)
+            c = tl.load(at + NET.groups * NET.state_size, mask=mask, other=0.0)
+            offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
+            matrix = tl.load(before + offsets, mask=is_index[:, None] & is_column[None, :], other=0.0)
+            cb = tl.dot(c, tl.trans(b), cb, input_precision="tf32x3")
+            y = tl.dot(c, matrix, y, input_precision="tf32x3")
         is_past = number[:, None] >= number[None, :]
         cb *= tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
-        y = tl.exp(decay)[:, None] * y + skip * x
-        y = tl.dot(tl.where(is_past, cb, 0.0), step, y, input_precision="ieee")
-        at = out + (row - pending).to(tl.int64)[:, None] * (NET.heads * NET.head_dim) + x_at[None, :]
-        tl.store(at, y, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
+        y = tl.exp(decay)[:, None] * y + tl.load(d + head) * x
+        y = tl.dot(tl.where(is_past, cb, 0.0), dt[:, None] * x, y, input_precision="tf32x3")
+        at = out + token.to(tl.int64)[:, None] * (NET.heads * NET.head_dim) + (head * NET.head_dim + column)
+        tl.store(at, y, mask=(inside & (token >= 0))[:, None] & is_column[None, :])
 
 
 @triton.jit

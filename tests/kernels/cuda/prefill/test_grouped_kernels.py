@@ -9,10 +9,14 @@ import torch
 from edgeinfer_kernels.cuda.prefill.expert_matmul import (
     ExpertRows,
     add_experts,
+    expert_product,
+    expert_tile,
     grouped_product,
     grouped_tile,
+    max_tiles,
+    sorted_tiles,
 )
-from edgeinfer_kernels.cuda.prefill.grouped_kernels import dequantize_experts_kernel, group_assignments_kernel
+from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel
 from tests.kernels.cuda.device_matrices import device_matrix, normal_rows
 from tests.kernels.cuda.weights.test_packing import columns_for, decoded
 
@@ -123,19 +127,48 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(device: str, biased: bool)
     np.testing.assert_allclose(total.cpu().numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
-def test_selected_rows_of_experts_are_dequantized_contiguously(device: str, name: str) -> None:
-    columns, of_each, chosen = columns_for(name), 48, (3, 0)
-    raw = normal_rows(name, 4 * of_each, columns)
+@pytest.mark.parametrize(("count", "rows"), [(300, 16), (40, 64)])
+def test_tiles_cover_every_sorted_row_once(device: str, count: int, rows: int) -> None:
+    random, slots = np.random.default_rng(count), 9
+    counts = np.bincount(random.integers(0, slots, count) // 2 * 2, minlength=slots)
+    tiles = sorted_tiles(tensor(device, counts, torch.int32), count, rows).cpu().numpy()
+    assert len(tiles) == max_tiles(count, slots, rows)
+    ends = np.cumsum(counts)
+    expected = [
+        (slot, row, ends[slot])
+        for slot in range(slots)
+        for row in range(ends[slot] - counts[slot], ends[slot], rows)
+    ]
+    np.testing.assert_array_equal(tiles[: len(expected)], expected)
+    assert not tiles[len(expected) :].any()
+
+
+@pytest.mark.parametrize("capability", [75, 90])
+@pytest.mark.parametrize(("name", "outputs"), [("Q4_0", 16), ("Q4_K", 80), ("Q8_0", 48), ("F16", 64)])
+@pytest.mark.parametrize("indexed", [False, True])
+def test_stored_experts_are_multiplied_with_their_rows(
+    device: str, capability: int, name: str, outputs: int, indexed: bool
+) -> None:
+    random, columns, counts = np.random.default_rng(outputs), columns_for(name), (3, 0, 40, 1)
+    count = sum(counts)
+    raw = normal_rows(name, len(counts) * outputs, columns)
     matrix = device_matrix(device, name, raw, columns)
-    blocks = matrix.shapes.blocks
-    out = torch.full((2 * 16 + 1, columns), NAN, dtype=torch.float16, device=device)
-    dequantize_experts_kernel[(-(-blocks // 32), 1, 2)](
-        matrix.parts, tensor(device, chosen, torch.int32), out, of_each, 32, 16,
-        COLUMNS=columns, BLOCKS=blocks, STEP=32, TILE=matrix.shapes.tile,
-    )  # fmt: skip
-    assert torch.isnan(out[-1]).all()
-    rows = [raw[expert * of_each + 32 : expert * of_each + 48] for expert in chosen]
-    np.testing.assert_allclose(
-        out[:-1].cpu().numpy(), decoded(name, np.concatenate(rows)), rtol=1.1e-3, atol=6e-8
+    rows = random.standard_normal((60, columns)).astype(np.float16)
+    index = random.integers(0, len(rows), count) if indexed else np.arange(count)
+    tile = expert_tile(capability, count, len(counts))
+    tiles = sorted_tiles(tensor(device, counts, torch.int32), count, tile.rows)
+    out = torch.full((count + 1, outputs), NAN, device=device)
+    expert_product(
+        tensor(device, rows, torch.float16),
+        tensor(device, index, torch.int32) if indexed else None,
+        matrix,
+        outputs,
+        tiles,
+        tile,
+        out,
     )
+    weights = decoded(name, raw).reshape(len(counts), outputs, columns).astype(np.float16)
+    expert = np.repeat(range(len(counts)), counts)
+    expected = np.einsum("rc,roc->ro", rows[index].astype(np.float64), weights[expert].astype(np.float64))
+    np.testing.assert_allclose(out[:count].cpu().numpy(), expected, rtol=1e-3, atol=1e-2)
+    assert torch.isnan(out[count]).all()
