@@ -19,7 +19,7 @@ from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
-from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import sample_best_kernel
@@ -96,7 +96,7 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
     flash_attention(queries, cache.args, 7, spec, out, tile, sinks)
-    shift_context(cache, table, replace(spec, rope=ROPE), 4, 1024, POSITIONS)
+    shift_context(cache, table, ShiftedHeads(head_dim, head_dim, has_rope=True), 4, 1024, POSITIONS)
 
 
 def sent(kind: str, width: int) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -50,12 +49,13 @@ class Capabilities:
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
         """The same capabilities without those that need a state of separate positions, if the model has
-        another, and without those that need the keys of heads, if it has latent attention.
+        another.
         """
-        limited = self
-        if spec.is_recurrent or spec.specs(LatentAttentionSpec):
-            limited = replace(limited, has_attention_scores=False, can_evict=False)
-        return replace(limited, max_batch_tokens=0, skips_layers=False) if spec.is_recurrent else limited
+        if not spec.is_recurrent:
+            return self
+        return replace(
+            self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
+        )
 
 
 PAGE = LANES

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cache_formats import (
     unpacked_groups,
     widened,
 )
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.layer_cache import (
     DTYPES,
     LANES,
@@ -83,23 +84,31 @@ class LatentCache:
 
     def write(self, start: int, rows: Rows) -> None:
         """Write rows (tokens, cached_dim) at positions start…"""
-        position = np.arange(start, start + len(rows))
-        given: npt.NDArray[np.generic] = rows
+        self.write_part(start, rows[:, : self.latent_dim], 0)
+        self.write_part(start, rows[:, self.latent_dim :], self.latent_dim)
+
+    def write_part(self, start: int, part: Rows, first: int) -> None:
+        """Write the elements from `first` on, the beginning of a part of a row, at positions start…"""
+        position = np.arange(start, start + len(part))
+        given: npt.NDArray[np.generic] = part
         if self.scales is not None:
-            codes, scales = self._rounded(rows)
-            self.scales[0, position // LANES, : scales.shape[-1], position % LANES] = scales
+            codes, scales = self._rounded(part)
+            groups = slice(first // SCALED, first // SCALED + scales.shape[-1])
+            self.scales[0, position // LANES, groups, position % LANES] = scales
             given = packed_in_groups(codes) if self.has_hadamard_rows else codes
-        self.rows[0, position, : given.shape[-1]] = given
+        begin = first // 2 if self.has_hadamard_rows else first
+        self.rows[0, position, begin : begin + given.shape[-1]] = given
 
-    def _rounded(self, rows: Rows) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-        return rounded_to_nibbles(self.hadamard(rows)) if self.has_hadamard_rows else rounded_to_bytes(rows)
+    def _rounded(self, part: Rows) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+        return rounded_to_nibbles(hadamard_rows(part)) if self.has_hadamard_rows else rounded_to_bytes(part)
 
-    def read(self, end: int) -> Rows:
-        """Rows (end, cached_dim) of the first `end` positions."""
-        rows, width = self.rows[0, :end], self.cached_dim
+    def read(self, start: int, end: int) -> Rows:
+        """Rows (end - start, cached_dim) of positions start…end."""
+        rows, width = self.rows[0, start:end], self.cached_dim
         if self.scales is None:
             return rows[:, :width]  # type: ignore[return-value]
-        scales = by_position(self.scales)[0, :end]
+        tiles = self.scales[:, start // LANES : -(-end // LANES)]
+        scales = by_position(tiles)[0, start % LANES : start % LANES + end - start]
         if self.has_hadamard_rows:
             codes = unpacked_groups(rows.astype(np.uint8), padded(width))
             return self.hadamard(widened(codes, scales)[:, :width])
@@ -120,6 +129,14 @@ class LatentCache:
             a, b = np.arange(source, source + count), np.arange(target, target + count)
             self.scales[:, b // LANES, :, b % LANES] = self.scales[:, a // LANES, :, a % LANES]
         self.rows[:, target : target + count] = self.rows[:, source : source + count]
+
+    def move(self, source: npt.NDArray[np.int64], first: int) -> None:
+        """Move the rows of positions `source` (ascending, none below its target) to first…"""
+        target = np.arange(first, first + len(source))
+        self.rows[:, target] = self.rows[:, source]
+        if self.scales is not None:
+            moved = self.scales[:, source // LANES, :, source % LANES]
+            self.scales[:, target // LANES, :, target % LANES] = moved
 
     @property
     def nbytes(self) -> int:

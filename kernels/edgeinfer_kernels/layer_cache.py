@@ -1,6 +1,6 @@
 """The KV cache of one layer in main memory, in the layout of the kernels, and its size in bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ from edgeinfer_kernels.cpu.runtime.abi import SCALED
 
 LANES = 16
 SPARE_POSITIONS = 64
+POSITIONS_AT_ONCE = 1024
 CacheType = Literal["f16", "f32", "q8_0", "q4_0"]
 CPU_CACHES: tuple[CacheType, ...] = ("f32",)
 """Cache types without GPU kernels."""
@@ -34,10 +35,48 @@ def padded(count: int) -> int:
 
 @dataclass(frozen=True)
 class CacheState:
-    """The cache of one attention block, in main memory; `spec`: of the block."""
+    """The cache of one attention block, in main memory; `spec`: of the block.
+
+    Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
+    angles add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
+    """
 
     spec: Any
     cache: Any
+
+    def keys(self, end: int) -> npt.NDArray[np.float32]:
+        """(kv_heads, end, head_dim): the keys of the first `end` positions."""
+        raise NotImplementedError
+
+    def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Queries (tokens, heads, head_dim) of a kernel, in the basis of `keys`."""
+        raise NotImplementedError
+
+    def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
+        """The elements with RoPE of the keys of positions first…last, (kv_heads, last - first, elements)."""
+        raise NotImplementedError
+
+    def store_rotated(self, first: int, keys: npt.NDArray[np.floating]) -> None:
+        """The inverse of `rotated`, for positions first…"""
+        raise NotImplementedError
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        """As `BlockState.evict`, in chunks of about a thousand positions.
+
+        Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
+        """
+        remaining = np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True)
+        rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
+        table = rope.table(-len(positions), len(positions)) if rope else None
+        for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
+            source = remaining[begin : begin + POSITIONS_AT_ONCE]
+            first = int(positions[0]) + begin
+            self.cache.move(source, first)
+            if rope is None or table is None:
+                continue
+            distance = source - np.arange(first, first + len(source))
+            keys = self.rotated(first, first + len(source)).astype(np.float32)
+            self.store_rotated(first, rope.apply(keys, table[len(positions) - distance]))
 
     @property
     def nbytes(self) -> int:

@@ -1,12 +1,15 @@
 """A shifted cache equals one with the tokens after the gap written at their new positions."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.decoder_state import check_evicted
+from edgeinfer_kernels.latent_cache import LatentCache
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
 
@@ -76,3 +79,27 @@ def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
 def test_positions_outside_the_cache_are_refused(evicted: list[int]) -> None:
     with pytest.raises(ValueError, match=f"to evict, wanted rising ones of {END}"):
         check_evicted(np.array(evicted, np.int64), END)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("neox", [True, False])
+def test_latent_vectors_are_moved_and_their_tails_are_rotated(kind: CacheType, neox: bool) -> None:
+    rope = RopeSpec(FREQUENCIES[:8], neox, magnitude=1.3)
+    spec = LatentAttentionSpec(4, 32, 16, 16, 64, 0.25, NormSpec("rms", 1e-5), rope)
+    random = np.random.default_rng(3)
+    rows = random.standard_normal((END, 80)).astype(np.float32)
+    remaining = np.sort(random.choice(END, 70, replace=False))
+    shifted, expected = (LatentCache.allocate(spec, END, kind) for _ in range(2))
+
+    def with_rope(given: npt.NDArray[np.float32]) -> npt.NDArray[np.floating]:
+        tails = apply_rope(given[:, None, 64:], rope, 0)[:, 0]
+        return np.concatenate([given[:, :64], tails], axis=1)
+
+    shifted.write(0, with_rope(rows))
+    evicted = np.setdiff1d(np.arange(END), remaining)
+    LatentAttentionState(spec, shifted).evict(evicted, END)
+    expected.write(0, with_rope(rows[remaining]))
+    actual, wanted = (cache.read(0, 70) for cache in (shifted, expected))
+    np.testing.assert_array_equal(actual[:, :64], wanted[:, :64])
+    tails, wanted_tails = actual[:, 64:], wanted[:, 64:]
+    assert np.linalg.norm(tails - wanted_tails) / np.linalg.norm(wanted_tails) < NEAR[kind]

@@ -29,7 +29,7 @@ def test_cached_rows_are_restored_within_rounding(kind: CacheType, latent_dim: i
     given = rows(71, latent_dim + rope_dim)
     cache.write(0, given[:50])
     cache.write(50, given[50:])
-    result = cache.read(71)
+    result = cache.read(0, 71)
     assert result.shape == given.shape
     assert np.sqrt(np.mean((result - given) ** 2)) <= WITHIN[kind]
 
@@ -54,7 +54,7 @@ def test_positions_are_copied_with_their_scales(kind: CacheType) -> None:
     spec = latent(64, 16)
     cache = LatentCache.allocate(spec, 192, kind)
     cache.write(0, rows(192, 80))
-    expected = np.array(cache.read(192))
+    expected = np.array(cache.read(0, 192))
     LatentAttentionState(spec, cache).copy(14, 35, 20)
     expected[35:55] = expected[14:34].copy()
-    np.testing.assert_array_equal(cache.read(192), expected)
+    np.testing.assert_array_equal(cache.read(0, 192), expected)

@@ -1,7 +1,7 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from edgeinfer_kernels.blocks.block import (
     TensorReader,
 )
 from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
@@ -39,8 +40,6 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     taken,
     vector_bytes,
 )
-
-POSITIONS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -167,35 +166,22 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class AttentionState(CacheState):
-    """The KV cache of one attention block, in main memory.
-
-    Keys are cached after RoPE. Moving a key by n positions applies a RoPE of n positions more, because RoPE
-    angles add. Source: Su et al. 2021, "RoFormer", §3.2; Xiao et al. 2023, "StreamingLLM", §3.2.
-    """
+    """The KV cache of one attention block, in main memory."""
 
     spec: AttentionSpec
     cache: LayerCache
 
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        """As `BlockState.evict`, in chunks of about a thousand positions.
+    def keys(self, end: int) -> npt.NDArray[np.float32]:
+        return self.rotated(0, end).astype(np.float32)
 
-        Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
-        """
-        cache, remaining = (
-            self.cache,
-            np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True),
-        )
-        rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
-        table = rope.table(-len(positions), len(positions)) if rope else None
-        for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
-            source = remaining[begin : begin + POSITIONS_AT_ONCE]
-            first = int(positions[0]) + begin
-            cache.move(source, first)
-            if rope is None or table is None:
-                continue
-            distance = source - np.arange(first, first + len(source))
-            keys = cache.read_keys(first, first + len(source), self.spec.head_dim).astype(np.float32)
-            cache.write_keys(first, rope.apply(keys, table[len(positions) - distance]).swapaxes(0, 1))
+    def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return hadamard_rows(queries) if self.cache.has_hadamard_heads else queries
+
+    def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
+        return self.cache.read_keys(first, last, self.spec.head_dim)
+
+    def store_rotated(self, first: int, keys: npt.NDArray[np.floating]) -> None:
+        self.cache.write_keys(first, keys.swapaxes(0, 1))
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,11 @@ class LatentAttentionSpec:
         return self.nope_dim + self.rope_dim
 
     @property
+    def head_dim(self) -> int:
+        """As `cached_dim`: elements of a key."""
+        return self.cached_dim
+
+    @property
     def cached_dim(self) -> int:
         """Elements of a cached row, and of a head's query after the multiplication."""
         return self.latent_dim + self.rope_dim
@@ -178,9 +183,17 @@ class LatentAttentionState(CacheState):
     spec: LatentAttentionSpec
     cache: LatentCache
 
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        """`Capabilities.limited_to` refuses it."""
-        raise NotImplementedError("positions of a latent cache can't be evicted")
+    def keys(self, end: int) -> npt.NDArray[np.float32]:
+        return self.cache.read(0, end)[None].astype(np.float32)
+
+    def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return self.cache.hadamard(queries) if self.cache.has_hadamard_rows else queries
+
+    def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
+        return self.cache.read(first, last)[None, :, self.spec.latent_dim :]
+
+    def store_rotated(self, first: int, keys: npt.NDArray[np.floating]) -> None:
+        self.cache.write_part(first, keys[0], self.spec.latent_dim)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.attention import AttentionState
-from edgeinfer_kernels.cache_formats import hadamard_rows
+from edgeinfer_kernels.blocks.attention import AttentionWeights
+from edgeinfer_kernels.layer_cache import CacheState
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 
 if TYPE_CHECKING:
@@ -26,13 +26,11 @@ def attention_scores(backend: "CpuBackend", x: "Activations", start: int) -> npt
     for index in backend.spec.indices():
         backend.run_block(index, x, start)
         state = backend.state.get(index)
-        if not isinstance(state, AttentionState):
+        if not isinstance(state, CacheState):
             continue
-        spec, cache = state.spec, state.cache
-        queries = backend.queries(index, len(x))
-        keys = cache.read_keys(0, end, spec.head_dim).astype(np.float32)
-        basis = hadamard_rows(queries) if cache.has_hadamard_heads else queries
-        sinks = backend.weights.residual(index).block.attn_sinks
-        for weights in attention_weights(basis, keys, start, spec, sinks):
+        queries = state.in_key_basis(backend.queries(index, len(x)))
+        block = backend.weights.residual(index).block
+        sinks = block.attn_sinks if isinstance(block, AttentionWeights) else None
+        for weights in attention_weights(queries, state.keys(end), start, state.spec, sinks):
             scores += weights.sum(axis=0)
     return scores

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
@@ -284,7 +285,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         q4_0 cache also multiplied with the Hadamard matrix. A view, valid until the next block.
         """
         spec = self.spec.residual(index).block
-        assert isinstance(spec, AttentionSpec)
+        assert isinstance(spec, AttentionSpec | LatentAttentionSpec)
         at, stride = self._workspace.rows("queries")
         rows = float_rows(at, tokens, stride // 4)[:, : spec.heads * padded(spec.head_dim)]
         return rows.reshape(tokens, spec.heads, -1)[:, :, : spec.head_dim]

@@ -10,7 +10,7 @@ from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.conftest import BEST, ISAS, PORTABLE
 from tests.kernels.cpu.test_cpu_backend import IDS, NEAR, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO
-from tests.random_latents import without_rope
+from tests.random_latents import latent_layers, without_rope
 from tests.random_models import VOCABULARY, RandomModel
 
 DENSE = replace(ZOO["deepseek2"], layers=2, dense_layers=2)
@@ -47,6 +47,22 @@ def test_steps_with_kv_splits_equal_the_reference(
     for first, last in ((300, 301), (301, 304), (304, 320)):
         actual, expected = (engine.append_all(LONG_IDS[first:last]) for engine in (tested, truth))
         assert relative(actual, expected) < NEAR[kind]
+    tested.close()
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize(("width", "heads"), [(96, 5), (512, 4)])
+def test_other_lengths_of_latent_vectors_equal_the_reference(
+    tmp_path: Path, kind: CacheType, width: int, heads: int
+) -> None:
+    path = written(tmp_path, replace(DENSE, width=width, heads=heads, hybrid=latent_layers()))
+    tested, truth = (engine_for(path, build, kind) for build in (cpu(), exact))
+    actual, expected = (
+        np.concatenate([engine.append_all(IDS[:90]), engine.append_all(IDS[90:93])])
+        for engine in (tested, truth)
+    )
+    assert relative(actual, expected) < NEAR[kind]
     tested.close()
 
 
@@ -115,11 +131,27 @@ def test_memory_mapped_weights_give_the_same_logits(tmp_path: Path, heads: int) 
         engine.close()
 
 
-def test_eviction_and_attention_scores_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_attention_scores_equal_the_weights_of_the_reference(tmp_path: Path, kind: CacheType) -> None:
+    engine = engine_for(written(tmp_path), cpu(), kind)
+    engine.append(IDS[:60])
+    backend = engine.backend
+    scores = backend.attention_scores(backend.embed(IDS[60:64]), 60)
+    # Every head of four tokens and two layers distributes a weight of 1.
+    assert scores.sum() == pytest.approx(4 * DENSE.heads * DENSE.layers, rel=1e-4)
+    truth = engine_for(written(tmp_path), cpu(), "f32")
+    truth.append(IDS[:60])
+    expected = truth.backend.attention_scores(truth.backend.embed(IDS[60:64]), 60)
+    assert relative(scores, expected) < {"f16": 1e-3, "q8_0": 0.02, "q4_0": 0.2}[kind]
+    engine.close()
+    truth.close()
+
+
+def test_all_uses_of_separate_positions_are_possible(tmp_path: Path) -> None:
     for build in (cpu(), exact):
         engine = engine_for(written(tmp_path), build)
         can = engine.backend.capabilities
-        assert (can.can_evict, can.has_attention_scores) == (False, False)
-        assert can.max_batch_tokens > 0
+        assert can.can_evict
         assert can.skips_layers
+        assert can.max_batch_tokens > 0
         engine.close()

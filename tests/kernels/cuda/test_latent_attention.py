@@ -88,8 +88,21 @@ def test_a_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path, 
         read(backend, ids[::-1], (11,))
         backend.restore(held, 11)
         np.testing.assert_array_equal(read(backend, ids[11:], (1,), start=11)[0], expected)
-        assert not backend.capabilities.can_evict
         backend.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_a_shifted_cache_equals_the_reference(device: str, tmp_path: Path, kind: CacheType) -> None:
+    with opened(LITE, tmp_path) as decoder:
+        ids, evicted = decoder.ids(48), np.r_[5:9, 12:24]
+        backend = decoder.backend(device, kv=kind, chunk=45)
+        read(backend, ids, (45,))
+        backend.evict(evicted, 45)
+        result = read(backend, ids[45:], (1, 2), expected=3, start=29)
+        backend.close()
+        assert worst(result, decoder.shifted_logits(ids[:45], evicted, ids[45:], kind)) < AGREES[kind]
+        if kind == "f16":
+            assert worst(result, decoder.reference_logits(ids)[45:]) > 0.02
 
 
 def test_rows_that_leave_a_program_unfilled_are_refused(device: str, tmp_path: Path) -> None:

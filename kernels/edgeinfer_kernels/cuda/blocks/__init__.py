@@ -1,8 +1,10 @@
 """Each block kind on a GPU, in a module of the kind's name.
 
 A module has `PART` (the name of the weights), `take` and `take_state` (allocate), `inactive_bytes`,
-`has_granules` if it is divisible, `Space` (the buffers of a decode step), `decode` and `prefill`. With
-`before_layer_decode` and `before_layer_prefill` a block runs something before the first block of its layer.
+`has_granules` if it is divisible, `shift` if its state has positions, `Space` (the buffers of a decode step),
+`decode` and `prefill`. With `before_layer_decode` and `before_layer_prefill` a block runs something before
+the first block of its layer. `OLDEST_CAPABILITY`: ten times the compute capability that it
+needs, if not every GPU has that.
 """
 
 from importlib import import_module

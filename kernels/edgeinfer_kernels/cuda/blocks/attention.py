@@ -11,6 +11,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -99,6 +100,13 @@ def take(
 def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
     """Allocate the KV cache."""
     return DeviceCache.take(arena, spec.kv_heads, (spec.head_dim, spec.head_dim), positions, kind)
+
+
+def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
+    """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up."""
+    spec: AttentionSpec = block.residual.block
+    heads = ShiftedHeads(spec.head_dim, spec.head_dim, spec.rope is not None)
+    shift_context(block.state, block.weights.table, heads, keep, dropped, end)
 
 
 def inactive_bytes(w: DeviceAttention) -> int:

@@ -17,6 +17,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     latent_parts,
 )
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.latent_kernels import (
     latent_chunk_kernel,
     latent_combine_kernel,
@@ -121,6 +122,17 @@ def take(
 def take_state(arena: Arena, spec: LatentAttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
     """Allocate the latent cache."""
     return DeviceCache.take(arena, 1, (spec.latent_dim, spec.rope_dim), positions, kind)
+
+
+def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
+    """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up."""
+    spec: LatentAttentionSpec = block.residual.block
+    cache: DeviceCache = block.state
+    turned = DeviceCache(cache.values, cache.value_scales, cache.keys, cache.key_scales)
+    table = cache.keys if block.weights.table is None else block.weights.table
+    shift_context(
+        turned, table, ShiftedHeads(spec.rope_dim, spec.latent_dim, spec.rope is not None), keep, dropped, end
+    )
 
 
 def inactive_bytes(w: DeviceLatentAttention) -> int:

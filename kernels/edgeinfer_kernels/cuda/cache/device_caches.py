@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
+from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.decoder_state import restored_slots, snapshot_slots
 from edgeinfer_kernels.recurrent_state import StateSlots
@@ -58,6 +58,5 @@ class DeviceCaches:
         """
         for part in reversed(np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)):
             for block in self._with_state:
-                keep, dropped = int(part[0]), len(part)
-                shift_context(block.state, block.weights.table, block.residual.block, keep, dropped, end)
+                device_module(block.residual.block.kind).shift(block, int(part[0]), len(part), end)
             end -= len(part)

@@ -1,10 +1,11 @@
 """Context shift of a layer's cache on the device: evicts positions in its middle; see `context_shift`."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     CACHES,
     F16,
@@ -61,6 +62,7 @@ def context_shift_kernel(
     dropped,
     positions,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     ROWS: tl.constexpr,
     CACHE: tl.constexpr,
@@ -92,13 +94,22 @@ def context_shift_kernel(
         _move_rows(keys, source, target, inside, WIDTH)
         if CACHE != F16:
             _move_rows(key_scales, source, target, inside, GROUPS)
-    _move_rows(values, source, target, inside, WIDTH)
+    VALUE_WIDTH: tl.constexpr = (VALUE_DIM + 7) // 8 if CACHE == Q4_0 else VALUE_DIM
+    _move_rows(values, source, target, inside, VALUE_WIDTH)
     if CACHE != F16:
-        _move_rows(value_scales, source, target, inside, GROUPS)
+        _move_rows(value_scales, source, target, inside, (VALUE_DIM + 31) // 32)
+
+
+class ShiftedHeads(NamedTuple):
+    """Elements of a key and of a value, and whether keys have RoPE."""
+
+    key_dim: int
+    value_dim: int
+    has_rope: bool
 
 
 def shift_context(
-    cache: DeviceCache, table: torch.Tensor, spec: AttentionSpec, keep: int, dropped: int, end: int
+    cache: DeviceCache, table: torch.Tensor, heads: ShiftedHeads, keep: int, dropped: int, end: int
 ) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up.
 
@@ -106,13 +117,13 @@ def shift_context(
     dequantized, get RoPE and are quantized again; values move unchanged. `table`: the RoPE table of the
     layer. No memory is allocated.
     """
-    dimensions = head_dimensions(spec.head_dim)
-    rows = max(TILE_ELEMENTS // dimensions, 1)
+    dimensions, longest = head_dimensions(heads.key_dim), head_dimensions(max(heads[:2]))
+    rows = max(TILE_ELEMENTS // longest, 1)
     for begin in range(keep, end - dropped, dropped):
         last = min(begin + dropped, end - dropped)
-        context_shift_kernel[(-(-(last - begin) // rows), spec.kv_heads)](
+        context_shift_kernel[(-(-(last - begin) // rows), len(cache.keys))](
             cache.keys, cache.key_scales, cache.values, cache.value_scales, table, begin, last, dropped,
             cache.keys.shape[1],
-            HEAD_DIM=spec.head_dim, DIMENSIONS=dimensions, ROWS=rows, CACHE=CACHES[cache.keys.dtype],
-            ROPES=spec.rope is not None, num_warps=4,
+            HEAD_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, DIMENSIONS=dimensions, ROWS=rows,
+            CACHE=CACHES[cache.keys.dtype], ROPES=heads.has_rope, num_warps=4,
         )  # fmt: skip

@@ -17,7 +17,7 @@ def forward(step: BlockStep, h: Array) -> Array:
     rows[:, : spec.latent_dim] = normalize(rows[:, : spec.latent_dim], spec.norm, w.attn_kv_a_norm)
     if step.batch is None:
         cache.write(step.start, _with_rope(rows[:, None], spec, step.start)[:, 0])
-        cached = cache.read(step.start + len(h)).astype(step.dtype)
+        cached = cache.read(0, step.start + len(h)).astype(step.dtype)
         out = _attend(_with_rope(queries, spec, step.start), cached, step.start, spec)
     else:
         out = _attend_batch(step, step.batch, queries, rows)
@@ -59,6 +59,6 @@ def _attend_batch(step: BlockStep, batch: BatchPositions, queries: Array, rows: 
     out = np.empty((*queries.shape[:2], spec.latent_dim), queries.dtype)
     for token, position in enumerate(positions):
         query = _with_rope(queries[token : token + 1], spec, position)
-        cached = cache.read(cache.positions)[batch.slots(token, position + 1)].astype(step.dtype)
+        cached = cache.read(0, cache.positions)[batch.slots(token, position + 1)].astype(step.dtype)
         out[token] = _attend(query, cached, position, spec)[0]
     return out

@@ -72,4 +72,4 @@ def test_new_positions_are_copied_back_and_old_ones_are_unchanged(
     if device == "cuda":
         torch.cuda.synchronize()
     requested.write(start, given)
-    np.testing.assert_array_equal(cache.read(end), requested.read(end))
+    np.testing.assert_array_equal(cache.read(0, end), requested.read(0, end))

@@ -9,7 +9,7 @@ import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
-from edgeinfer_kernels.cuda.cache.shift_kernels import shift_context
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache as LayerCache
 from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
@@ -46,7 +46,8 @@ def shift_cache(device: str, cache: DeviceCache, spec: AttentionSpec, keep: int,
     nothing = torch.empty(0, device=device)
     scales = (nothing, nothing) if cache.key_scales is None else (cache.key_scales, cache.value_scales)
     tensors: Any = cache.keys, scales[0], cache.values, scales[1]
-    shift_context(LayerCache(*tensors), table_of(device, spec), spec, keep, dropped, END)
+    heads = ShiftedHeads(spec.head_dim, spec.head_dim, spec.rope is not None)
+    shift_context(LayerCache(*tensors), table_of(device, spec), heads, keep, dropped, END)
 
 
 @pytest.mark.default_cases
