@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
+from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 
@@ -125,6 +126,28 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=64,
         hybrid=delta_net(2, 6, 16, layout="legacy"),
+    ),
+    "kimi-linear": RandomModel(
+        "kimi-linear",
+        layers=4,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=32,
+        dense_layers=1,
+        hybrid=delta_attention("kkak", 32),
+        extra={"expert_gating_func": 2, "expert_weights_scale": 2.5},
+    ),
+    "kimi-linear-wide-heads": RandomModel(
+        "kimi-linear",
+        heads=2,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        shared_length=64,
+        dense_layers=2,
+        hybrid=delta_attention("kka", 96, taps=3, fused=True),
+        extra={"expert_gating_func": 2},
     ),
     "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
     "mamba2-groups": RandomModel(

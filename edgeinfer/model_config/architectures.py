@@ -8,6 +8,7 @@ from typing import Any, Literal
 from edgeinfer.model_config.recurrent_blocks import (
     RecurrentReader,
     gated_delta_net,
+    kimi_delta_attention,
     mamba,
     mamba2,
     repeated_delta_net,
@@ -171,6 +172,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
     "qwen3next": Architecture(
         **{**_QWEN35, "recurrent": repeated_delta_net}, experts="always", shared_expert="gated"
+    ),
+    "kimi-linear": Architecture(
+        experts="always",
+        gating=None,
+        expert_selection_bias=True,
+        shared_expert="plain",
+        recurrent=kimi_delta_attention,
+        latent_attention=True,
+        rope="never",
     ),
     "lfm2": Architecture(
         rope_neox=True, qk_norm="head", recurrent=short_convolution, output_norm="token_embd_norm"

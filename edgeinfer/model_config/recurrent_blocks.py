@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
-from edgeinfer_kernels.blocks.convolution_sizes import MAX_TAPS
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
+from edgeinfer_kernels.sizes.convolution_sizes import MAX_TAPS
 
 RecurrentReader = Callable[[MetadataReader, int, NormSpec], BlockSpec]
 """(metadata, hidden size, the model's norm) -> specification."""
@@ -44,6 +45,18 @@ def repeated_delta_net(metadata: MetadataReader, hidden_size: int, norm: NormSpe
     return GatedDeltaNetSpec(
         spec.key_heads, spec.value_heads, spec.head_dim, spec.taps, norm, repeats_each=True
     )
+
+
+def kimi_delta_attention(
+    metadata: MetadataReader, hidden_size: int, norm: NormSpec
+) -> KimiDeltaAttentionSpec:
+    """The gated delta net of Kimi Linear, with a decay for each key element."""
+    heads = metadata.count("attention.head_count", maximum=MAX_HEADS)
+    head_dim = metadata.count("kda.head_dim", maximum=MAX_STATE)
+    if head_dim % 16:
+        raise metadata.refused("kda.head_dim", head_dim, "a multiple of 16")
+    taps = metadata.count("ssm.conv_kernel", minimum=2, maximum=MAX_TAPS)
+    return KimiDeltaAttentionSpec(heads, head_dim, taps, norm)
 
 
 def mamba(metadata: MetadataReader, hidden_size: int, norm: NormSpec) -> MambaSpec:

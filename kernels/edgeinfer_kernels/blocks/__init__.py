@@ -2,7 +2,7 @@
 
 from pkgutil import iter_modules
 
-SHARED_MODULES = ("block", "convolution_sizes", "rope")
+SHARED_MODULES = ("block", "rope")
 """Modules here that are not block kinds."""
 BLOCK_KINDS = tuple(
     sorted(found.name for found in iter_modules(__path__) if found.name not in SHARED_MODULES)

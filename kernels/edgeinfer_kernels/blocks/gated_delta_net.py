@@ -6,10 +6,13 @@ from typing import ClassVar
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
-from edgeinfer_kernels.blocks.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
+from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes
+
+DELTA_POSITIONS = 16
+"""Positions of a prompt that a GPU evaluates together: forward substitution takes as many steps."""
 
 
 @dataclass(frozen=True)

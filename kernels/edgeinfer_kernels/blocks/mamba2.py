@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
-from edgeinfer_kernels.blocks.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.recurrent_state import RecurrentShape
+from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.sizes.cuda_matrices import taken
 
 PROMPT_CHUNK = 64

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.block import ChunkRows, NormLengths, RecurrentSpec, StepShape, TensorReader
-from edgeinfer_kernels.blocks.convolution_sizes import ConvolutionSizes, stacked_rows
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
+from edgeinfer_kernels.sizes.convolution_sizes import ConvolutionSizes, stacked_rows
 from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, has_floats, taken
 
 

@@ -51,6 +51,12 @@ def moe_spec(config: ModelConfig) -> MoeSpec:
         ("smallthinker", "expert_gating_func", 4, "4, wanted a whole number from 1 to 3"),
         ("smallthinker", "expert_gating_func", None, "missing, wanted a whole number from 1 to 3"),
         ("qwen3moe", "leading_dense_block_count", 9, "9, wanted a whole number from 0 to 3"),
+        ("kimi-linear", "expert_gating_func", None, "missing, wanted a whole number from 1 to 3"),
+        ("kimi-linear", "expert_group_count", 2, "2, wanted no groups of experts"),
+        ("kimi-linear", "kda.head_dim", 40, "40, wanted a multiple of 16"),
+        ("kimi-linear", "kda.head_dim", None, "missing, wanted a whole number from 1 to 1024"),
+        ("kimi-linear", "ssm.conv_kernel", 1, "1, wanted a whole number from 2 to 32"),
+        ("kimi-linear", "attention.kv_lora_rank", None, "missing, wanted a whole number from 1 to 1024"),
     ],
 )
 def test_a_bad_key_is_named_with_its_value_and_the_expected_one(
@@ -81,6 +87,8 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
         "jamba-moe": ("softmax", False, False),
+        "kimi-linear": ("sigmoid", True, False),
+        "kimi-linear-wide-heads": ("sigmoid", True, False),
         "lfm2moe": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),
@@ -176,3 +184,11 @@ def test_a_shared_expert_that_the_metadata_do_not_name_is_refused(tmp_path: Path
     text = refusal(tmp_path, Altered(**vars(ZOO["granitemoe"]), altered=extra))
     assert text.startswith("architecture granitemoe doesn't use blk.0.ffn_up_shexp.weight")
     assert weights_of(replace(ZOO["granitemoe"], shared_length=32).write(tmp_path / "other.gguf"))
+
+
+def test_experts_of_kimi_linear_follow_dense_layers() -> None:
+    config = config_of("kimi-linear")
+    assert config.experts_of(0) is None
+    experts = config.experts_of(1)
+    assert experts is not None
+    assert (experts.scale, experts.shared) == (2.5, 32)

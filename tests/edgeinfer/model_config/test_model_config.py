@@ -10,6 +10,8 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY, RandomModel
 
@@ -189,3 +191,12 @@ def test_exaone4_has_rope_in_windowed_layers_only_and_everywhere_without_windows
     assert [spec.rope is None for spec in specs] == [False, False, False, True, False]
     specs = config_of("exaone4").specification().specs(AttentionSpec)
     assert not any(spec.window or spec.rope is None for spec in specs)
+
+
+def test_layers_without_kv_heads_of_kimi_linear_have_delta_attention() -> None:
+    config = ModelConfig.from_metadata(ZOO["kimi-linear"].metadata(), VOCABULARY)
+    blocks = [layer.blocks[0].block for layer in config.specification().layers]
+    kinds = [type(block) for block in blocks]
+    assert kinds == [*2 * [KimiDeltaAttentionSpec], LatentAttentionSpec, KimiDeltaAttentionSpec]
+    assert isinstance(blocks[2], LatentAttentionSpec)
+    assert blocks[2].rope is None

@@ -10,7 +10,11 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionWeights
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.recurrent_state import (
     MAX_CHECKPOINTS,
     SAVE_POSITIONS,
@@ -20,13 +24,14 @@ from edgeinfer_kernels.recurrent_state import (
     StateSlots,
     slots_for,
 )
+from edgeinfer_kernels.reference import ReferenceBackend
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
-SLOW_KINDS = ("nemotron_h", "mamba", "jamba", "rwkv7")
+SLOW_KINDS = ("kimi-linear", "nemotron_h", "mamba", "jamba", "rwkv7")
 KINDS = [
     "lfm2",
     "qwen35",
@@ -215,3 +220,26 @@ def test_rows_before_position_0_are_zero() -> None:
     np.testing.assert_array_equal(state.before(RecurrentStep(0, 1, 2), 3), rows[1:, :16])
     np.testing.assert_array_equal(state.before(RecurrentStep(2, 0, 2), 2)[2:], rows[:2, :16])
     assert state.nbytes == 4 * (RING_ROWS * 32 + 3 * 48)
+
+
+def with_decays_of_all_strengths(build: Build) -> Build:
+    """A backend whose Kimi Delta Attention has decays from e^-1e-6 to e^-300 in every head."""
+
+    def built(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> CpuBackend | ReferenceBackend:
+        for residual in (each for layer in w.layers for each in layer.blocks):
+            if isinstance(residual.block, KimiDeltaAttentionWeights):
+                random = np.random.default_rng(len(residual.block.dt))
+                residual.block.dt[:] = random.uniform(-14, 100, len(residual.block.dt))
+                residual.block.a[:] = -3
+        return build(s, w, state)
+
+    return built
+
+
+def test_decays_of_all_strengths_equal_the_reference(tmp_path: Path) -> None:
+    path = ZOO["kimi-linear"].write(tmp_path / "model.gguf")
+    expected, result = (
+        engine_for(path, with_decays_of_all_strengths(build)).append_all(IDS[:100])
+        for build in (exact, cpu())
+    )
+    assert relative(result, expected) < 5e-6

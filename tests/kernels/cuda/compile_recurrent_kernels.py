@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, GatedDeltaNetSpec
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
@@ -48,13 +49,38 @@ def launch_delta_net() -> None:
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )
     net.delta_chunk_kernel[GRID](
-        f, f, WORDS, STATE, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=net.CHUNK, num_warps=8
+        f, f, WORDS, STATE, f, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8
     )
     net.gate_step_kernel[GRID](f, f, 1024, f, 1e-6, f, **sizes, DEPENDENT=False, num_warps=1)
     net.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
     keep_rows_kernel[GRID](
         f, WORDS, STATE, 64, CONFIG=state["CONFIG"], BLOCK=KEPT_COLUMNS, DEPENDENT=False, num_warps=4
     )
+
+
+def launch_kimi_delta_attention() -> None:
+    """The kernels of a Kimi Delta Attention in the shape of Kimi-Linear-48B-A3B that differ."""
+    spec, f = KimiDeltaAttentionSpec(32, 128, 4, NormSpec("rms", 1e-5)), FLOATS
+    sizes: dict[str, Any] = {"NET": net_config(spec, key_decay=True)}
+    state: dict[str, Any] = {**sizes, "CONFIG": state_config(spec.recurrent)}
+    for scaled in (True, False):
+        net.delta_rows_kernel[GRID](
+            f, f, 1024, f, f, f,
+            **sizes, BETA_AT=12544, ALPHA_AT=0, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4,
+        )  # fmt: skip
+        net.key_decay_kernel[GRID](
+            f, f, 1024, f, f, f, **sizes, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4
+        )
+    net.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
+    net.delta_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
+    net.delta_step_kernel[GRID](
+        f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
+    )
+    net.delta_chunk_kernel[GRID](
+        f, f, WORDS, STATE, f, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8
+    )
+    net.gate_step_kernel[GRID](f, f, 1024, f, 1e-6, f, **sizes, DEPENDENT=False, num_warps=1)
+    net.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
 
 
 def launch_short_convolution() -> None:
@@ -76,6 +102,7 @@ def launch_short_convolution() -> None:
 def main() -> None:
     with recorded_launches() as launches:
         launch_delta_net()
+        launch_kimi_delta_attention()
         launch_short_convolution()
     for launch in launches:
         print(launch.name, compile_launch(launch, int(sys.argv[1])), flush=True)

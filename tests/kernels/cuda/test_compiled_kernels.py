@@ -8,17 +8,28 @@ import sys
 import pytest
 
 
-@pytest.mark.slow
-def test_recurrent_kernels_compile_for_a_gpu() -> None:
+def compiled(module: str, capability: int) -> list[tuple[int, int]]:
+    """(bytes of shared memory, bytes of spilled registers) of each kernel that a module here compiles."""
     run = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cuda.compile_recurrent_kernels", "90"],
+        [sys.executable, "-m", f"tests.kernels.cuda.{module}", str(capability)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert len(run.stdout.splitlines()) >= 12
+    found = [re.findall(rf"{name}_bytes=(\d+)", run.stdout) for name in ("shared", "spilled")]
+    return [(int(shared), int(spilled)) for shared, spilled in zip(*found, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), [(75, 64), (90, 227), (120, 99)])
+def test_recurrent_kernels_compile_for_gpus_and_fit_their_shared_memory(
+    capability: int, shared_kib: int
+) -> None:
+    kernels = compiled("compile_recurrent_kernels", capability)
+    assert len(kernels) >= 22
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
 
 
 @pytest.mark.slow
@@ -26,16 +37,7 @@ def test_recurrent_kernels_compile_for_a_gpu() -> None:
 def test_latent_kernels_compile_for_gpus_and_fit_their_shared_memory(
     capability: int, shared_kib: int
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.cuda.compile_latent_kernels", str(capability)],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    shared = [int(found) for found in re.findall(r"shared_bytes=(\d+)", run.stdout)]
-    assert len(shared) >= 30
-    assert max(shared) <= shared_kib << 10
-    spilled = [int(found) for found in re.findall(r"spilled_bytes=(\d+)", run.stdout)]
-    assert max(spilled) < 256
+    kernels = compiled("compile_latent_kernels", capability)
+    assert len(kernels) >= 30
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) < 256

@@ -64,7 +64,9 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    undivided_parts = counted(parts, "attention", "convolution", "delta net", "mamba2", "mamba")
+    undivided_parts = counted(
+        parts, "attention", "convolution", "delta net", "delta attention", "mamba2", "mamba"
+    )
     assert attention + sizes.rope_device_bytes(CONTEXT) == undivided_parts
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
@@ -86,6 +88,7 @@ STREAMING = {
     "granitemoe-shared": LayerSplit(True),
     "lfm2": LayerSplit(False),
     "qwen35": LayerSplit(False),
+    "kimi-linear": LayerSplit(True),
     "mamba2-groups": LayerSplit(False),
     "granitehybrid-moe": LayerSplit(True),
     "nemotron_h": LayerSplit(False),

@@ -62,25 +62,18 @@ class ShortConvolutionArgs(Structure):
 
 
 @structure()
-class GatedDeltaNetArgs(Structure):
-    """A gated delta net.
+class DeltaRuleArgs(Structure):
+    """The heads of a gated delta net or of a Kimi Delta Attention.
 
-    tap_weights: float32 of each tap, rows of `tail_bytes` of the state. a, dt: float32 of each value head.
-    conv_rows: the rows of pending positions and of the step after the convolution. gates_at: bytes before β
-    in a row of the state; g follows after `gate_bytes`.
+    conv_out: the results, gated by z: by silu with silu_gate, else by a sigmoid. tap_weights: float32 of each
+    tap, rows of `tail_bytes` of the state. a, dt: float32 of each element of g. conv_rows: the rows of
+    pending positions and of the step after the convolution. gates_at: bytes before β in a row of the state; g
+    follows after `gate_bytes`, in `gate_parts` of `part_bytes`. decays_at: bytes before e^g in `conv_rows`,
+    if each key element has a decay; 0: each head has one.
     """
 
-    norm: Norm
-    qkv_matrix: Matrix
-    z_matrix: Matrix
-    beta_matrix: Matrix
-    alpha_matrix: Matrix
-    output_matrix: Matrix
-    post_norm: Norm
-    residual_scale: Float
     head_norm: Norm
     epsilon: Float
-    normed: Input
     conv_out: Input
     state: State
     key_heads: Int
@@ -93,10 +86,61 @@ class GatedDeltaNetArgs(Structure):
     dt: Int
     gates_at: Int
     gate_bytes: Int
+    gate_parts: Int
+    part_bytes: Int
+    decays_at: Int
+    silu_gate: Int
     conv_rows: Int
     conv_stride: Int
     z: Int
     z_stride: Int
+
+
+Heads = Annotated[int, DeltaRuleArgs]
+
+
+@structure()
+class GatedDeltaNetArgs(Structure):
+    """A gated delta net."""
+
+    norm: Norm
+    qkv_matrix: Matrix
+    z_matrix: Matrix
+    beta_matrix: Matrix
+    alpha_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    conv_out: Input
+    heads: Heads
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class KimiDeltaAttentionArgs(Structure):
+    """A Kimi Delta Attention. low_f, low_g: the results of F₁ and G₁."""
+
+    norm: Norm
+    q_matrix: Matrix
+    k_matrix: Matrix
+    v_matrix: Matrix
+    f1_matrix: Matrix
+    g1_matrix: Matrix
+    beta_matrix: Matrix
+    f2_matrix: Matrix
+    g2_matrix: Matrix
+    output_matrix: Matrix
+    post_norm: Norm
+    residual_scale: Float
+    normed: Input
+    low_f: Input
+    low_g: Input
+    conv_out: Input
+    heads: Heads
     projected: Int
     projected_stride: Int
     scratch: Int

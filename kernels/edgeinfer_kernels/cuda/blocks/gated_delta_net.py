@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec, GatedDeltaNetWeights
+from edgeinfer_kernels.blocks.gated_delta_net import (
+    DELTA_POSITIONS,
+    GatedDeltaNetSpec,
+    GatedDeltaNetWeights,
+)
+from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     DeviceConvolution,
@@ -32,10 +37,11 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_args,
     state_config,
 )
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
-    CHUNK,
     delta_chunk_kernel,
     delta_convolution_kernel,
+    delta_pairs_kernel,
     delta_rows_kernel,
     delta_step_kernel,
     gate_chunk_kernel,
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
     from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 
+DeltaRuleSpec = GatedDeltaNetSpec | KimiDeltaAttentionSpec
 PART = "gated delta net"
 """The name of the weights in lists of device memory."""
 ROW_BLOCK = 1024
@@ -84,8 +91,8 @@ def take(
     return DeviceGatedDeltaNet(stack, builder.matrix(w.output), *vectors)
 
 
-def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
-    """The sizes for kernels."""
+def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfig:
+    """The sizes for kernels; `key_decay`: of a Kimi Delta Attention."""
     shape = spec.recurrent
     return DeltaNetConfig(
         spec.key_heads,
@@ -100,6 +107,8 @@ def net_config(spec: GatedDeltaNetSpec) -> DeltaNetConfig:
         next_power_of_two(spec.value_heads),
         shape.tail_rows * shape.tail_width,
         spec.repeats_each,
+        key_decay,
+        not key_decay,
     )
 
 
@@ -108,9 +117,7 @@ def decode(
 ) -> "Source":
     """The projections, the convolution, the recurrence, the gated norm, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("gated_delta_net")
-    launches, words, net = step.launches, step.workspace.state, net_config(spec)
-    state, config = state_args(block.state), state_config(spec.recurrent)
-    stride = space.projected.shape[1]
+    launches, net = step.launches, net_config(spec)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=True)[1:]
     launches.stacked(w.projections, source, space.projected, None, tokens)
     launches.launch(
@@ -118,7 +125,7 @@ def decode(
         (tokens, -(-spec.channels // ROW_BLOCK) + 1),
         space.projected,
         space.projected,
-        stride,
+        space.projected.shape[1],
         w.a,
         w.dt,
         space.rows,
@@ -129,7 +136,19 @@ def decode(
         SCALED=False,
         warps=4,
     )
-    launches.launch(
+    return finish_step(step, number, block, net, space.projected[:, z_at:], tokens)
+
+
+def finish_step(
+    step: "DecodeStep", number: int, block: DeviceBlock, net: DeltaNetConfig, z: Tensor, tokens: int
+) -> "Source":
+    """What follows the rows of the state: the convolution, the recurrence, the gated norm, and the last
+    projection.
+    """
+    spec, w, words = block.residual.block, block.weights, step.workspace.state
+    space = step.space(spec.kind)
+    state, config = state_args(block.state), state_config(spec.recurrent)
+    step.launches.launch(
         delta_convolution_kernel,
         (tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads),
         space.rows,
@@ -143,7 +162,7 @@ def decode(
         TAPS=spec.taps,
         warps=1,
     )
-    launches.launch(
+    step.launches.launch(
         delta_step_kernel,
         (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS)),
         space.rows,
@@ -157,19 +176,19 @@ def decode(
         warps=4,
     )
     keep_step_rows(step, space.rows, block.state, tokens)
-    launches.launch(
+    step.launches.launch(
         gate_step_kernel,
         (tokens, spec.value_heads),
         space.values,
-        space.projected[:, z_at:],
-        stride,
+        z,
+        z.stride(0),
         w.norm,
         spec.norm.epsilon,
         space.values,
         NET=net,
         warps=1,
     )
-    return project_back(step, number, block, space.values, spec.value_width, tokens)
+    return project_back(step, number, block, space.values, spec.result_width, tokens)
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
@@ -180,30 +199,43 @@ def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += the gated delta net of a chunk of tokens; its state is written."""
     spec, w, h, tokens = block.residual.block, block.weights, chunk.h, len(chunk.x)
-    state, words = prompt.recurrent_state(chunk, block)
-    net, config, args = net_config(spec), state_config(spec.recurrent), state_args(state)
-    space = prompt.space("gated_delta_net")
+    net, space = net_config(spec), prompt.space("gated_delta_net")
     projected = prompt.products.stacked(h.rows, w.projections)
-    stride = projected.stride(0)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=False)[1:]
     delta_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
-        projected, h.scales, stride, w.a, w.dt, space.rows,
+        projected, h.scales, projected.stride(0), w.a, w.dt, space.rows,
         NET=net, BETA_AT=beta_at, ALPHA_AT=alpha_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False,
         num_warps=4,
     )  # fmt: skip
+    finish_chunk(prompt, chunk, number, block, net, ScaledRows(projected[:, z_at:], h.scales))
+
+
+def finish_chunk(
+    prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock", net: DeltaNetConfig, z: ScaledRows
+) -> None:
+    """As `finish_step`, for a chunk of a prompt."""
+    spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
+    space, (state, words) = prompt.space(spec.kind), prompt.recurrent_state(chunk, block)
+    args, config = state_args(state), state_config(spec.recurrent)
     delta_convolution_kernel[(tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads)](
         space.rows, words, args, w.taps, space.conv, spec.norm.epsilon,
         NET=net, CONFIG=config, TAPS=spec.taps, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
+    pairs = space.pairs if net.key_decay else space.conv
+    if net.key_decay:
+        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), spec.value_heads)](
+            space.rows, space.conv, words, args, pairs,
+            NET=net, CONFIG=config, COUNT=DELTA_POSITIONS, num_warps=4,
+        )  # fmt: skip
     delta_chunk_kernel[(spec.value_heads, -(-spec.head_dim // CHUNK_COLUMNS))](
-        space.rows, space.conv, words, args, space.values,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
+        space.rows, space.conv, words, args, pairs, space.values,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
-    inner = prompt.products.hidden(tokens, spec.value_width)
+    inner = prompt.products.hidden(tokens, spec.result_width)
     gate_chunk_kernel[(tokens,)](
-        space.values, projected[:, z_at:], h.scales, stride, w.norm, spec.norm.epsilon,
+        space.values, z.rows, z.scales, z.rows.stride(0), w.norm, spec.norm.epsilon,
         inner.rows, inner.scales, NET=net, num_warps=4,
     )  # fmt: skip
     add_product(prompt, chunk, number, block, inner)

@@ -253,14 +253,16 @@ class StepLaunches:
         kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
         return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
 
-    def quantize(self, values: Tensor, width: int, out: Activations, tokens: int) -> None:
-        """Quantize rows of floats to activations."""
+    def quantize(
+        self, values: Tensor, width: int, out: Activations, tokens: int, stride: int | None = None
+    ) -> None:
+        """Quantize rows of `width` floats, `stride` apart, to activations."""
         no_norm, groups = self.norm_args(None), next_power_of_two(-(-width // 16))
         self.launch(
             add_norm_kernel,
             (tokens,),
             values,
-            width,
+            width if stride is None else stride,
             self.workspace.nothing,
             0.0,
             no_norm,

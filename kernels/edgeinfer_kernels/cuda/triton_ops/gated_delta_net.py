@@ -1,4 +1,4 @@
-"""The kernels of the gated delta net, for decode steps and for chunks of a prompt.
+"""The kernels of the gated delta net and of Kimi Delta Attention, for decode steps and chunks of a prompt.
 
 The state S of a value head is (HEAD_DIM, HEAD_DIM), sixteen columns after each other. Rows of the state hold
 q, k and v before the convolution, then β and g; results of the convolution have the rows of the positions
@@ -20,9 +20,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
-CHUNK = 16
-"""Positions that are evaluated together in a prompt: forward substitution takes as many steps."""
-
 
 @triton.jit
 def delta_rows_kernel(
@@ -30,7 +27,8 @@ def delta_rows_kernel(
     NET: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first).
+    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first); g only if it is
+    one number of each head.
 
     One program per token and BLOCK channels, and one more for β and g. Reads and writes 4 bytes per element.
     """
@@ -49,11 +47,48 @@ def delta_rows_kernel(
         head = tl.arange(0, NET.padded_heads)
         mask = head < NET.value_heads
         beta = sigmoid(tl.load(source + BETA_AT + head, mask=mask, other=0.0) * scale)
-        alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
-        rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
-        g = tl.load(a + head, mask=mask, other=0.0) * rate
         tl.store(target + NET.gates_at + head, beta, mask=mask)
-        tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
+        if not NET.key_decay:
+            alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
+            rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
+            g = tl.load(a + head, mask=mask, other=0.0) * rate
+            tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
+
+
+@triton.jit
+def key_decay_kernel(
+    inputs, scales, stride, a, dt, rows,
+    NET: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """g = a · softplus(F₂ F₁ h + dt) of a step's tokens to the rows of the state; program (token, piece of
+    BLOCK elements). Reads and writes 4 bytes per element.
+    """
+    WIDTH: tl.constexpr = NET.value_heads * NET.head_dim
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    value = tl.load(inputs + token * stride + offsets, mask=mask, other=0.0)
+    if SCALED:
+        value = value * tl.load(scales + token)
+    rate = softplus(value + tl.load(dt + offsets, mask=mask, other=0.0))
+    g = tl.load(a + offsets, mask=mask, other=0.0) * rate
+    tl.store(rows + token * NET.row_width + NET.gates_at + NET.gate_width + offsets, g, mask=mask)
+
+
+@triton.jit
+def low_rank_rows_kernel(
+    inputs, scales, stride, out, row_scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out (tokens, WIDTH) float16 = inputs · scales / row scale; one program per token."""
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    value = tl.load(inputs + token * stride + offsets, mask=mask, other=0.0) * tl.load(scales + token)
+    scale = row_scale(tl.max(tl.abs(value), axis=0))
+    tl.store(row_scales + token, scale)
+    tl.store(out + token * WIDTH + offsets, (value / scale).to(tl.float16), mask=mask)
 
 
 @triton.jit
@@ -123,9 +158,14 @@ def delta_step_kernel(
         v = tl.load(line + v_at, mask=is_column, other=0.0)
         gate = NET.gates_at + head
         beta = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
-        gate += NET.gate_width
-        g = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
-        matrix = matrix * tl.exp(g)
+        gate = NET.gates_at + NET.gate_width
+        if NET.key_decay:
+            g = load_row(rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG)
+            matrix = matrix * tl.exp(g)[:, None]
+        else:
+            gate = gate + head + key * 0
+            g = tl.sum(load_row(rows, state, words, row - pending, gate, key == 0, CONFIG), axis=0)
+            matrix = matrix * tl.exp(g)
         delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
         matrix += k[:, None] * delta[None, :]
         if row >= pending:
@@ -148,15 +188,58 @@ def _substitute(lower, right, COUNT: tl.constexpr):
 
 
 @triton.jit
+def delta_pairs_kernel(
+    rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
+):  # fmt: skip
+    """What the recurrence of a head needs of COUNT positions besides its state; program (COUNT positions,
+    head). With G = Σ g of each key element:
+
+    K and Q in `conv` are multiplied by e^G. To `out`, for each COUNT positions and head: the sums over key
+    elements of Ki Kj e^(Gi - Gj) and of Qi Kj e^(Gi - Gj), each (COUNT, COUNT), 0 for j > i; Kj e^(G - Gj)
+    and e^G with the G of the last position. Decays are multiplied: no exponent is above 0, and no difference
+    of large sums loses bits. Reads Q, K and g once, writes Q and K again.
+    """
+    SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
+    DIMENSIONS: tl.constexpr = NET.dimensions
+    head = tl.program_id(1)
+    first = tl.program_id(0) * COUNT
+    key, index = tl.arange(0, DIMENSIONS), tl.arange(0, COUNT)
+    is_key = key < NET.head_dim
+    pending = step_pending(words)
+    total = pending + step_tokens(words)
+    part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * SIZE
+    gate = NET.gates_at + NET.gate_width + head * NET.head_dim
+    decayed = tl.zeros((COUNT, DIMENSIONS), tl.float32)
+    whole = tl.full((DIMENSIONS,), 1.0, tl.float32)
+    for position in range(first, tl.minimum(total, first + COUNT)):
+        row = pending * 0 + position
+        q_at = conv + row.to(tl.int64) * NET.channels + head * NET.head_dim + key
+        k_at = q_at + NET.key_heads * NET.head_dim
+        q, k = tl.load(q_at, mask=is_key, other=0.0), tl.load(k_at, mask=is_key, other=0.0)
+        decay = tl.exp(load_row(rows, state, words, row - pending, gate + key, is_key, CONFIG))
+        decayed = tl.where((index == row - first)[:, None], k[None, :], decayed * decay[None, :])
+        whole = whole * decay
+        pair = part + (row - first) * COUNT + index
+        tl.store(pair, tl.sum(decayed * k[None, :], axis=1))
+        tl.store(pair + COUNT * COUNT, tl.sum(decayed * q[None, :], axis=1))
+        tl.store(q_at, q * whole, mask=is_key)
+        tl.store(k_at, k * whole, mask=is_key)
+    part += 2 * COUNT * COUNT
+    tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])
+    tl.store(part + COUNT * NET.head_dim + key, whole, mask=is_key)
+
+
+@triton.jit
 def delta_chunk_kernel(
-    rows, conv, words, state, out,
+    rows, conv, words, state, pairs, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
     (value head, COLUMNS columns of S).
 
     With G = Σ g: (1 + tril(β e^(Gi - Gj) K Kᵀ)) U = β (V - e^G K S); O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U;
-    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`.
+    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`. If each key
+    element has a decay, `delta_pairs_kernel` multiplied K, Q and their products by them.
     """
     head = tl.program_id(0)
     key = tl.arange(0, NET.dimensions)
@@ -180,21 +263,37 @@ def delta_chunk_kernel(
         v = tl.load(line + v_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
         gate = NET.gates_at + head
         beta = load_row(rows, state, words, row - pending, gate + index * 0, inside, CONFIG)
-        g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
-        decay = tl.cumsum(g, axis=0)
-        end = tl.sum(g, axis=0)
-        between = tl.exp(tl.where(index[:, None] >= index[None, :], decay[:, None] - decay[None, :], 0.0))
-        kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+        if NET.key_decay:
+            SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
+            part = pairs + (first // COUNT * NET.value_heads + head).to(tl.int64) * SIZE
+            pair = part + index[:, None] * COUNT + index[None, :]
+            kk = tl.load(pair, mask=inside[:, None], other=0.0)
+            factor = 1.0
+        else:
+            g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
+            decay = tl.cumsum(g, axis=0)
+            end = tl.sum(g, axis=0)
+            between = decay[:, None] - decay[None, :]
+            between = tl.exp(tl.where(index[:, None] >= index[None, :], between, 0.0))
+            kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+            factor = tl.exp(decay)[:, None]
         lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
-        factor = tl.exp(decay)[:, None]
         right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
         delta = _substitute(lower, right, COUNT)
-        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
+        if NET.key_decay:
+            qk = tl.load(pair + COUNT * COUNT, mask=inside[:, None], other=0.0)
+            part += 2 * COUNT * COUNT
+            at = part + index[:, None] * NET.head_dim + key[None, :]
+            rest = tl.load(at, mask=is_key[None, :], other=0.0)
+            whole = tl.load(part + COUNT * NET.head_dim + key, mask=is_key, other=0.0)[:, None]
+        else:
+            qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
+            rest = k * tl.exp(end - decay)[:, None]
+            whole = tl.exp(end)
         qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
         result = factor * tl.dot(q, matrix, input_precision="tf32x3")
         result += tl.dot(qk, delta, input_precision="tf32x3")
-        rest = k * tl.exp(end - decay)[:, None]
-        matrix = tl.exp(end) * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
+        matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
         at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)
         at += (head * NET.head_dim + column)[None, :]
         tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
@@ -203,20 +302,22 @@ def delta_chunk_kernel(
 
 @triton.jit
 def _gated_head(values, z, scale, weight, epsilon, token, stride, head, dimension, mask, NET: tl.constexpr):
-    """norm(o) · silu(z) of one head."""
+    """norm(o) · silu(z) of one head, or norm(o) · sigmoid(z)."""
     at = token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension
     value = tl.load(values + at, mask=mask, other=0.0)
     square = tl.sum(value * value, axis=0) / NET.head_dim
     normed = value / tl.sqrt(square + epsilon) * tl.load(weight + dimension, mask=mask, other=0.0)
     gate = tl.load(z + token * stride + head * NET.head_dim + dimension, mask=mask, other=0.0) * scale
-    return normed * gate * sigmoid(gate)
+    if NET.silu_gate:
+        normed = normed * gate
+    return normed * sigmoid(gate)
 
 
 @triton.jit
 def gate_step_kernel(
     values, z, stride, weight, epsilon, out, NET: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    """out = norm(o) · silu(z) of a decode step; program (token, value head)."""
+    """out = `_gated_head` of a decode step; program (token, value head)."""
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -228,7 +329,7 @@ def gate_step_kernel(
 
 @triton.jit
 def gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, row_scales, NET: tl.constexpr):
-    """out = norm(o) · silu(z) / row scale of a chunk, float16; one program per token.
+    """out = `_gated_head` / row scale of a chunk, float16; one program per token.
 
     Written with scale 1 first; a row that needs another scale is computed again.
     """

@@ -209,7 +209,8 @@ class RopeConfig(NamedTuple):
 class DeltaNetConfig(NamedTuple):
     """The sizes of a gated delta net. dimensions, padded_heads: head_dim and value_heads, powers of two;
     columns: of a head's state, padded; channels: elements of q, k and v. In a row of the state β begins at
-    gates_at, and g gate_width after it. matrix_at: where the matrix begins in a slot.
+    gates_at, and g gate_width after it. matrix_at: where the matrix begins in a slot. key_decay: each key
+    element of a head has a decay, else each head. silu_gate: the gate is silu(z), else sigmoid(z).
     """
 
     key_heads: int
@@ -224,6 +225,8 @@ class DeltaNetConfig(NamedTuple):
     padded_heads: int
     matrix_at: int
     repeats_each: bool
+    key_decay: bool
+    silu_gate: bool
 
 
 class Mamba2Config(NamedTuple):

@@ -1,4 +1,4 @@
-"""The gated delta net block."""
+"""The gated delta net block and the Kimi Delta Attention block."""
 
 import math
 
@@ -18,10 +18,16 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     row_address,
     target_slot,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
+    barrier,
+    barrier_and_clear,
+    barrier_prefetching,
+    next_item,
+)
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
     load_floats,
     multiply,
     multiply_add,
@@ -39,7 +45,7 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import (
 )
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
-from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import GatedDeltaNetArgs, KimiDeltaAttentionArgs
 
 exports = Exports()
 
@@ -65,12 +71,14 @@ def convolve_head(block, step_args, token, head, out):
 
 
 @device_function
-def write_gates(block, row):
-    """β and g of a token of this step; they overwrite their projections in its row."""
+def write_gates(block, row, part):
+    """A part of g of a token of this step, with part 0 also β, in its row: they overwrite projections."""
     betas = row + block.gates_at
+    if part == 0:
+        for i in range(0, block.gate_bytes, 64):
+            store_floats(betas + i, sigmoid(load_floats(betas + i)))
     alphas = betas + block.gate_bytes
-    for i in range(0, block.gate_bytes, 64):
-        store_floats(betas + i, sigmoid(load_floats(betas + i)))
+    for i in range(part * block.part_bytes, (part + 1) * block.part_bytes, 64):
         alpha = load_floats(alphas + i)
         dt = load_floats(block.dt + i)
         rate = load_floats(block.a + i)
@@ -78,23 +86,38 @@ def write_gates(block, row):
 
 
 @device_function
+def write_decays(block, row, part, out):
+    """e^g of a part of g, from the row of a position to `out`."""
+    decays = row + block.gates_at + block.gate_bytes
+    for i in range(part * block.part_bytes, (part + 1) * block.part_bytes, 64):
+        store_floats(out + i, exponential(load_floats(decays + i)))
+
+
+@device_function
 def convolve(pool, counter, block, step_args):
-    """Phase: the heads of q, k and v of pending positions and of this step, to `conv_rows`; and the gates."""
+    """Phase: the heads of q, k and v of pending positions and of this step, to `conv_rows`; the gates, and
+    the decays of key elements.
+    """
     heads = 2 * block.key_heads + block.value_heads
+    items = heads + block.gate_parts
     pending = step_args.pending
     rows = pending + step_args.tokens
     head_bytes = 4 * block.head_dim
     while True:
         item = next_item(pool, counter)
-        row = item // (heads + 1)
+        row = item // items
         if row >= rows:
             break
-        head = item % (heads + 1)
+        head = item % items
+        out = block.conv_rows + row * block.conv_stride
         if head < heads:
-            out = block.conv_rows + row * block.conv_stride + head * head_bytes
-            convolve_head(block, step_args, row - pending, head, out)
-        elif row >= pending:
-            write_gates(block, row_address(block.state, step_args, row - pending))
+            convolve_head(block, step_args, row - pending, head, out + head * head_bytes)
+        else:
+            gates = row_address(block.state, step_args, row - pending)
+            if row >= pending:
+                write_gates(block, gates, head - heads)
+            if block.decays_at != 0:
+                write_decays(block, gates, head - heads, out + block.decays_at)
 
 
 @device_function
@@ -131,6 +154,32 @@ def update_columns(columns, q, k, v, beta, decay, head_dim):
 
 
 @device_function
+def update_decayed_columns(columns, q, k, v, beta, decays, head_dim):
+    """As `update_columns`, with a decay of each key element."""
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        first = splat_f32(load_f32(k + 4 * i) * load_f32(decays + 4 * i))
+        second = splat_f32(load_f32(k + 4 * i + 4) * load_f32(decays + 4 * i + 4))
+        even = multiply_add(first, load_floats(columns + 64 * i), even)
+        odd = multiply_add(second, load_floats(columns + 64 * i + 64), odd)
+    delta = multiply(beta, subtract(v, add(even, odd)))
+    even = splat_f32(np.float32(0))
+    odd = splat_f32(np.float32(0))
+    for i in range(0, head_dim, 2):
+        at = columns + 64 * i
+        decayed = multiply(splat_f32(load_f32(decays + 4 * i)), load_floats(at))
+        value = multiply_add(splat_f32(load_f32(k + 4 * i)), delta, decayed)
+        store_floats(at, value)
+        even = multiply_add(splat_f32(load_f32(q + 4 * i)), value, even)
+        decayed = multiply(splat_f32(load_f32(decays + 4 * i + 4)), load_floats(at + 64))
+        value = multiply_add(splat_f32(load_f32(k + 4 * i + 4)), delta, decayed)
+        store_floats(at + 64, value)
+        odd = multiply_add(splat_f32(load_f32(q + 4 * i + 4)), value, odd)
+    return add(even, odd)
+
+
+@device_function
 def recur(pool, counter, block, step_args):
     """Phase: the recurrence, sixteen columns of a head's state at a time; results of this step's tokens to
     the rows of `conv_out`.
@@ -157,10 +206,15 @@ def recur(pool, counter, block, step_args):
             conv = block.conv_rows + row * block.conv_stride
             gates = row_address(state, step_args, row - pending) + block.gates_at + 4 * head
             beta = splat_f32(load_f32(gates))
-            decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
             q = conv + key
             k = q + 4 * head_dim * block.key_heads
-            result = update_columns(columns, q, k, load_floats(conv + value_at), beta, decay, head_dim)
+            v = load_floats(conv + value_at)
+            if block.decays_at != 0:
+                decays = conv + block.decays_at + 4 * head * head_dim
+                result = update_decayed_columns(columns, q, k, v, beta, decays, head_dim)
+            else:
+                decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
+                result = update_columns(columns, q, k, v, beta, decay, head_dim)
             if row >= pending:
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + 4 * (head * head_dim + 16 * group), result)
@@ -168,7 +222,9 @@ def recur(pool, counter, block, step_args):
 
 @device_function
 def gate_heads(pool, counter, block, tokens):
-    """Phase: conv_out = norm(o) · silu(z) of every head; quantized if heads fill whole blocks."""
+    """Phase: conv_out = norm(o) · silu(z) of every head, or norm(o) · sigmoid(z); quantized if heads fill
+    whole blocks.
+    """
     head_dim = block.head_dim
     heads = block.value_heads
     conv_out = block.conv_out
@@ -185,11 +241,34 @@ def gate_heads(pool, counter, block, tokens):
         out = row + 4 * first
         rms_norm(out, weight, out, head_dim, head_dim, block.head_norm.epsilon)
         for i in range(0, head_dim, 16):
-            gate = load_floats(z + 4 * i)
-            gate = multiply(gate, sigmoid(gate))
+            value = load_floats(z + 4 * i)
+            gate = sigmoid(value)
+            if block.silu_gate != 0:
+                gate = multiply(value, gate)
             store_floats(out + 4 * i, multiply(load_floats(out + 4 * i), gate))
         if fills:
             write_activations(row, conv_out, token, tokens, first, first + head_dim)
+
+
+@device_function
+def recur_and_project(pool, counter, thread, step_args, block, scratch):
+    """Phases: the convolution, the recurrence, the gated norm of its results, and the last projection; the
+    state after the step is written. Their counters are `counter` and the next six.
+    """
+    tokens, heads = step_args.tokens, block.heads
+    ahead, end = first_weights(pool, thread, tokens, block.output_matrix)
+    ahead = barrier_prefetching(pool, ahead, end)
+    convolve(pool, counter, heads, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    recur(pool, counter + 1, heads, step_args)
+    ahead = barrier_prefetching(pool, ahead, end)
+    keep_rows(pool, counter + 2, heads.state, step_args)
+    gate_heads(pool, counter + 3, heads, tokens)
+    barrier_prefetching(pool, ahead, end)
+    if heads.head_dim % ACTIVATIONS_PER_BLOCK != 0:
+        quantize_input(pool, counter + 4, step_args, block.conv_out)
+        barrier_prefetching(pool, ahead, end)
+    project_back(pool, counter + 5, thread, step_args, block, scratch)
 
 
 @exports.add("gated_delta_net_block", GatedDeltaNetArgs, StepArgs, ThreadPoolArgs, int)
@@ -199,30 +278,56 @@ def gated_delta_net_block(block, step_args, pool, thread):
     """
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
-    normed, conv_out, output = block.normed, block.conv_out, block.output_matrix
-    state = block.state
+    normed, heads, qkv = block.normed, block.heads, block.qkv_matrix
+    state = heads.state
     rows, row_stride = state.rows, state.row_stride
-    gates = rows + block.gates_at
-    qkv = block.qkv_matrix
+    gates = rows + heads.gates_at
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, qkv)
     barrier_prefetching(pool, ahead, end)
     project(pool, 1, thread, tokens, qkv, normed, rows, row_stride, scratch)
-    project(pool, 2, thread, tokens, block.z_matrix, normed, block.z, block.z_stride, scratch)
+    project(pool, 2, thread, tokens, block.z_matrix, normed, heads.z, heads.z_stride, scratch)
     project(pool, 3, thread, tokens, block.beta_matrix, normed, gates, row_stride, scratch)
     project(
-        pool, 4, thread, tokens, block.alpha_matrix, normed, gates + block.gate_bytes, row_stride, scratch
+        pool, 4, thread, tokens, block.alpha_matrix, normed, gates + heads.gate_bytes, row_stride, scratch
     )
-    ahead, end = first_weights(pool, thread, tokens, output)
-    ahead = barrier_prefetching(pool, ahead, end)
-    convolve(pool, 5, block, step_args)
-    ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, 6, block, step_args)
-    ahead = barrier_prefetching(pool, ahead, end)
-    keep_rows(pool, 7, state, step_args)
-    gate_heads(pool, 8, block, tokens)
+    recur_and_project(pool, 5, thread, step_args, block, scratch)
+
+
+@device_function
+def project_inputs(pool, thread, block, tokens, scratch):
+    """Phase, with counters 1 to 6: the products of h. q, k, v and β are written to the rows of the state."""
+    normed, heads, f, g = block.normed, block.heads, block.low_f, block.low_g
+    state = heads.state
+    rows, stride = state.rows, state.row_stride
+    part = 4 * heads.value_heads * heads.head_dim
+    gates = rows + heads.gates_at
+    project(pool, 1, thread, tokens, block.q_matrix, normed, rows, stride, scratch)
+    project(pool, 2, thread, tokens, block.k_matrix, normed, rows + part, stride, scratch)
+    project(pool, 3, thread, tokens, block.v_matrix, normed, rows + 2 * part, stride, scratch)
+    project(pool, 4, thread, tokens, block.f1_matrix, normed, f.floats, f.float_stride, scratch)
+    project(pool, 5, thread, tokens, block.g1_matrix, normed, g.floats, g.float_stride, scratch)
+    project(pool, 6, thread, tokens, block.beta_matrix, normed, gates, stride, scratch)
+
+
+@exports.add("kimi_delta_attention_block", KimiDeltaAttentionArgs, StepArgs, ThreadPoolArgs, int)
+def kimi_delta_attention_block(block, step_args, pool, thread):
+    """x += scale · norm(W_out · (norm(o) · sigmoid(G₂ G₁ h))), with h = norm(x) and the results o of the
+    heads, for the tokens of `step_args`; the state after them is written to the target slot.
+    """
+    tokens = step_args.tokens
+    scratch = block.scratch + thread * block.scratch_stride
+    heads = block.heads
+    state = heads.state
+    decays = state.rows + heads.gates_at + heads.gate_bytes
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
+    ahead, end = first_weights(pool, thread, tokens, block.q_matrix)
     barrier_prefetching(pool, ahead, end)
-    if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
-        quantize_input(pool, 9, step_args, conv_out)
-        barrier_prefetching(pool, ahead, end)
-    project_back(pool, 10, thread, step_args, block, scratch)
+    project_inputs(pool, thread, block, tokens, scratch)
+    barrier(pool)
+    quantize_input(pool, 7, step_args, block.low_f)
+    quantize_input(pool, 8, step_args, block.low_g)
+    barrier_and_clear(pool)
+    project(pool, 0, thread, tokens, block.f2_matrix, block.low_f, decays, state.row_stride, scratch)
+    project(pool, 1, thread, tokens, block.g2_matrix, block.low_g, heads.z, heads.z_stride, scratch)
+    recur_and_project(pool, 2, thread, step_args, block, scratch)
