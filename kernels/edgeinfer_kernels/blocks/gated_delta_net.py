@@ -1,15 +1,18 @@
 """Gated delta net: specification, weights and sizes of one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes
+from edgeinfer_kernels.sizes.cuda_matrices import taken
 
 DELTA_POSITIONS = 16
 """Positions of a prompt that a GPU evaluates together: forward substitution takes as many steps."""
@@ -61,6 +64,11 @@ class GatedDeltaNetSpec(RecurrentSpec):
         width, heads = padded(self.channels), padded(self.value_heads)
         matrix = self.value_heads * padded(self.head_dim) * self.head_dim
         return RecurrentShape(self.taps - 1, width, width + 2 * heads, matrix, self.slots)
+
+    @property
+    def pairs_width(self) -> int:
+        """As `DeltaRuleSizes` needs it: two matrices of positions, and two decays of each."""
+        return DELTA_POSITIONS * (2 * DELTA_POSITIONS + 2)
 
     def read(self, tensors: TensorReader) -> "GatedDeltaNetWeights":
         width, heads = tensors.hidden_size, self.value_heads
@@ -138,7 +146,26 @@ class GatedDeltaNetWeights:
 
 
 @dataclass(frozen=True)
-class GatedDeltaNetSizes(MatrixStateSizes):
+class DeltaRuleSizes(MatrixStateSizes):
+    """The sizes of a block with the delta rule. Its specification has `value_heads` and `pairs_width`, the
+    elements that a GPU prepares for the recurrence of DELTA_POSITIONS positions and a head.
+    """
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        """Also what is prepared for the recurrence."""
+        pairs = max(pairs_size(block.spec, chunk) for block in blocks)
+        return super().prompt_bytes(blocks, chunk, hidden_size) + taken(pairs, 4)
+
+
+def pairs_size(spec: Any, tokens: int) -> int:
+    """Elements that a GPU prepares for the recurrence of a chunk with pending positions before it."""
+    width: int = spec.value_heads * spec.pairs_width
+    return -(-(tokens + RING_ROWS) // DELTA_POSITIONS) * width
+
+
+@dataclass(frozen=True)
+class GatedDeltaNetSizes(DeltaRuleSizes):
     """The sizes of a gated delta net."""
 
     label: ClassVar[str] = "gated delta net"

@@ -7,12 +7,11 @@ from typing import ClassVar, Self
 import numpy as np
 
 from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, StepShape, TensorReader
-from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, quantized_bytes
+from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, DeltaRuleSizes
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
-from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes
 from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, has_floats, matrix_bytes, taken
 
 
@@ -67,10 +66,10 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         tail, row = self.channels, self.channels + padded(self.heads) + self.result_width
         return RecurrentShape(self.taps - 1, tail, row, self.result_width * self.head_dim, self.slots)
 
-    def delta_pairs_size(self, positions: int) -> int:
-        """Elements of what a GPU prepares for the recurrence of a chunk of a prompt, from keys and decays."""
-        count = DELTA_POSITIONS * (2 * DELTA_POSITIONS + self.head_dim) + self.head_dim
-        return -(-positions // DELTA_POSITIONS) * self.heads * count
+    @property
+    def pairs_width(self) -> int:
+        """As `DeltaRuleSizes` needs it: two matrices of positions, their decayed keys, and a decay."""
+        return DELTA_POSITIONS * (2 * DELTA_POSITIONS + self.head_dim) + self.head_dim
 
     def read(self, tensors: TensorReader) -> "KimiDeltaAttentionWeights":
         width, rank, own = tensors.hidden_size, self.head_dim, self.result_width
@@ -143,7 +142,7 @@ class KimiDeltaAttentionWeights:
 
 
 @dataclass(frozen=True)
-class KimiDeltaAttentionSizes(MatrixStateSizes):
+class KimiDeltaAttentionSizes(DeltaRuleSizes):
     """The sizes of a Kimi Delta Attention."""
 
     label: ClassVar[str] = "kimi delta attention"
@@ -182,12 +181,6 @@ class KimiDeltaAttentionSizes(MatrixStateSizes):
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
-        """Also F₁ h and G₁ h with their scales, and what the recurrence needs of keys and decays."""
+        """Also F₁ h and G₁ h with their scales."""
         low = 2 * chunk * max(block.spec.head_dim for block in blocks)
-        pairs = max(block.spec.delta_pairs_size(chunk + RING_ROWS) for block in blocks)
-        return (
-            super().prompt_bytes(blocks, chunk, hidden_size)
-            + taken(low, 2)
-            + taken(chunk, 4)
-            + taken(pairs, 4)
-        )
+        return super().prompt_bytes(blocks, chunk, hidden_size) + taken(low, 2) + taken(chunk, 4)

@@ -48,6 +48,7 @@ def launch_delta_net() -> None:
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )
+    net.delta_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_chunk_kernel[GRID](
         f, f, WORDS, STATE, f, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8
     )
@@ -72,7 +73,7 @@ def launch_kimi_delta_attention() -> None:
             f, f, 1024, f, f, f, **sizes, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4
         )
     net.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
-    net.delta_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
+    net.delta_key_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )

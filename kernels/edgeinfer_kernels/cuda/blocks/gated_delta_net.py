@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.gated_delta_net import (
     DELTA_POSITIONS,
     GatedDeltaNetSpec,
     GatedDeltaNetWeights,
+    pairs_size,
 )
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
@@ -37,10 +39,12 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_args,
     state_config,
 )
+from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     delta_chunk_kernel,
     delta_convolution_kernel,
+    delta_key_pairs_kernel,
     delta_pairs_kernel,
     delta_rows_kernel,
     delta_step_kernel,
@@ -67,7 +71,15 @@ ROW_BLOCK = 1024
 """Elements that a program of `delta_rows_kernel` copies."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
-Space, PromptSpace = MatrixStateSpace, MatrixStatePromptSpace
+Space = MatrixStateSpace
+
+
+class PromptSpace(MatrixStatePromptSpace):
+    """The buffers of a chunk of a prompt, with what is prepared for the recurrence."""
+
+    def __init__(self, specs: Sequence[DeltaRuleSpec], arena: Arena, chunk: int) -> None:
+        super().__init__(specs, arena, chunk)
+        self.pairs = arena.take((max(pairs_size(spec, chunk) for spec in specs),), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -109,6 +121,7 @@ def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfi
         spec.repeats_each,
         key_decay,
         not key_decay,
+        spec.pairs_width,
     )
 
 
@@ -221,14 +234,13 @@ def finish_chunk(
         space.rows, words, args, w.taps, space.conv, spec.norm.epsilon,
         NET=net, CONFIG=config, TAPS=spec.taps, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
-    pairs = space.pairs if net.key_decay else space.conv
-    if net.key_decay:
-        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), spec.value_heads)](
-            space.rows, space.conv, words, args, pairs,
-            NET=net, CONFIG=config, COUNT=DELTA_POSITIONS, num_warps=4,
-        )  # fmt: skip
+    pairs_kernel = delta_key_pairs_kernel if net.key_decay else delta_pairs_kernel
+    pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), spec.value_heads)](
+        space.rows, space.conv, words, args, space.pairs,
+        NET=net, CONFIG=config, COUNT=DELTA_POSITIONS, num_warps=4,
+    )  # fmt: skip
     delta_chunk_kernel[(spec.value_heads, -(-spec.head_dim // CHUNK_COLUMNS))](
-        space.rows, space.conv, words, args, pairs, space.values,
+        space.rows, space.conv, words, args, space.pairs, space.values,
         NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)

@@ -12,10 +12,8 @@ from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
 )
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     DeviceConvolution,
-    MatrixStatePromptSpace,
     MatrixStateSpace,
     take_stack,
     take_vectors,
@@ -27,6 +25,7 @@ from edgeinfer_kernels.cuda.blocks.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import ROW_BLOCK, finish_chunk, finish_step, net_config
+from edgeinfer_kernels.cuda.blocks.gated_delta_net import PromptSpace as DeltaSpace
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -94,16 +93,13 @@ class Space(MatrixStateSpace):
         self.decays, self.z = (arena.take(shape, torch.float32) for _ in range(2))
 
 
-class PromptSpace(MatrixStatePromptSpace):
+class PromptSpace(DeltaSpace):
     """The buffers of a chunk of a prompt, for all blocks of this kind."""
 
     def __init__(self, specs: Sequence[Any], arena: Arena, chunk: int) -> None:
         super().__init__(specs, arena, chunk)
         self.low = arena.take((chunk * 2 * max(spec.head_dim for spec in specs),), torch.float16)
         self.low_scales = arena.take((chunk,), torch.float32)
-        self.pairs = arena.take(
-            (max(spec.delta_pairs_size(chunk + RING_ROWS) for spec in specs),), torch.float32
-        )
 
 
 def _begins(spec: KimiDeltaAttentionSpec) -> tuple[int, int]:

@@ -188,18 +188,65 @@ def _substitute(lower, right, COUNT: tl.constexpr):
 
 
 @triton.jit
+def _store_solution(part, lower, beta, COUNT: tl.constexpr):
+    """The inverse of 1 + β · `lower` below the diagonal, times β, to (COUNT, COUNT)."""
+    index = tl.arange(0, COUNT)
+    is_below = index[:, None] > index[None, :]
+    one = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
+    inverse = _substitute(tl.where(is_below, beta[:, None] * lower, 0.0), one, COUNT)
+    tl.store(part + index[:, None] * COUNT + index[None, :], inverse * beta[None, :])
+
+
+@triton.jit
 def delta_pairs_kernel(
     rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
 ):  # fmt: skip
     """What the recurrence of a head needs of COUNT positions besides its state; program (COUNT positions,
-    head). With G = Σ g of each key element:
+    value head).
 
-    K and Q in `conv` are multiplied by e^G. To `out`, for each COUNT positions and head: the sums over key
-    elements of Ki Kj e^(Gi - Gj) and of Qi Kj e^(Gi - Gj), each (COUNT, COUNT), 0 for j > i; Kj e^(G - Gj)
-    and e^G with the G of the last position. Decays are multiplied: no exponent is above 0, and no difference
-    of large sums loses bits. Reads Q, K and g once, writes Q and K again.
+    With G = Σ g, to `out` for each COUNT positions and head: (1 + tril(β e^(Gi - Gj) Ki Kj))⁻¹ β and
+    e^(Gi - Gj) Qi Kj, 0 for j > i, each (COUNT, COUNT); then e^Gj and e^(G - Gj) with the G of the last
+    position. Reads Q, K, β and g once.
     """
-    SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
+    head, index = tl.program_id(1), tl.arange(0, COUNT)
+    key = tl.arange(0, NET.dimensions)
+    row = tl.program_id(0) * COUNT + index
+    pending = step_pending(words)
+    inside = row < pending + step_tokens(words)
+    if tl.program_id(0) * COUNT < pending + step_tokens(words):
+        at = conv + row.to(tl.int64)[:, None] * NET.channels + (_key_head(head, NET) * NET.head_dim + key)
+        mask = inside[:, None] & (key < NET.head_dim)[None, :]
+        q = tl.load(at, mask=mask, other=0.0)
+        k = tl.load(at + NET.key_heads * NET.head_dim, mask=mask, other=0.0)
+        gate = NET.gates_at + head + index * 0
+        beta = load_row(rows, state, words, row - pending, gate, inside, CONFIG)
+        g = load_row(rows, state, words, row - pending, gate + NET.gate_width, inside, CONFIG)
+        decay = tl.cumsum(g, axis=0)
+        end = tl.sum(g, axis=0)
+        is_past = index[:, None] >= index[None, :]
+        between = tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
+        part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * NET.pairs_width
+        kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+        _store_solution(part, kk, beta, COUNT)
+        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
+        part += COUNT * COUNT
+        tl.store(part + index[:, None] * COUNT + index[None, :], tl.where(is_past, qk, 0.0))
+        part += COUNT * COUNT + index
+        tl.store(part, tl.exp(decay))
+        tl.store(part + COUNT, tl.exp(end - decay))
+
+
+@triton.jit
+def delta_key_pairs_kernel(
+    rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
+):  # fmt: skip
+    """As `delta_pairs_kernel`, with a decay g of each key element.
+
+    K and Q in `conv` are multiplied by e^G. To `out`: the two matrices, with sums over key elements of
+    products and decays; Kj e^(G - Gj), (COUNT, HEAD_DIM), and e^G with the G of the last position. Decays are
+    multiplied: no exponent is above 0, and no difference of large sums loses bits. Reads Q, K and g once,
+    writes Q and K again.
+    """
     DIMENSIONS: tl.constexpr = NET.dimensions
     head = tl.program_id(1)
     first = tl.program_id(0) * COUNT
@@ -207,10 +254,11 @@ def delta_pairs_kernel(
     is_key = key < NET.head_dim
     pending = step_pending(words)
     total = pending + step_tokens(words)
-    part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * SIZE
+    part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * NET.pairs_width
     gate = NET.gates_at + NET.gate_width + head * NET.head_dim
     decayed = tl.zeros((COUNT, DIMENSIONS), tl.float32)
     whole = tl.full((DIMENSIONS,), 1.0, tl.float32)
+    kk = tl.zeros((COUNT, COUNT), tl.float32)
     for position in range(first, tl.minimum(total, first + COUNT)):
         row = pending * 0 + position
         q_at = conv + row.to(tl.int64) * NET.channels + head * NET.head_dim + key
@@ -219,14 +267,20 @@ def delta_pairs_kernel(
         decay = tl.exp(load_row(rows, state, words, row - pending, gate + key, is_key, CONFIG))
         decayed = tl.where((index == row - first)[:, None], k[None, :], decayed * decay[None, :])
         whole = whole * decay
-        pair = part + (row - first) * COUNT + index
-        tl.store(pair, tl.sum(decayed * k[None, :], axis=1))
-        tl.store(pair + COUNT * COUNT, tl.sum(decayed * q[None, :], axis=1))
+        sums = tl.sum(decayed * k[None, :], axis=1)
+        kk = tl.where((index == row - first)[:, None], sums[None, :], kk)
+        pair = part + COUNT * COUNT + (row - first) * COUNT + index
+        tl.store(pair, tl.sum(decayed * q[None, :], axis=1))
         tl.store(q_at, q * whole, mask=is_key)
         tl.store(k_at, k * whole, mask=is_key)
-    part += 2 * COUNT * COUNT
-    tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])
-    tl.store(part + COUNT * NET.head_dim + key, whole, mask=is_key)
+    if first < total:
+        row = first + index
+        gate = NET.gates_at + head + index * 0
+        beta = load_row(rows, state, words, row - pending, gate, row < total, CONFIG)
+        _store_solution(part, kk, beta, COUNT)
+        part += 2 * COUNT * COUNT
+        tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])
+        tl.store(part + COUNT * NET.head_dim + key, whole, mask=is_key)
 
 
 @triton.jit
@@ -237,9 +291,9 @@ def delta_chunk_kernel(
     """The recurrence of a chunk of a prompt, COUNT positions at a time with their cumulative decay; program
     (value head, COLUMNS columns of S).
 
-    With G = Σ g: (1 + tril(β e^(Gi - Gj) K Kᵀ)) U = β (V - e^G K S); O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U;
-    S ← e^G S + (e^(G - Gj) K)ᵀ U. Reads K, Q and V once, S once; results as `delta_step_kernel`. If each key
-    element has a decay, `delta_pairs_kernel` multiplied K, Q and their products by them.
+    With G = Σ g: U = (1 + tril(β e^(Gi - Gj) K Kᵀ))⁻¹ β (V - e^G K S);
+    O = e^G Q S + tril(e^(Gi - Gj) Q Kᵀ) U; S ← e^G S + (e^(G - Gj) K)ᵀ U, where `pairs` has what doesn't
+    depend on V and S. Reads K, Q and V once, S once; results as `delta_step_kernel`.
     """
     head = tl.program_id(0)
     key = tl.arange(0, NET.dimensions)
@@ -261,36 +315,22 @@ def delta_chunk_kernel(
         q = tl.load(line + q_at[None, :], mask=keys, other=0.0)
         k = tl.load(line + NET.key_heads * NET.head_dim + q_at[None, :], mask=keys, other=0.0)
         v = tl.load(line + v_at[None, :], mask=inside[:, None] & is_column[None, :], other=0.0)
-        gate = NET.gates_at + head
-        beta = load_row(rows, state, words, row - pending, gate + index * 0, inside, CONFIG)
+        part = pairs + (first // COUNT * NET.value_heads + head).to(tl.int64) * NET.pairs_width
+        pair = part + index[:, None] * COUNT + index[None, :]
+        solution = tl.load(pair)
+        qk = tl.load(pair + COUNT * COUNT, mask=inside[:, None], other=0.0)
+        part += 2 * COUNT * COUNT
         if NET.key_decay:
-            SIZE: tl.constexpr = COUNT * (2 * COUNT + NET.head_dim) + NET.head_dim
-            part = pairs + (first // COUNT * NET.value_heads + head).to(tl.int64) * SIZE
-            pair = part + index[:, None] * COUNT + index[None, :]
-            kk = tl.load(pair, mask=inside[:, None], other=0.0)
             factor = 1.0
-        else:
-            g = load_row(rows, state, words, row - pending, gate + NET.gate_width + index * 0, inside, CONFIG)
-            decay = tl.cumsum(g, axis=0)
-            end = tl.sum(g, axis=0)
-            between = decay[:, None] - decay[None, :]
-            between = tl.exp(tl.where(index[:, None] >= index[None, :], between, 0.0))
-            kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
-            factor = tl.exp(decay)[:, None]
-        lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
-        right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
-        delta = _substitute(lower, right, COUNT)
-        if NET.key_decay:
-            qk = tl.load(pair + COUNT * COUNT, mask=inside[:, None], other=0.0)
-            part += 2 * COUNT * COUNT
             at = part + index[:, None] * NET.head_dim + key[None, :]
             rest = tl.load(at, mask=is_key[None, :], other=0.0)
             whole = tl.load(part + COUNT * NET.head_dim + key, mask=is_key, other=0.0)[:, None]
         else:
-            qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
-            rest = k * tl.exp(end - decay)[:, None]
-            whole = tl.exp(end)
-        qk = tl.where(index[:, None] >= index[None, :], qk, 0.0)
+            factor = tl.load(part + index)[:, None]
+            rest = k * tl.load(part + COUNT + index)[:, None]
+            whole = tl.load(part + COUNT - 1)
+        right = v - factor * tl.dot(k, matrix, input_precision="tf32x3")
+        delta = tl.dot(solution, right, input_precision="tf32x3")
         result = factor * tl.dot(q, matrix, input_precision="tf32x3")
         result += tl.dot(qk, delta, input_precision="tf32x3")
         matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")

@@ -211,6 +211,7 @@ class DeltaNetConfig(NamedTuple):
     columns: of a head's state, padded; channels: elements of q, k and v. In a row of the state β begins at
     gates_at, and g gate_width after it. matrix_at: where the matrix begins in a slot. key_decay: each key
     element of a head has a decay, else each head. silu_gate: the gate is silu(z), else sigmoid(z).
+    pairs_width: as `DeltaRuleSizes` describes.
     """
 
     key_heads: int
@@ -227,6 +228,7 @@ class DeltaNetConfig(NamedTuple):
     repeats_each: bool
     key_decay: bool
     silu_gate: bool
+    pairs_width: int
 
 
 class Mamba2Config(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS
+from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, pairs_size
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import net_config
@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     delta_chunk_kernel,
     delta_convolution_kernel,
-    delta_pairs_kernel,
+    delta_key_pairs_kernel,
     delta_step_kernel,
 )
 from edgeinfer_kernels.decoder import BlockIndex
@@ -95,7 +95,7 @@ def evaluated(
     sizes: dict[str, Any] = {"NET": NET, "CONFIG": state_config(SPEC.recurrent)}
     conv = torch.full(((tokens + RING_ROWS) * SPEC.channels,), torch.nan, device=device)
     values = torch.full((tokens, SPEC.result_width), torch.nan, device=device)
-    pairs = torch.full((SPEC.delta_pairs_size(tokens + RING_ROWS),), torch.nan, device=device)
+    pairs = torch.full((pairs_size(SPEC, tokens),), torch.nan, device=device)
     flat = torch.from_numpy(taps.reshape(-1)).to(device)
     delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads)](
         rows,
@@ -110,7 +110,7 @@ def evaluated(
         num_warps=1,
     )
     if is_prompt:
-        delta_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), SPEC.heads)](
+        delta_key_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), SPEC.heads)](
             rows, conv, words, args, pairs, **sizes, COUNT=DELTA_POSITIONS, num_warps=4
         )
         delta_chunk_kernel[(SPEC.heads, 1)](
