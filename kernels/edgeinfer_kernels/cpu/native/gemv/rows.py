@@ -43,6 +43,7 @@ Addresses and strides in bytes. `first_row` is a multiple of 16; `output` must h
 """
 
 
+COLUMNS_PER_SUM = 64
 MAX_UNSIGNED = 127
 """Largest weight that AVX2 and AMX take as an unsigned byte."""
 
@@ -168,7 +169,7 @@ def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
     """The GEMV kernel for unquantized weights; activations are float32 rows; columns are a multiple of
-    four.
+    four. Sums of COLUMNS_PER_SUM columns are added up, which loses fewer bits than one sum.
     """
     column_bytes = 16 * element_bytes
 
@@ -179,17 +180,20 @@ def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:
             group = weights + index * columns * column_bytes
             for token in range(tokens):
                 x = activations + token * stride
-                t0 = splat_f32(np.float32(0))
-                t1 = splat_f32(np.float32(0))
-                t2 = splat_f32(np.float32(0))
-                t3 = splat_f32(np.float32(0))
-                for column in range(0, columns, 4):
-                    w = group + column * column_bytes
-                    a = x + 4 * column
-                    t0 = multiply_add(load_column(w), splat_f32(load_f32(a)), t0)
-                    t1 = multiply_add(load_column(w + column_bytes), splat_f32(load_f32(a + 4)), t1)
-                    t2 = multiply_add(load_column(w + 2 * column_bytes), splat_f32(load_f32(a + 8)), t2)
-                    t3 = multiply_add(load_column(w + 3 * column_bytes), splat_f32(load_f32(a + 12)), t3)
-                store_floats(output + token * output_stride + 64 * index, add(add(t0, t1), add(t2, t3)))
+                total = splat_f32(np.float32(0))
+                for begin in range(0, columns, COLUMNS_PER_SUM):
+                    t0 = splat_f32(np.float32(0))
+                    t1 = splat_f32(np.float32(0))
+                    t2 = splat_f32(np.float32(0))
+                    t3 = splat_f32(np.float32(0))
+                    for column in range(begin, min(columns, begin + COLUMNS_PER_SUM), 4):
+                        w = group + column * column_bytes
+                        a = x + 4 * column
+                        t0 = multiply_add(load_column(w), splat_f32(load_f32(a)), t0)
+                        t1 = multiply_add(load_column(w + column_bytes), splat_f32(load_f32(a + 4)), t1)
+                        t2 = multiply_add(load_column(w + 2 * column_bytes), splat_f32(load_f32(a + 8)), t2)
+                        t3 = multiply_add(load_column(w + 3 * column_bytes), splat_f32(load_f32(a + 12)), t3)
+                    total = add(total, add(add(t0, t1), add(t2, t3)))
+                store_floats(output + token * output_stride + 64 * index, total)
 
     return rows
