@@ -153,6 +153,10 @@ ZOO: dict[str, RandomModel] = {
     "mamba2-groups": RandomModel(
         "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
     ),
+    "falcon-h1": RandomModel("falcon-h1", hybrid=mamba_layers("ppp", 4, 32, 32, normed=False)),
+    "falcon-h1-groups": RandomModel(
+        "falcon-h1", layers=2, tied=True, head_dim=32, hybrid=mamba_layers("pp", 6, 16, 48, groups=3)
+    ),
     "granitehybrid": RandomModel(
         "granitehybrid",
         layers=4,

@@ -235,7 +235,7 @@ class RandomModel:
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = random.standard_normal(shape)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "ffn_norm")):
         values = 1 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)

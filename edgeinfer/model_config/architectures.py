@@ -76,8 +76,10 @@ class Architecture:
     """Reads the block that all layers have instead of a feed-forward."""
     embedding_norm: bool = False
     """The embedding is normalized."""
-    recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
-    """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
+    recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
+    """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
+    with attention on the same normed input.
+    """
     single_blocks: bool = False
     """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
     recurrent block."""
@@ -131,6 +133,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_pattern=4,
         rope_in_windows_only=True,
     ),
+    "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
         rope_neox=True,

@@ -157,19 +157,17 @@ class ModelConfig:
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
         )
         feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
-        blocks = self._token_mixer(index, factors), feed_forward
-        first = []
-        if spec.embedding_norm and index == 0:
-            first.append(ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
-        return LayerSpec(
-            (
-                *first,
-                *(
-                    ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
-                    for block, (norm, post_norm) in zip(blocks, names, strict=True)
-                ),
-            )
+        mixer, last = (
+            ResidualBlock(block, self.norm, *norms, self.residual_scale)
+            for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
+        blocks = [mixer, last]
+        if spec.embedding_norm and index == 0:
+            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
+        if spec.recurrent_layers == "parallel":
+            attention = self._attention(index, factors)
+            blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
+        return LayerSpec(tuple(blocks))
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
@@ -180,6 +178,9 @@ class ModelConfig:
         if self.latent is not None:
             rope, heads = self._rope(index, factors), self.shapes[index].heads
             return self.latent.specification(heads, self.query_scale, self.norm, rope)
+        return self._attention(index, factors)
+
+    def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -274,8 +275,9 @@ class _Reader(MetadataReader):
         """Which layers have the recurrent block."""
         if self.architecture_spec.recurrent is None:
             return (False,) * len(shapes)
-        if self.architecture_spec.recurrent_layers == "no_kv_heads":
-            return tuple(not shape.kv_heads for shape in shapes)
+        if self.architecture_spec.recurrent_layers != "interval":
+            parallel = self.architecture_spec.recurrent_layers == "parallel"
+            return tuple(parallel or not shape.kv_heads for shape in shapes)
         given = self.get("attention.recurrent_layers")
         if given is None:
             every = self.count("full_attention_interval", 4, maximum=MAX_LAYERS)

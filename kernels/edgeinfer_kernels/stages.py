@@ -155,8 +155,14 @@ def part_of_decoder(
     """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split.
+        ValueError: a feed-forward with a post-norm would be split, or one whose norm another block reads
+            would be wholly on another device.
     """
+    for layer, shard in shards.items():
+        first, *others = spec.layers[layer].blocks
+        without_norm = first.block.is_divisible and not (shard.neurons or shard.experts)
+        if others and others[0].shares_input and without_norm:
+            raise ValueError(f"layer {layer}: parallel blocks can't be on different devices")
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
         LayerWeights(tuple(part_of_block(residual, shard) for residual in weights.layers[layer].blocks))

@@ -45,6 +45,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "Mamba-2": (ZOO["mamba2"], (0, 1)),
     "Mamba-2 in groups": (ZOO["mamba2-groups"], (0,)),
     "Mamba-2, attention without RoPE, feed-forwards": (ZOO["granitehybrid"], (1, 2, 3)),
+    "Mamba-2 and attention in parallel": (ZOO["falcon-h1"], (0, 1, 2)),
+    "parallel blocks, groups, quantized": (replace(ZOO["falcon-h1-groups"], formats=QUANTIZED), (0,)),
     "Mamba-1": (ZOO["mamba"], (0, 1)),
     "Mamba-1, dt, B and C normalized": (ZOO["mamba-normed"], (0, 1)),
     "Mamba-1 and attention, experts by router": (ZOO["jamba-moe"], (1, 2, 3)),

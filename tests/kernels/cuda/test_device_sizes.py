@@ -91,6 +91,7 @@ STREAMING = {
     "kimi-linear": LayerSplit(True),
     "mamba2-groups": LayerSplit(False),
     "granitehybrid-moe": LayerSplit(True),
+    "falcon-h1": LayerSplit(False),
     "nemotron_h": LayerSplit(False),
     "mamba-normed": LayerSplit(False),
     "jamba-moe": LayerSplit(True),
