@@ -188,6 +188,17 @@ ZOO: dict[str, RandomModel] = {
         hybrid=mamba_layers("mfaf", 4, 16, 32, groups=2),
         extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
     ),
+    "nemotron_h_moe-latent": RandomModel(
+        "nemotron_h_moe",
+        layers=4,
+        experts=8,
+        experts_per_token=3,
+        expert_length=64,
+        shared_length=96,
+        latent_size=32,
+        hybrid=mamba_layers("fmaf", 4, 16, 32, groups=2),
+        extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
     "lfm2moe": RandomModel(
         "lfm2moe",
         layers=4,

@@ -66,6 +66,8 @@ class Architecture:
     """None: given by the file."""
     expert_selection_bias: bool = False
     """The selection of experts has a bias, `exp_probs_b`, if their gating is a sigmoid."""
+    latent_experts: bool = False
+    """The experts may read a latent projection, of `moe_latent_size` elements."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -206,6 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron_h_moe": Architecture(
         **_NEMOTRON_H,
         experts="always",
+        latent_experts=True,
         gating="sigmoid",
         expert_weights_normalized=None,
         expert_selection_bias=True,

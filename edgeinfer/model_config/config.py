@@ -46,6 +46,8 @@ class ExpertsConfig:
     normalized: bool
     scale: float
     dense_layers: int
+    latent: int = 0
+    """Elements of the latent projection that experts read; 0: they read the hidden states."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ class ModelConfig:
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
             selection_bias=self.architecture_spec.expert_selection_bias and experts.gating == "sigmoid",
+            latent_size=experts.latent,
         )
 
 
@@ -338,16 +341,17 @@ class _Reader(MetadataReader):
         by_heads = layers == self.architecture_spec.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
-    def experts(self, layers: int) -> ExpertsConfig | None:
+    def experts(self, layers: int, width: int) -> ExpertsConfig | None:
         """The MoE config; None: the model is dense."""
         kind = self.architecture_spec.experts
         maximum = 0 if kind == "never" else MAX_EXPERTS
         count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
         if count == 0 or (self.routed_layers is not None and not self.routed_layers):
             return None
-        latent = self.count("moe_latent_size", 0, minimum=0)
-        if latent:
-            raise self.refused("moe_latent_size", latent, "experts without a latent projection")
+        latent = self.count("moe_latent_size", 0, minimum=0, maximum=width)
+        if latent % 16 or (latent and not self.architecture_spec.latent_experts):
+            expected = "a multiple of 16" if latent % 16 else "experts without a latent projection"
+            raise self.refused("moe_latent_size", latent, expected)
         groups = self.count("expert_group_count", 1, minimum=0)
         if groups > 1:
             raise self.refused("expert_group_count", groups, "no groups of experts")
@@ -361,6 +365,7 @@ class _Reader(MetadataReader):
             normalized=self.weights_normalized(),
             scale=self.factor("expert_weights_scale") or 1.0,
             dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
+            latent=latent,
         )
 
     def weights_normalized(self) -> bool:
@@ -417,7 +422,7 @@ class _Reader(MetadataReader):
         draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
-        experts = self.experts(layers)
+        experts = self.experts(layers, width)
         shapes = self.shapes(layers, experts)
         heads = max(shape.heads for shape in shapes)
         latent = latent_attention(self) if spec.latent_attention else None

@@ -363,6 +363,10 @@ class DivisibleSizes(BlockSizes):
         """Lengths of the vectors that exist once, however the units are divided."""
         return ()
 
+    def replicated(self) -> list[MatrixSize]:
+        """The matrices of `undivided` that each device with units needs."""
+        return []
+
     def granule_counts(self) -> list[int]:
         """The numbers of units that can be on one device."""
         raise NotImplementedError

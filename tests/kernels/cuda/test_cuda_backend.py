@@ -61,6 +61,11 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "experts by sigmoid, router before attention": (ZOO["smallthinker"], (0, 1)),
     "experts without gates, a bias of the selection": (ZOO["nemotron_h_moe"], (0, 1)),
     "experts without gates, quantized": (replace(ZOO["nemotron_h_moe"], formats=QUANTIZED), (1,)),
+    "experts of a latent projection": (ZOO["nemotron_h_moe-latent"], (0, 1)),
+    "experts of a latent projection, quantized": (
+        replace(ZOO["nemotron_h_moe-latent"], formats=QUANTIZED),
+        (0,),
+    ),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
     "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }

@@ -97,6 +97,7 @@ STREAMING = {
     "jamba-moe": LayerSplit(True),
     "deepseek2 dense": LayerSplit(False),
     "nemotron_h_moe": LayerSplit(True),
+    "nemotron_h_moe-latent": LayerSplit(True, experts=(1, 2)),
     "many formats": LayerSplit(False),
 }
 

@@ -22,6 +22,7 @@ MODELS = {
     "small": dense_model(16, 2048, 8192, "Q8_0"),
     "mixture": moe_model(12),
     "mixture, shared": moe_model(12, shared=True),
+    "mixture, latent": moe_model(12, latent=1024),
 }
 MACHINES = {
     "laptop": laptop(),
@@ -46,6 +47,8 @@ def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
         hot = len(placed.gpu_experts)
         sides[1] += hot * block.granules_device_bytes()
         sides[0] += (block.granules - hot) * sum(map(interleaved_bytes, block.granule_matrices()))
+        if placed.attention == "gpu" and hot < block.granules:
+            sides[0] += sum(map(interleaved_bytes, block.replicated()))
         return sides[0], sides[1]
     if placed.hot_neurons:
         sides[1] += block.part(placed.hot_neurons).granules_device_bytes()

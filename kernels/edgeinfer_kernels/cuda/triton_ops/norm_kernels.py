@@ -1,4 +1,4 @@
-"""The kernel for norms that cannot be fused into other kernels."""
+"""The kernels for norms and sums that cannot be fused into other kernels."""
 
 import triton
 import triton.language as tl
@@ -51,3 +51,16 @@ def add_norm_kernel(
         value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
     target = out + token * (OUT.planes * BLOCKS)
     quantize(value, target, group, group < 2 * BLOCKS, OUT)
+
+
+@triton.jit
+def add_rows_kernel(x, y, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """y += x; both (tokens, stride) float32; program (token, columns). Reads stride · 8 bytes per token and
+    writes stride · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, inside = tl.program_id(0) * stride + columns, columns < stride
+    value = tl.load(x + at, mask=inside, other=0.0) + tl.load(y + at, mask=inside, other=0.0)
+    tl.store(y + at, value, mask=inside)
