@@ -47,8 +47,8 @@ class MoeSpec(StatelessSpec):
     is one; with `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
     `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
-    latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is no
-    such projection. The router and the shared expert read h itself.
+    latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
+    no such projection. The router and the shared expert read h itself.
     """
 
     kind: ClassVar[str] = "moe"

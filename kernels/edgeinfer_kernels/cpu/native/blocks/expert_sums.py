@@ -104,7 +104,7 @@ def sum_latent(pool, counter, block, tokens):
 
 
 @device_function
-def project_back(pool, thread, block, step_args, scratch):
+def project_latent_back(pool, thread, block, step_args, scratch):
     """Counters 13 and, cleared, 0 and 1: the experts' sums from the latent projection to `sums`."""
     tokens = step_args.tokens
     latent = block.latent_sum

@@ -6,7 +6,7 @@ with few experts. With one token, its quantized row is read in place.
 """
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.blocks.expert_sums import add_expert_bias, combine, project_back
+from edgeinfer_kernels.cpu.native.blocks.expert_sums import add_expert_bias, combine, project_latent_back
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     ROW_CHUNKS_PER_THREAD,
@@ -311,5 +311,5 @@ def add_experts(pool, thread, block, step_args, scratch):
         finish_shared(pool, thread, block, tokens, scratch)
     barrier(pool)
     if block.latent_up.address != 0:
-        project_back(pool, thread, block, step_args, scratch)
+        project_latent_back(pool, thread, block, step_args, scratch)
     combine(pool, 13, block, step_args)
