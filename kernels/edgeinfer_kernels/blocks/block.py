@@ -212,6 +212,8 @@ class BlockSizes:
     state_label: ClassVar[str] = ""
     is_divisible: ClassVar[bool] = False
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
+    reads_other_layers: ClassVar[bool] = False
+    """Whether it reads results of blocks of other layers, which devices don't exchange."""
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that a token may be multiplied with; that of each expert once."""

@@ -50,6 +50,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "Mamba-1": (ZOO["mamba"], (0, 1)),
     "Mamba-1, dt, B and C normalized": (ZOO["mamba-normed"], (0, 1)),
     "Mamba-1 and attention, experts by router": (ZOO["jamba-moe"], (1, 2, 3)),
+    "time mixing, channel mixing, a norm of the embedding": (ZOO["rwkv7"], (0, 1, 2)),
+    "RWKV-7, quantized": (replace(ZOO["rwkv7"], formats=QUANTIZED), (0, 1)),
     "layers of single blocks": (ZOO["nemotron_h"], (0, 1, 2, 3)),
     "latent attention": (replace(ZOO["deepseek2"], dense_layers=3), (0, 1)),
     "latent attention, YaRN, one matrix for queries": (ZOO["deepseek2-lite"], (0,)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
@@ -144,7 +144,7 @@ class DecodeStep:
         if number + 1 == len(model.blocks):
             return NextNorm(model.spec.norm, model.norm, model.norm_bias)
         block = model.blocks[number + 1]
-        if block.residual.shares_input:
+        if block.residual.shares_input or normalizes_input(block.residual.block.kind):
             return NextNorm(block.residual.norm, None, None)
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.recurrent_states import slot_words
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -186,10 +186,12 @@ class Prefill:
         return self.sent.host_states[kind]
 
     def _norm_after(self, chunk: Chunk, number: int) -> tuple[NextNorm, bool]:
-        """The norm after block `number`, and whether a block reads it: none follows the last block and
-        precedes one that shares its input.
+        """The norm after block `number`, and whether there is one: none follows the last block, or precedes
+        one that shares its input or normalizes it.
         """
-        if number + 1 == len(chunk.blocks) or chunk.blocks[number + 1].residual.shares_input:
+        if number + 1 == len(chunk.blocks):
             return NextNorm(self.model.spec.norm, None, None), False
         block = chunk.blocks[number + 1]
+        if block.residual.shares_input or normalizes_input(block.residual.block.kind):
+            return NextNorm(block.residual.norm, None, None), False
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), True

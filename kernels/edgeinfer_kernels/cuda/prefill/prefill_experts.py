@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
@@ -34,13 +33,11 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
 )
 from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, norm_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, scale_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import DecoderSpec
 
-NO_NORM = NormSpec("rms", 0.0)
-"""For rows that are scaled without a norm."""
 ASSIGNMENTS_PER_STEP = 1024
 """Assignments that a program processes together."""
 
@@ -151,7 +148,7 @@ class PrefillExperts:
         if (w.here or sent) and w.latent_down is not None and w.latent_up is not None:
             latent, latent_sum = self._project(w.latent_down, h)
             self._add_selected(spec, w, assignments, latent, sent, latent_sum.zero_())
-            norm_rows(latent_sum, NO_NORM, None, None, latent.rows, latent.scales)
+            scale_rows(latent_sum, latent.rows, latent.scales)
             total.addcmul_(self._products.product(latent.rows, w.latent_up), latent.scales[:, None])
         elif w.here or sent:
             self._add_selected(spec, w, assignments, h, sent, total)
@@ -164,7 +161,7 @@ class PrefillExperts:
         floats = self._latent_sum[:elements].view(shape)
         latent = ScaledRows(self._latent[:elements].view(shape), self._latent_scales[: shape[0]])
         torch.mul(self._products.product(h.rows, matrix), h.scales[:, None], out=floats)
-        norm_rows(floats, NO_NORM, None, None, latent.rows, latent.scales)
+        scale_rows(floats, latent.rows, latent.scales)
         return latent, floats
 
     def _choose(self, spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:

@@ -176,7 +176,7 @@ def delta_step_kernel(
 
 
 @triton.jit
-def _substitute(lower, right, COUNT: tl.constexpr):
+def substitute(lower, right, COUNT: tl.constexpr):
     """The solution u (COUNT, n) of (1 + lower) u = right; `lower` is strictly lower triangular."""
     index = tl.arange(0, COUNT)
     solution = right
@@ -279,7 +279,7 @@ def delta_chunk_kernel(
             factor = tl.exp(decay)[:, None]
         lower = tl.where(index[:, None] > index[None, :], beta[:, None] * kk, 0.0)
         right = beta[:, None] * (v - factor * tl.dot(k, matrix, input_precision="tf32x3"))
-        delta = _substitute(lower, right, COUNT)
+        delta = substitute(lower, right, COUNT)
         if NET.key_decay:
             qk = tl.load(pair + COUNT * COUNT, mask=inside[:, None], other=0.0)
             part += 2 * COUNT * COUNT

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.prefill.prefill_rows import normed
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 
@@ -64,3 +65,18 @@ def add_rows_kernel(x, y, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     at, inside = tl.program_id(0) * stride + columns, columns < stride
     value = tl.load(x + at, mask=inside, other=0.0) + tl.load(y + at, mask=inside, other=0.0)
     tl.store(y + at, value, mask=inside)
+
+
+@triton.jit
+def norm_in_place_kernel(
+    x, norm, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """x = norm(x) with a bias; one program per token. Reads and writes WIDTH · 4 bytes."""
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = x + tl.program_id(0).to(tl.int64) * WIDTH + offsets
+    value = tl.load(at, mask=mask, other=0.0)
+    value = normed(value, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, True)
+    tl.store(at, value, mask=mask)
