@@ -238,7 +238,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     )  # fmt: skip
     time_mix_chunk_kernel[(spec.heads, -(-spec.head_dim // CHUNK_COLUMNS))](
         space.rows, space.receptance, words, state_args(state), space.results,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=4,
+        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)

@@ -253,7 +253,7 @@ def time_mix_chunk_kernel(
     total = pending + step_tokens(words)
     k_at, v_at = (head * NET.head_dim + key)[None, :], (head * NET.head_dim + column)[None, :]
     is_past, is_own = index[:, None] > index[None, :], index[:, None] >= index[None, :]
-    for first in range(0, total, COUNT):
+    for first in tl.range(0, total, COUNT, num_stages=1):
         inside = first + index < total
         token = (first + index - pending)[:, None]
         keys, columns = inside[:, None] & is_key[None, :], inside[:, None] & is_column[None, :]

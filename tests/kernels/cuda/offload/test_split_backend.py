@@ -230,6 +230,16 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
             assert here == seen if expected else 0 < here < seen
 
 
+def test_a_model_whose_layers_read_the_first_one_is_not_split(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["rwkv7"], tmp_path) as decoder:
+        splits = [CPU_ONLY, *[ATTENTION_ONLY] * 2]
+        message = "time mixings read values of the first layer"
+        with pytest.raises(ValueError, match=message), split_decoder(decoder, device, splits, kernels):
+            pass
+
+
 def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         splits = [cut(1)(decoder, index) for index in range(3)]
