@@ -13,16 +13,20 @@ from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
 from edgeinfer_kernels.cuda.blocks import mamba2 as mamba2_block
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
+from edgeinfer_kernels.cuda.blocks.rwkv7_channel_mix import config_of
 from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import CHUNK_COLUMNS as TIME_MIX_CHUNK_COLUMNS
 from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import STEP_COLUMNS as TIME_MIX_STEP_COLUMNS
-from edgeinfer_kernels.cuda.blocks.token_shift import config_of
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
-from edgeinfer_kernels.cuda.triton_ops import gated_delta_net as net
-from edgeinfer_kernels.cuda.triton_ops import mamba2, rwkv7, short_convolution
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, WordsConfig
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import KEPT_COLUMNS, StateArgs, keep_rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
+from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba2, rwkv7, short_convolution
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
+    KEPT_COLUMNS,
+    StateArgs,
+    keep_rows_kernel,
+)
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.decoder import ResidualBlock

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cuda.blocks.convolution_block import (
     take_state,
     take_vectors,
 )
-from edgeinfer_kernels.cuda.blocks.token_shift import config_of, shift_chunk, shift_step
+from edgeinfer_kernels.cuda.blocks.rwkv7_channel_mix import config_of, shift_chunk, shift_step
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates,
     keep_chunk_rows,
@@ -29,7 +29,7 @@ from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, tak
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, scale_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks
-from edgeinfer_kernels.cuda.triton_ops.rwkv7 import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.rwkv7 import (
     CHUNK,
     HeadVectors,
     MixVectors,

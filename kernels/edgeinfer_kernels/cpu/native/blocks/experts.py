@@ -6,7 +6,6 @@ with few experts. With one token, its quantized row is read in place.
 """
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.blocks.expert_sums import add_expert_bias, combine, project_latent_back
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     ROW_CHUNKS_PER_THREAD,
@@ -18,9 +17,10 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     project,
     quantize_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations_from
+from edgeinfer_kernels.cpu.native.moe.expert_sums import add_expert_bias, combine, project_latent_back
+from edgeinfer_kernels.cpu.native.moe.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,

@@ -10,12 +10,13 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 )
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
+    mix_piece,
+    normalize_rows,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier_and_clear,
     barrier_prefetching,
 )
-from edgeinfer_kernels.cpu.native.blocks.token_shift import mix_piece, normalize_rows
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (

@@ -14,6 +14,8 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
     load_matrix,
+    mix_piece,
+    normalize_rows,
     row_address,
     target_slot,
 )
@@ -23,7 +25,6 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier_prefetching,
     next_item,
 )
-from edgeinfer_kernels.cpu.native.blocks.token_shift import mix_piece, normalize_rows
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (

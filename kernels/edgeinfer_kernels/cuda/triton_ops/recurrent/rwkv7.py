@@ -13,8 +13,8 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, store_scaled
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import substitute
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import substitute
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     load_row,
     load_slot,
     matrix_offsets,
