@@ -150,6 +150,14 @@ def low_rank_step_kernel(
 
 
 @triton.jit
+def _own_head(NET: tl.constexpr):
+    """The token of a program (token, head), and the offsets of its head's elements with their mask."""
+    dimension = tl.arange(0, NET.dimensions)
+    offsets = tl.program_id(1) * NET.head_dim + dimension
+    return tl.program_id(0).to(tl.int64), offsets, dimension < NET.head_dim
+
+
+@triton.jit
 def prepare_heads_kernel(
     rows, value_rates, first_values, vectors,
     NET: tl.constexpr, ROW: tl.constexpr, IS_FIRST: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -160,13 +168,9 @@ def prepare_heads_kernel(
     Program (token, head). Reads and writes 20 bytes per element. ROW: elements of a row.
     """
     WIDTH: tl.constexpr = NET.width
-    DIMENSIONS: tl.constexpr = NET.dimensions
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dimension = tl.arange(0, DIMENSIONS)
-    mask = dimension < NET.head_dim
-    offsets = head * NET.head_dim + dimension
+    token, offsets, mask = _own_head(NET)
     row = rows + token * ROW + offsets
     decay = tl.load(vectors.w0 + offsets, mask=mask, other=0.0) + tl.load(
         row + W * WIDTH, mask=mask, other=0.0
@@ -193,6 +197,18 @@ def prepare_heads_kernel(
 
 
 @triton.jit
+def _columns_of_head(NET: tl.constexpr, COLUMNS: tl.constexpr):
+    """Keys and columns of a program (head, COLUMNS columns of Sᵀ), and the offsets in a slot of this part of
+    the matrix with their mask.
+    """
+    key = tl.arange(0, NET.dimensions)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = (key < NET.head_dim)[:, None] & (column < NET.head_dim)[None, :]
+    at = matrix_offsets(tl.program_id(0), key, column, NET.head_dim, NET.head_dim)
+    return key, column, NET.matrix_at + at, mask
+
+
+@triton.jit
 def time_mix_step_kernel(
     rows, receptance, words, state, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -204,12 +220,9 @@ def time_mix_step_kernel(
     WIDTH: tl.constexpr = NET.width
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    key, column, offsets, mask = _columns_of_head(NET, COLUMNS)
     head = tl.program_id(0)
-    key = tl.arange(0, NET.dimensions)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_key, is_column = key < NET.head_dim, column < NET.head_dim
-    mask = is_key[:, None] & is_column[None, :]
-    offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.head_dim)
     matrix = load_slot(state, words, offsets, mask, CONFIG)
     pending = step_pending(words)
     k_at, v_at = head * NET.head_dim + key, head * NET.head_dim + column
@@ -241,13 +254,9 @@ def time_mix_chunk_kernel(
     M ← P_end (M + Âᵀ U + K̂ᵀ V). Reads each row once, M once; results as `time_mix_step_kernel`.
     """
     WIDTH: tl.constexpr = NET.width
-    head = tl.program_id(0)
-    key = tl.arange(0, NET.dimensions)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    index = tl.arange(0, COUNT)
+    key, column, offsets, mask = _columns_of_head(NET, COLUMNS)
+    head, index = tl.program_id(0), tl.arange(0, COUNT)
     is_key, is_column = key < NET.head_dim, column < NET.head_dim
-    mask = is_key[:, None] & is_column[None, :]
-    offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.head_dim)
     matrix = load_slot(state, words, offsets, mask, CONFIG)
     pending = step_pending(words)
     total = pending + step_tokens(words)
@@ -294,13 +303,9 @@ def finish_heads_kernel(
     Reads 20 bytes per element, writes 4. ROW: elements of a row of the state.
     """
     WIDTH: tl.constexpr = NET.width
-    DIMENSIONS: tl.constexpr = NET.dimensions
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dimension = tl.arange(0, DIMENSIONS)
-    mask = dimension < NET.head_dim
-    offsets = head * NET.head_dim + dimension
+    token, offsets, mask = _own_head(NET)
     at, row = token * WIDTH + offsets, rows + token * ROW + offsets
     value = tl.load(values + at, mask=mask, other=0.0)
     value = tl.where(mask, value - tl.sum(value, axis=0) / NET.head_dim, 0.0)
