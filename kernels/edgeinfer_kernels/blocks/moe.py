@@ -70,16 +70,11 @@ class MoeSpec(StatelessSpec):
 
     def __post_init__(self) -> None:
         if self.latent_size and (self.shared_gate or self.pre_attention_router):
-            raise ValueError("a latent projection with a gate of the shared expert or a pre-attention router")
+            raise ValueError("saw a latent projection of experts and a shared gate or a pre-attention router")
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
-        count, neurons, hidden_size, latent = (
-            self.experts,
-            self.neurons,
-            tensors.hidden_size,
-            self.latent_size,
-        )
-        width = latent or hidden_size
+        count, neurons, latent = self.experts, self.neurons, self.latent_size
+        hidden_size, width = tensors.hidden_size, latent or tensors.hidden_size
         gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
             tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
             tensors.experts("ffn_up_exps", count, neurons, width),

@@ -196,6 +196,10 @@ class Rwkv7TimeMixSizes(RecurrentSizes):
     def inputs(self) -> list[MatrixSize]:
         return [*self.each[:3], *self.each[3:-1:2]]
 
+    def inner(self) -> list[MatrixSize]:
+        """The matrices that read low-rank products."""
+        return list(self.each[4:-1:2])
+
     def outputs(self) -> list[MatrixSize]:
         return [self.each[-1]]
 
@@ -244,4 +248,4 @@ def _firsts(blocks: Sequence[Rwkv7TimeMixSizes]) -> list[MatrixSize]:
 
 def _low_floats(blocks: Sequence[Rwkv7TimeMixSizes]) -> bool:
     """Whether a matrix that reads a low-rank product is in a float format."""
-    return has_floats(matrix for block in blocks for matrix in block.each[4:-1:2])
+    return has_floats(matrix for block in blocks for matrix in block.inner())

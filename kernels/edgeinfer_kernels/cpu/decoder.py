@@ -101,6 +101,7 @@ class CpuDecoder:
         return {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
 
     def _dense(self, index: BlockIndex) -> int:
+        self.builder.parallel = self._parallel_matrices(index)
         built = build_block(self.builder, self.spec.residual(index), self.blocks[index], None)
         return built.calls[0].block
 

@@ -173,11 +173,7 @@ def decode(
 ) -> Source:
     """The interpolated inputs, their products, the recurrence, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("rwkv7_time_mix")
-    launches, net, config = (
-        step.launches,
-        config_of(block.residual, block.norms),
-        state_config(spec.recurrent),
-    )
+    launches, net = step.launches, config_of(block.residual, block.norms)
     shift_step(step, block, w.lerp, space.rows, space.mixed, tokens)
     _project(step, spec, w, space, source, tokens)
     launches.launch(
@@ -187,7 +183,7 @@ def decode(
     launches.launch(
         time_mix_step_kernel, (spec.heads, spec.head_dim // STEP_COLUMNS),
         space.rows, space.receptance, step.workspace.state, state_args(block.state), space.results,
-        NET=net, CONFIG=config, COLUMNS=STEP_COLUMNS, warps=4,
+        NET=net, CONFIG=state_config(spec.recurrent), COLUMNS=STEP_COLUMNS, warps=4,
     )  # fmt: skip
     keep_step_rows(step, space.rows, block.state, tokens)
     launches.launch(
@@ -225,11 +221,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
     space: PromptSpace = prompt.space("rwkv7_time_mix")
     state, words = prompt.recurrent_state(chunk, block)
-    net, config, row = (
-        config_of(block.residual, block.norms),
-        state_config(spec.recurrent),
-        space.rows.stride(0),
-    )
+    net, row = config_of(block.residual, block.norms), spec.recurrent.row_width
     mixed = shift_chunk(chunk.x, block.residual, block.norms, state, words, w.lerp, space.rows, space.mixed)
     _project_chunk(prompt, w, space, dict(zip(MIXED, mixed, strict=True)), tokens)
     prepare_heads_kernel[(tokens, spec.heads)](
@@ -238,7 +230,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     )  # fmt: skip
     time_mix_chunk_kernel[(spec.heads, -(-spec.head_dim // CHUNK_COLUMNS))](
         space.rows, space.receptance, words, state_args(state), space.results,
-        NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
+        NET=net, CONFIG=state_config(spec.recurrent), COLUMNS=CHUNK_COLUMNS, COUNT=CHUNK, num_warps=8,
     )  # fmt: skip
     keep_chunk_rows(space.rows, words, state, tokens)
     prompt.put_back_state(chunk, block, state)
