@@ -153,6 +153,10 @@ ZOO: dict[str, RandomModel] = {
     "mamba2-groups": RandomModel(
         "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
     ),
+    "falcon-h1": RandomModel("falcon-h1", hybrid=mamba_layers("ppp", 4, 32, 32, normed=False)),
+    "falcon-h1-groups": RandomModel(
+        "falcon-h1", layers=2, tied=True, head_dim=32, hybrid=mamba_layers("pp", 6, 16, 48, groups=3)
+    ),
     "granitehybrid": RandomModel(
         "granitehybrid",
         layers=4,
@@ -182,6 +186,17 @@ ZOO: dict[str, RandomModel] = {
         expert_length=64,
         shared_length=96,
         hybrid=mamba_layers("mfaf", 4, 16, 32, groups=2),
+        extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
+    ),
+    "nemotron_h_moe-latent": RandomModel(
+        "nemotron_h_moe",
+        layers=4,
+        experts=8,
+        experts_per_token=3,
+        expert_length=64,
+        shared_length=96,
+        latent_size=32,
+        hybrid=mamba_layers("fmaf", 4, 16, 32, groups=2),
         extra={"expert_weights_norm": True, "expert_weights_scale": 2.5},
     ),
     "lfm2moe": RandomModel(

@@ -164,15 +164,18 @@ def selective_scan(
     return Hybrid(metadata, layer)
 
 
-def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1) -> Hybrid:
-    """One letter for each layer: m Mamba-2, a attention, f feed-forward. Layers of mamba2 and nemotron_h are
-    this block only; those of granitehybrid have a feed-forward too. `heads`: for a width of 64.
+def mamba_layers(
+    kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1, normed: bool = True
+) -> Hybrid:
+    """One letter for each layer: m Mamba-2, a attention, p both in parallel, f feed-forward. Layers of mamba2
+    and nemotron_h are this block only; those of granitehybrid and falcon-h1 have a feed-forward too. `heads`:
+    for a width of 64. `normed`: the results of the heads have a norm.
     """
     taps = 4
 
     def metadata(model: Model) -> Mapping[str, Any]:
         count = heads * model.width // 64
-        kv_heads = [model.kv_heads if kind == "a" else 0 for kind in kinds]
+        kv_heads = [model.kv_heads if kind in "ap" else 0 for kind in kinds]
         lengths = [model.feed_forward if kind == "f" else 0 for kind in kinds]
         single = {"feed_forward_length": np.array(lengths, np.int32)} if is_single(model) else {}
         return {
@@ -198,6 +201,8 @@ def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups:
             if name.startswith(("ffn", "exp_probs")) and not name.startswith(skipped)
         }
         attention = {name: shape for name, shape in shapes.items() if name.startswith("attn")}
+        if kind == "p":  # The files of Falcon-H1 have a norm without `.weight` in its name.
+            feed_forward = {("ffn_norm" if "norm" in key else key): feed_forward[key] for key in feed_forward}
         mamba = {
             "ssm_in.weight": (inner + channels + count, width),
             "ssm_conv1d.weight": (channels, taps),
@@ -205,10 +210,11 @@ def mamba_layers(kinds: str, heads: int, head_dim: int, state_size: int, groups:
             "ssm_dt.bias": (count,),
             "ssm_a": (count, 1),
             "ssm_d": (count, 1),
-            "ssm_norm.weight": (groups, inner // groups),
+            **({"ssm_norm.weight": (groups, inner // groups)} if normed else {}),
             "ssm_out.weight": (width, inner),
         }
-        block: Shapes = {"m": mamba, "a": attention, "f": feed_forward}[kind]
+        both = {**mamba, **attention}
+        block: Shapes = {"m": mamba, "a": attention, "p": both, "f": feed_forward}[kind]
         return {**norm, **block, **({} if is_single(model) else feed_forward)}
 
     return Hybrid(metadata, layer)

@@ -49,6 +49,8 @@ class RandomModel:
     expert_length: int = 0
     """Elements of an expert's hidden row; 0: as `feed_forward`."""
     shared_length: int = 0
+    latent_size: int = 0
+    """Elements of the latent projection that experts read; 0: they read the hidden states."""
     dense_layers: int = 0
     convolutions: tuple[int, ...] = ()
     """Layers with a short convolution, of `taps` taps."""
@@ -120,6 +122,7 @@ class RandomModel:
             "expert_feed_forward_length": self.expert_length,
             "expert_shared_feed_forward_length": self.shared_length,
             "leading_dense_block_count": self.dense_layers,
+            "moe_latent_size": self.latent_size,
         }
         return {key: value for key, value in keys.items() if value}
 
@@ -152,13 +155,16 @@ class RandomModel:
         """The MoE tensors instead of those of a feed-forward."""
         spec, count, width = ARCHITECTURES[self.architecture], self.experts, self.width
         hidden, shared = self.expert_length or self.feed_forward, self.shared_length
-        rows = {"ffn_gate": hidden, "ffn_down": width, "ffn_up": hidden}
-        columns = {"ffn_gate": width, "ffn_down": hidden, "ffn_up": width}
+        read = self.latent_size or width
+        rows = {"ffn_gate": hidden, "ffn_down": read, "ffn_up": hidden}
+        columns = {"ffn_gate": read, "ffn_down": hidden, "ffn_up": read}
         shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (count, width)}
         shapes |= {f"{name}_exps.weight": (count, rows[name], columns[name]) for name in rows}
         if self.fused_experts:
             del shapes["ffn_gate_exps.weight"], shapes["ffn_up_exps.weight"]
             shapes["ffn_gate_up_exps.weight"] = (count, 2 * hidden, width)
+        if self.latent_size:
+            shapes |= {"ffn_latent_down.weight": (read, width), "ffn_latent_up.weight": (width, read)}
         if shared:
             sizes = {"ffn_gate": (shared, width), "ffn_down": (width, shared), "ffn_up": (shared, width)}
             shapes |= {f"{name}_shexp.weight": size for name, size in sizes.items()}
@@ -235,7 +241,7 @@ class RandomModel:
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = random.standard_normal(shape)
-    if name.endswith("norm.weight"):
+    if name.endswith(("norm.weight", "ffn_norm")):
         values = 1 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)

@@ -66,6 +66,8 @@ class Architecture:
     """None: given by the file."""
     expert_selection_bias: bool = False
     """The selection of experts has a bias, `exp_probs_b`, if their gating is a sigmoid."""
+    latent_experts: bool = False
+    """The experts may read a latent projection, of `moe_latent_size` elements."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
@@ -76,8 +78,10 @@ class Architecture:
     """Reads the block that all layers have instead of a feed-forward."""
     embedding_norm: bool = False
     """The embedding is normalized."""
-    recurrent_layers: Literal["no_kv_heads", "interval"] = "no_kv_heads"
-    """Which layers: those without KV heads, or all but every `full_attention_interval`-th."""
+    recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
+    """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
+    with attention on the same normed input.
+    """
     single_blocks: bool = False
     """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
     recurrent block."""
@@ -131,6 +135,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_pattern=4,
         rope_in_windows_only=True,
     ),
+    "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
     "gemma2": Architecture(
         rope_neox=True,
@@ -203,6 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron_h_moe": Architecture(
         **_NEMOTRON_H,
         experts="always",
+        latent_experts=True,
         gating="sigmoid",
         expert_weights_normalized=None,
         expert_selection_bias=True,

@@ -8,44 +8,25 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.architectures import ARCHITECTURES, Architecture
+from edgeinfer.model_config.architectures import Architecture
+from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
 from edgeinfer.model_config.latent_attention import (
     LatentConfig,
     latent_attention,
     latent_scale,
     latent_scaling,
 )
-from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
-from edgeinfer_kernels.blocks.moe import Gating, MoeSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-MAX_LAYERS = 4096
-MAX_EXPERTS = 1024
-GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_of_selected"}
-"""The meaning of expert_gating_func values."""
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """The MoE config, the same in all layers after the first `dense_layers`."""
-
-    count: int
-    experts_per_token: int
-    feed_forward: int
-    """Length of an expert's intermediate activations; `shared`: of the shared expert's, 0: there is none."""
-    shared: int
-    gating: Gating
-    normalized: bool
-    scale: float
-    dense_layers: int
 
 
 @dataclass(frozen=True)
@@ -157,19 +138,17 @@ class ModelConfig:
             (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
         )
         feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
-        blocks = self._token_mixer(index, factors), feed_forward
-        first = []
-        if spec.embedding_norm and index == 0:
-            first.append(ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
-        return LayerSpec(
-            (
-                *first,
-                *(
-                    ResidualBlock(block, self.norm, norm, post_norm, self.residual_scale)
-                    for block, (norm, post_norm) in zip(blocks, names, strict=True)
-                ),
-            )
+        mixer, last = (
+            ResidualBlock(block, self.norm, *norms, self.residual_scale)
+            for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
+        blocks = [mixer, last]
+        if spec.embedding_norm and index == 0:
+            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
+        if spec.recurrent_layers == "parallel":
+            attention = self._attention(index, factors)
+            blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
+        return LayerSpec(tuple(blocks))
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
@@ -180,6 +159,9 @@ class ModelConfig:
         if self.latent is not None:
             rope, heads = self._rope(index, factors), self.shapes[index].heads
             return self.latent.specification(heads, self.query_scale, self.norm, rope)
+        return self._attention(index, factors)
+
+    def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -212,38 +194,12 @@ class ModelConfig:
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
             selection_bias=self.architecture_spec.expert_selection_bias and experts.gating == "sigmoid",
+            latent_size=experts.latent,
         )
 
 
-class _Reader(MetadataReader):
+class _Reader(ExpertsReader):
     """Reads the config of one architecture."""
-
-    def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
-        super().__init__(metadata)
-        if self.name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise UnsupportedModelError(
-                f"architecture {self.name} isn't one that edgeinfer runs ({known}); "
-                "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
-            )
-        self.architecture_spec = ARCHITECTURES[self.name]
-        by_router = self.architecture_spec.experts == "by_router"
-        self.routed_layers = routed_layers if by_router else None
-
-    def per_layer(self, key: str, layers: int, default: int | None = None, minimum: int = 1) -> list[int]:
-        """One number for all layers, or an array with one per layer."""
-        value = self.get(key, default)
-        values = value.tolist() if isinstance(value, np.ndarray) else [value] * layers
-        if len(values) == layers + self.draft_heads():
-            values = values[:layers]
-        if len(values) != layers or not all(type(v) is int and minimum <= v < 1 << 24 for v in values):
-            expected = "a positive number" if minimum else "a number"
-            raise self.refused(key, value, f"{expected}, or one for each of {layers} layers")
-        return values
-
-    def draft_heads(self) -> int:
-        """Number of draft heads (MTP) after the layers."""
-        return self.count("nextn_predict_layers", 0, minimum=0, maximum=MAX_LAYERS)
 
     def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
         single = self.architecture_spec.single_blocks
@@ -274,8 +230,9 @@ class _Reader(MetadataReader):
         """Which layers have the recurrent block."""
         if self.architecture_spec.recurrent is None:
             return (False,) * len(shapes)
-        if self.architecture_spec.recurrent_layers == "no_kv_heads":
-            return tuple(not shape.kv_heads for shape in shapes)
+        if self.architecture_spec.recurrent_layers != "interval":
+            parallel = self.architecture_spec.recurrent_layers == "parallel"
+            return tuple(parallel or not shape.kv_heads for shape in shapes)
         given = self.get("attention.recurrent_layers")
         if given is None:
             every = self.count("full_attention_interval", 4, maximum=MAX_LAYERS)
@@ -336,62 +293,6 @@ class _Reader(MetadataReader):
         by_heads = layers == self.architecture_spec.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
-    def experts(self, layers: int) -> ExpertsConfig | None:
-        """The MoE config; None: the model is dense."""
-        kind = self.architecture_spec.experts
-        maximum = 0 if kind == "never" else MAX_EXPERTS
-        count = self.count("expert_count", 0, minimum=int(kind == "always"), maximum=maximum)
-        if count == 0 or (self.routed_layers is not None and not self.routed_layers):
-            return None
-        latent = self.count("moe_latent_size", 0, minimum=0)
-        if latent:
-            raise self.refused("moe_latent_size", latent, "experts without a latent projection")
-        groups = self.count("expert_group_count", 1, minimum=0)
-        if groups > 1:
-            raise self.refused("expert_group_count", groups, "no groups of experts")
-        experts_per_token = self.count("expert_used_count", maximum=count)
-        return ExpertsConfig(
-            count=count,
-            experts_per_token=experts_per_token,
-            feed_forward=self.expert_length(layers, experts_per_token),
-            shared=self.shared_length(layers, experts_per_token),
-            gating=self.gating(),
-            normalized=self.weights_normalized(),
-            scale=self.factor("expert_weights_scale") or 1.0,
-            dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
-        )
-
-    def weights_normalized(self) -> bool:
-        given = self.architecture_spec.expert_weights_normalized
-        return bool(self.get("expert_weights_norm", False)) if given is None else given
-
-    def expert_length(self, layers: int, experts_per_token: int) -> int:
-        if self.get("expert_feed_forward_length") is not None:
-            return self.count("expert_feed_forward_length", maximum=1 << 24)
-        length = max(self.per_layer("feed_forward_length", layers, minimum=0))
-        return (
-            max(1, length // experts_per_token) if self.architecture_spec.expert_length_by_share else length
-        )
-
-    def shared_length(self, layers: int, experts_per_token: int) -> int:
-        if self.architecture_spec.shared_expert == "none":
-            return 0
-        length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
-        shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)
-        if not length and shared:
-            return shared * self.expert_length(layers, experts_per_token)
-        if not length and self.architecture_spec.shared_expert == "gated":
-            return self.count("feed_forward_length", maximum=1 << 24)
-        return length
-
-    def gating(self) -> Gating:
-        spec = self.architecture_spec
-        if spec.gating is not None:
-            return spec.gating
-        if spec.default_gating is not None and self.get("expert_gating_func") is None:
-            return spec.default_gating
-        return GATINGS[self.count("expert_gating_func", maximum=len(GATINGS))]
-
     def has_rope(self) -> bool:
         rope = self.architecture_spec.rope
         return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
@@ -415,7 +316,7 @@ class _Reader(MetadataReader):
         draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
-        experts = self.experts(layers)
+        experts = self.experts(layers, width)
         shapes = self.shapes(layers, experts)
         heads = max(shape.heads for shape in shapes)
         latent = latent_attention(self) if spec.latent_attention else None

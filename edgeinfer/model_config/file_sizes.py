@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import MAX_LAYERS, ModelConfig
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.experts_config import MAX_LAYERS
 from edgeinfer.model_config.weights import FileTensors, embedding_rows, read_decoder, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec

@@ -26,6 +26,8 @@ class ResidualBlock(Generic[S]):
     """x += residual_scale · post_norm(block(norm(x))).
 
     `norm_name`, `post_norm_name`: the GGUF names of the norms within the layer; "": there is none.
+    `shares_input`: the block reads the same norm(x) as the block before it and has no norm before it
+    (parallel blocks): with a, b the two blocks, x += a(norm(x)) + b(norm(x)).
     """
 
     block: S
@@ -33,6 +35,7 @@ class ResidualBlock(Generic[S]):
     norm_name: str = ""
     post_norm_name: str = ""
     residual_scale: float = 1.0
+    shares_input: bool = False
 
     def read(self, tensors: TensorReader) -> "ResidualWeights[Any]":
         """Read the weights of the block and of its norms."""
@@ -40,17 +43,43 @@ class ResidualBlock(Generic[S]):
         spec: Any = self.block
         return ResidualWeights(
             block=spec.read(tensors),
-            norm=tensors.required(f"{name}.weight", width) if name else None,
+            norm=_norm_weight(tensors, name) if name else None,
             norm_bias=tensors.vector(f"{name}.bias", width) if name else None,
             post_norm=tensors.required(f"{post}.weight", width) if post else None,
         )
 
 
+def _norm_weight(tensors: TensorReader, name: str) -> Vector:
+    """The weight of a norm; Falcon-H1's files have one without `.weight` in its name."""
+    bare = tensors.vector(name, tensors.hidden_size)
+    return tensors.required(f"{name}.weight", tensors.hidden_size) if bare is None else bare
+
+
 @dataclass(frozen=True)
 class LayerSpec:
-    """The blocks of a layer, in order."""
+    """The blocks of a layer, in order.
+
+    Of parallel blocks only the first can be divisible: the hidden states that a part on another device reads
+    are those before the layer's results.
+    """
 
     blocks: tuple[ResidualBlock[Any], ...]
+
+    def __post_init__(self) -> None:
+        for position, each in enumerate(self.blocks):
+            if each.shares_input and (position == 0 or each.norm_name or each.block.is_divisible):
+                raise ValueError(f"block {position} of the layer can't share the input of the one before it")
+
+    def parallel(self, position: int) -> range:
+        """The positions of the block at `position` and of those that share its input or whose input it
+        shares.
+        """
+        first = last = position
+        while self.blocks[first].shares_input:
+            first -= 1
+        while last + 1 < len(self.blocks) and self.blocks[last + 1].shares_input:
+            last += 1
+        return range(first, last + 1)
 
     def block_of(self, kind: type[B]) -> B:
         """The layer's first block of a kind. Raises `LookupError`: it has none."""

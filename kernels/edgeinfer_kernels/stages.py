@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -155,8 +156,16 @@ def part_of_decoder(
     """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split.
+        ValueError: a feed-forward with a post-norm would be split, one whose norm another block reads would
+            be wholly on another device, or a layer reads results of another one.
     """
+    if spec.specs(Rwkv7TimeMixSpec):
+        raise ValueError("time mixings read values of the first layer: they can't be on different devices")
+    for layer, shard in shards.items():
+        first, *others = spec.layers[layer].blocks
+        without_norm = first.block.is_divisible and not (shard.neurons or shard.experts)
+        if others and others[0].shares_input and without_norm:
+            raise ValueError(f"layer {layer}: parallel blocks can't be on different devices")
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
         LayerWeights(tuple(part_of_block(residual, shard) for residual in weights.layers[layer].blocks))

@@ -34,6 +34,7 @@ def quantized(model: RandomModel) -> RandomModel:
         feed_forward=512,
         expert_length=256 if model.expert_length else 0,
         shared_length=256 if model.shared_length else 0,
+        latent_size=256 if model.latent_size else 0,
         heads=8,
         kv_heads=8 if model.kv_heads == model.heads else 4,
         head_dim=32,

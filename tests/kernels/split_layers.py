@@ -30,7 +30,8 @@ def stages_of(spec: DecoderSpec, splits: Sequence[LayerSplit]) -> tuple[Stage, .
 
 
 def _placement(layer: LayerSpec, split: LayerSplit) -> LayerPlacement:
-    device, block = "gpu" if split.on_gpu else "cpu", layer.blocks[-1].block
+    device = "gpu" if split.on_gpu else "cpu"
+    block = next((each.block for each in layer.blocks if each.block.is_divisible), None)
     if isinstance(block, MoeSpec):
         return LayerPlacement(
             device,

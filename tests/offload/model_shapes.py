@@ -65,13 +65,18 @@ def mixed_model() -> ModelSizes:
     return replace(model, layers=layers)
 
 
-def moe_model(layers: int = 48, shared: bool = False) -> ModelSizes:
-    """A model of Qwen3-30B-A3B's architecture: 128 experts, eight for a token."""
+def moe_model(layers: int = 48, shared: bool = False, latent: int = 0) -> ModelSizes:
+    """A model of Qwen3-30B-A3B's architecture: 128 experts, eight for a token. `latent`: elements of the
+    projection that experts read.
+    """
     width = 2048
     router = MatrixSize("ffn_gate_inp", "F32", 128, width)
     common = feed_forward(width, 1536, "Q4_K") if shared else None
-    spec = MoeSpec("silu", 128, 8, 768, "softmax", normalized=True)
-    experts = MoeSizes(spec, feed_forward(width, 768, "Q4_K"), router, common)
+    spec = MoeSpec("silu", 128, 8, 768, "softmax", normalized=True, latent_size=latent)
+    shapes = ((latent, width), (width, latent)) if latent else ()
+    latents = tuple(MatrixSize("ffn_latent", "Q4_K", *shape) for shape in shapes)
+    expert = feed_forward(latent or width, 768, "Q4_K")
+    experts = MoeSizes(spec, expert, router, common, latents=latents)
     one = layer(width, 16, 4, "Q4_K", experts)
     head = MatrixSize("output", "Q6_K", 151936, width)
     return ModelSizes(width, 151936, (one,) * layers, head, MatrixSize("token_embd", "Q4_K", 151936, width))

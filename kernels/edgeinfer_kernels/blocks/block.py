@@ -212,6 +212,8 @@ class BlockSizes:
     state_label: ClassVar[str] = ""
     is_divisible: ClassVar[bool] = False
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
+    reads_other_layers: ClassVar[bool] = False
+    """Whether it reads results of blocks of other layers, which devices don't exchange."""
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that a token may be multiplied with; that of each expert once."""
@@ -362,6 +364,10 @@ class DivisibleSizes(BlockSizes):
     def undivided_vectors(self) -> tuple[int, ...]:
         """Lengths of the vectors that exist once, however the units are divided."""
         return ()
+
+    def replicated(self) -> list[MatrixSize]:
+        """The matrices of `undivided` that each device with units needs."""
+        return []
 
     def granule_counts(self) -> list[int]:
         """The numbers of units that can be on one device."""

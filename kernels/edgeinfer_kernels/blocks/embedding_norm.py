@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.block import BlockSizes, NormLengths, NormSpec, StatelessSpec, TensorReader
-from edgeinfer_kernels.blocks.rwkv7_time_mix import no_gpu_kernel
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class EmbeddingNormSpec(StatelessSpec):
         return EmbeddingNormWeights(*(tensors.model_vector(name, width) for name in names))
 
     def sizes(self, weights: "EmbeddingNormWeights", norms: NormLengths) -> "EmbeddingNormSizes":
-        return EmbeddingNormSizes()
+        return EmbeddingNormSizes((len(weights.weight), len(weights.bias)))
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,17 @@ class EmbeddingNormWeights:
 
 @dataclass(frozen=True)
 class EmbeddingNormSizes(BlockSizes):
-    """The sizes of the norm: it has no matrix."""
+    """The sizes of the norm: it has no matrix. `vectors`: the lengths of weight and bias."""
 
     label: ClassVar[str] = "embedding norm"
+
+    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
         return []
 
     def undivided_device_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return vector_bytes(self.vectors)
 
     def inputs(self) -> list[MatrixSize]:
         return []
@@ -63,4 +65,4 @@ class EmbeddingNormSizes(BlockSizes):
         return []
 
     def streamed_vector_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return vector_bytes(self.vectors)

@@ -29,6 +29,8 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
 Gating = Literal["softmax", "sigmoid", "softmax_of_selected"]
 EXPERT_PRODUCT_BYTES = 48 << 20
 """Bytes of float32 matmul results with several experts at a time; more if one expert alone needs more."""
+LATENT_BUFFERS = "latent", "latent.sum"
+"""Buffers on the CPU: what the experts read, and the sum of their results."""
 MIN_WEIGHT_SUM = 2.0**-14
 """Minimum divisor of the selected experts' weights: the smallest normal float16."""
 
@@ -44,7 +46,9 @@ class MoeSpec(StatelessSpec):
     `scale`. The result is Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there
     is one; with `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
-    `pre_attention_router`: the router reads the layer's input without a norm.
+    `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
+    latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
+    no such projection. The router and the shared expert read h itself.
     """
 
     kind: ClassVar[str] = "moe"
@@ -62,15 +66,21 @@ class MoeSpec(StatelessSpec):
     shared_gate: bool = False
     gated: bool = True
     selection_bias: bool = False
+    latent_size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.latent_size and (self.shared_gate or self.pre_attention_router):
+            raise ValueError("saw a latent projection of experts and a shared gate or a pre-attention router")
 
     def read(self, tensors: TensorReader) -> "MoeWeights":
-        count, neurons, width = self.experts, self.neurons, tensors.hidden_size
+        count, neurons, latent = self.experts, self.neurons, self.latent_size
+        hidden_size, width = tensors.hidden_size, latent or tensors.hidden_size
         gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
             tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
             tensors.experts("ffn_up_exps", count, neurons, width),
         )
         return MoeWeights(
-            ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, width),
+            ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, hidden_size),
             ffn_up_exps=up,
             ffn_down_exps=tensors.experts("ffn_down_exps", count, width, neurons),
             ffn_gate_exps=gate,
@@ -79,10 +89,12 @@ class MoeSpec(StatelessSpec):
             ffn_down_exps_bias=tensors.vector("ffn_down_exps.bias", count * width),
             ffn_gate_exps_bias=tensors.vector("ffn_gate_exps.bias", count * neurons),
             shared=self._read_shared(tensors) if self.shared_neurons else None,
-            ffn_gate_inp_shexp=tensors.required("ffn_gate_inp_shexp.weight", width)
+            ffn_gate_inp_shexp=tensors.required("ffn_gate_inp_shexp.weight", hidden_size)
             if self.shared_gate
             else None,
             exp_probs_b=tensors.required("exp_probs_b.bias", count) if self.selection_bias else None,
+            ffn_latent_down=tensors.matrix("ffn_latent_down", latent, hidden_size) if latent else None,
+            ffn_latent_up=tensors.matrix("ffn_latent_up", hidden_size, latent) if latent else None,
         )
 
     def _read_shared(self, tensors: TensorReader) -> FeedForwardWeights:
@@ -105,6 +117,7 @@ class MoeSpec(StatelessSpec):
             FeedForwardSizes.of(w.shared) if w.shared else None,
             w.ffn_gate_inp_bias is not None,
             norms.vectors,
+            tuple(map(MatrixSize.of, w.latents())),
         )
 
 
@@ -114,6 +127,7 @@ class MoeWeights:
 
     `shared` is a feed-forward that is applied to every token. Its result is multiplied by
     sigmoid(ffn_gate_inp_shexp · h) if that vector exists. exp_probs_b (experts,): the bias of the selection.
+    ffn_latent_down, ffn_latent_up: the latent projection; each device with experts has it.
     """
 
     kind: ClassVar[str] = "moe"
@@ -129,6 +143,8 @@ class MoeWeights:
     shared: FeedForwardWeights | None = None
     ffn_gate_inp_shexp: Vector | None = None
     exp_probs_b: Vector | None = None
+    ffn_latent_down: Matrix | None = None
+    ffn_latent_up: Matrix | None = None
 
     def expert(self, index: int) -> FeedForwardWeights:
         """One expert as a feed-forward."""
@@ -162,7 +178,11 @@ class MoeWeights:
         )
 
     def granule_matrices(self) -> list[Matrix]:
-        return self.stacks()
+        return [*self.stacks(), *self.latents()]
+
+    def latents(self) -> list[Matrix]:
+        """The latent projection and the one back; none if there is none."""
+        return [each for each in (self.ffn_latent_down, self.ffn_latent_up) if each is not None]
 
     def stacks(self) -> list[Matrix]:
         """The stacked matrices of the experts: up, down, and gate if there is one."""
@@ -173,8 +193,9 @@ class MoeWeights:
         ]
 
     def every_token(self) -> list[Matrix]:
-        """The matrices that each token is multiplied with: router and shared expert."""
-        return [self.ffn_gate_inp, *([] if self.shared is None else self.shared.matrices())]
+        """The matrices that each token is multiplied with: router, shared expert and latent projection."""
+        shared = [] if self.shared is None else self.shared.matrices()
+        return [self.ffn_gate_inp, *shared, *self.latents()]
 
     def matrices(self) -> list[Matrix]:
         return [*self.stacks(), *self.every_token()]
@@ -183,7 +204,7 @@ class MoeWeights:
 @dataclass(frozen=True)
 class MoeSizes(DivisibleSizes):
     """The sizes of an MoE block with experts of equal size. `expert.vectors`: bias lengths of one expert;
-    `vectors`: of the norm before the block.
+    `vectors`: of the norm before the block. `latents`: the latent projection and the one back, or nothing.
     """
 
     granules_label: ClassVar[str] = "experts"
@@ -196,11 +217,15 @@ class MoeSizes(DivisibleSizes):
     shared: FeedForwardSizes | None = None
     router_biased: bool = False
     vectors: tuple[int, ...] = ()
+    latents: tuple[MatrixSize, ...] = ()
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """The name of the undivided part."""
         return "router and shared expert" if self.shared else "router"
+
+    def replicated(self) -> list[MatrixSize]:
+        return list(self.latents)
 
     @property
     def granules(self) -> int:
@@ -221,7 +246,7 @@ class MoeSizes(DivisibleSizes):
         yield from self.expert.granule_matrices() * self.granules
 
     def undivided(self) -> list[MatrixSize]:
-        return [self.router, *(self.shared.granule_matrices() if self.shared else ())]
+        return [self.router, *(self.shared.granule_matrices() if self.shared else ()), *self.latents]
 
     def routers(self) -> list[MatrixSize]:
         """The router, and the gate row of the shared expert."""
@@ -233,7 +258,7 @@ class MoeSizes(DivisibleSizes):
         routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
         bias = taken(padded_rows(self.granules), 4) if self.router_biased else 0
         bias += taken(self.granules, 4) if self.spec.selection_bias else 0
-        slots = taken(2 * self.granules, 4)
+        slots = taken(2 * self.granules, 4) + sum(map(matrix_bytes, self.latents))
         return routers + slots + bias + (self.shared.granules_device_bytes() if self.shared else 0)
 
     def granule_matrices(self) -> list[MatrixSize]:
@@ -254,7 +279,7 @@ class MoeSizes(DivisibleSizes):
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         experts_per_token, neurons = self.granules_per_token, self.expert.neurons
-        rows, width = assignment_rows(experts_per_token), self.router.columns
+        rows, width = assignment_rows(experts_per_token), self.spec.latent_size or self.router.columns
         buffers = {
             "expert.scores": 4 * padded(self.granules),
             "expert.ids": 8 * experts_per_token,
@@ -275,14 +300,19 @@ class MoeSizes(DivisibleSizes):
         if self.spec.pre_attention_router:
             buffers["router"] = 4 * padded(width)
             buffers["router.quantized"] = quantized_bytes(padded(width))
+        if self.latents:
+            buffers |= {name: 4 * padded(width) for name in LATENT_BUFFERS}
+            buffers |= {f"{name}.quantized": quantized_bytes(padded(width)) for name in LATENT_BUFFERS}
+            buffers["expert.sum"] = 4 * padded(hidden_size)
         return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 
     def inputs(self) -> list[MatrixSize]:
+        """With those of the experts, even if these read a latent projection."""
         shared = self.shared.inputs() if self.shared else []
-        return [*self.expert_stack.inputs(), *shared, *self.routers()]
+        return [*self.expert_stack.inputs(), *shared, *self.routers(), *self.latents[:1]]
 
     def outputs(self) -> list[MatrixSize]:
-        return [self.expert_stack.down, *([self.shared.down] if self.shared else [])]
+        return [self.expert_stack.down, *([self.shared.down] if self.shared else []), *self.latents[1:]]
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["MoeSizes"], step: StepShape) -> int:
@@ -293,7 +323,11 @@ class MoeSizes(DivisibleSizes):
         hidden += activation_bytes(tokens, experts, step.hidden_floats, experts_per_token)
         if any(block.spec.pre_attention_router for block in blocks):
             hidden += activation_bytes(tokens, step.hidden_size, step.input_floats)
-        return hidden + cls._routing_bytes(blocks, tokens)
+        latent = max(block.spec.latent_size for block in blocks)
+        hidden += activation_bytes(tokens, latent, step.input_floats)
+        hidden += activation_bytes(tokens, latent, step.hidden_floats)
+        floats = padded_rows(latent), padded_rows(step.hidden_size) if latent else 0
+        return hidden + sum(taken(tokens * each, 4) for each in floats) + cls._routing_bytes(blocks, tokens)
 
     @staticmethod
     def _routing_bytes(blocks: Sequence["MoeSizes"], tokens: int) -> int:
@@ -311,7 +345,10 @@ class MoeSizes(DivisibleSizes):
         rows = max(block.together(chunk, hidden_size) for block in blocks)
         floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * experts_per_token]
         floats.append(2 * max(block.granules for block in blocks))
-        return sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
+        latent = max(block.spec.latent_size for block in blocks)
+        floats += [chunk * latent, chunk if latent else 0]
+        f16 = taken(chunk * latent, 2)
+        return f16 + sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         rows, neurons = self.together(chunk, hidden_size), self.expert.neurons

@@ -1,14 +1,29 @@
 """The channel mixing of RWKV-7: specification, weights and sizes of one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from edgeinfer_kernels.blocks.block import NormLengths, RecurrentSizes, RecurrentSpec, TensorReader
-from edgeinfer_kernels.blocks.rwkv7_time_mix import no_gpu_kernel
+from edgeinfer_kernels.blocks.block import (
+    ChunkRows,
+    NormLengths,
+    RecurrentSizes,
+    RecurrentSpec,
+    StepShape,
+    TensorReader,
+)
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
+    matrix_bytes,
+    taken,
+    vector_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class Rwkv7ChannelMixSpec(RecurrentSpec):
         )
 
     def sizes(self, weights: "Rwkv7ChannelMixWeights", norms: NormLengths) -> "Rwkv7ChannelMixSizes":
-        return Rwkv7ChannelMixSizes(self, *map(MatrixSize.of, weights.matrices()))
+        key, value = map(MatrixSize.of, weights.matrices())
+        return Rwkv7ChannelMixSizes(self, key, value, (self.width, *norms.vectors))
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Rwkv7ChannelMixWeights:
 
 @dataclass(frozen=True)
 class Rwkv7ChannelMixSizes(RecurrentSizes):
-    """The sizes of a channel mixing."""
+    """The sizes of a channel mixing. `vectors`: lengths of its vectors and norms."""
 
     label: ClassVar[str] = "channel mixing"
     state_label: ClassVar[str] = "token shift"
@@ -65,12 +81,18 @@ class Rwkv7ChannelMixSizes(RecurrentSizes):
     spec: Rwkv7ChannelMixSpec
     key: MatrixSize
     value: MatrixSize
+    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
         return [self.key, self.value]
 
     def undivided_device_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return sum(map(matrix_bytes, self.undivided())) + vector_bytes(self.vectors)
+
+    @property
+    def feed_forward(self) -> FeedForwardSizes:
+        """The matrices as a feed-forward without a gate, which multiplies them on a GPU."""
+        return FeedForwardSizes(self.key, self.value)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         width, hidden = padded(self.spec.width), padded(self.spec.neurons)
@@ -91,5 +113,23 @@ class Rwkv7ChannelMixSizes(RecurrentSizes):
     def outputs(self) -> list[MatrixSize]:
         return [self.value]
 
+    @classmethod
+    def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
+        """The rows of the state, the input of the first matrix and that of the second."""
+        width = max(block.spec.width for block in blocks)
+        mixed = activation_bytes(step.tokens, width, has_floats(block.key for block in blocks))
+        step = step._replace(hidden_floats=has_floats(block.value for block in blocks))
+        hidden = FeedForwardSizes.step_bytes([block.feed_forward for block in blocks], step)
+        return mixed + hidden + taken(step.tokens * padded(width), 4)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        """The rows of the state, and the input of the first matrix with its scales."""
+        width = max(block.spec.width for block in blocks)
+        return taken(chunk * padded(width), 4) + taken(chunk * width, 2) + taken(chunk, 4)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return self.feed_forward.chunk_rows(chunk, hidden_size)
+
     def streamed_vector_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return vector_bytes(self.vectors)

@@ -1,17 +1,34 @@
 """The time mixing of RWKV-7: specification, weights and sizes of one block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from edgeinfer_kernels.blocks.block import NormLengths, RecurrentSizes, RecurrentSpec, TensorReader
+from edgeinfer_kernels.blocks.block import (
+    ChunkRows,
+    NormLengths,
+    RecurrentSizes,
+    RecurrentSpec,
+    StepShape,
+    TensorReader,
+)
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 MIXED = ("r", "w", "k", "v", "a", "g")
 """The inputs that are interpolated with those of the token before, in the order of the file."""
+VECTORS = 8
+"""Vectors of the hidden size: w0, a0, v0, k_k, k_a, r_k, and the norm of the heads with its bias."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,8 @@ class Rwkv7TimeMixSpec(RecurrentSpec):
         )
 
     def sizes(self, weights: "Rwkv7TimeMixWeights", norms: NormLengths) -> "Rwkv7TimeMixSizes":
-        return Rwkv7TimeMixSizes(self, tuple(map(MatrixSize.of, weights.matrices())))
+        vectors = (len(MIXED) * self.width, *VECTORS * (self.width,), *norms.vectors)
+        return Rwkv7TimeMixSizes(self, tuple(map(MatrixSize.of, weights.matrices())), vectors)
 
 
 @dataclass(frozen=True)
@@ -135,18 +153,22 @@ class Rwkv7TimeMixWeights:
 
 @dataclass(frozen=True)
 class Rwkv7TimeMixSizes(RecurrentSizes):
-    """The sizes of a time mixing."""
+    """The sizes of a time mixing. `each`: its matrices in the order of `Rwkv7TimeMixWeights.matrices`.
+    `vectors`: lengths of its vectors and norms.
+    """
 
     label: ClassVar[str] = "time mixing"
+    reads_other_layers: ClassVar[bool] = True
 
     spec: Rwkv7TimeMixSpec
     each: tuple[MatrixSize, ...]
+    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
         return list(self.each)
 
     def undivided_device_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return sum(map(matrix_bytes, self.each)) + vector_bytes(self.vectors)
 
     def state_operations(self, tokens: int, start: int) -> float:
         """Three products of each head's state with a vector."""
@@ -172,15 +194,58 @@ class Rwkv7TimeMixSizes(RecurrentSizes):
         return ROWS_SCRATCH
 
     def inputs(self) -> list[MatrixSize]:
-        return list(self.each[:3])
+        return [*self.each[:3], *self.each[3:-1:2]]
+
+    def inner(self) -> list[MatrixSize]:
+        """The matrices that read low-rank products."""
+        return list(self.each[4:-1:2])
 
     def outputs(self) -> list[MatrixSize]:
         return [self.each[-1]]
 
     def streamed_vector_bytes(self) -> int:
-        raise no_gpu_kernel()
+        return vector_bytes(self.vectors)
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence[Self], step: StepShape) -> int:
+        """What `_row_bytes` counts, the inputs of all matrices, and the low-rank products."""
+        tokens, width, ranks = step.tokens, blocks[0].spec.width, blocks[0].spec.ranks
+        low = sum(activation_bytes(tokens, rank, _low_floats(blocks)) for rank in ranks)
+        mixed = activation_bytes(tokens, width, has_floats(_firsts(blocks)), len(MIXED))
+        conv_out = activation_bytes(tokens, width, has_floats(block.each[-1] for block in blocks))
+        return (
+            mixed
+            + low
+            + conv_out
+            + taken(4 * tokens * padded_rows(max(ranks)), 4)
+            + cls._row_bytes(blocks, tokens)
+        )
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence[Self], chunk: int, hidden_size: int) -> int:
+        """What `_row_bytes` counts, and the inputs of the matrices with their scales."""
+        width, rank = blocks[0].spec.width, max(blocks[0].spec.ranks)
+        f16 = taken(len(MIXED) * chunk * width, 2) + taken(chunk * rank, 2)
+        return f16 + taken(len(MIXED) * chunk, 4) + taken(chunk, 4) + cls._row_bytes(blocks, chunk)
+
+    @staticmethod
+    def _row_bytes(blocks: "Sequence[Rwkv7TimeMixSizes]", tokens: int) -> int:
+        """Rows of the state; and r, the products with V₂ and G₂, the results of the heads, and v of the first
+        layer.
+        """
+        spec = blocks[0].spec
+        return taken(tokens * spec.recurrent.row_width, 4) + 5 * taken(tokens * spec.width, 4)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        widest = max(self.spec.width, *self.spec.ranks)
+        return ChunkRows(chunk * self.spec.width, chunk, chunk * widest)
 
 
-def no_gpu_kernel() -> UnsupportedOnDeviceError:
-    """Why the blocks of RWKV-7 can't be on a GPU."""
-    return UnsupportedOnDeviceError("RWKV-7 has no GPU kernels; it runs on the CPU")
+def _firsts(blocks: Sequence[Rwkv7TimeMixSizes]) -> list[MatrixSize]:
+    """The matrices that read interpolated inputs."""
+    return [matrix for block in blocks for matrix in block.inputs()]
+
+
+def _low_floats(blocks: Sequence[Rwkv7TimeMixSizes]) -> bool:
+    """Whether a matrix that reads a low-rank product is in a float format."""
+    return has_floats(matrix for block in blocks for matrix in block.inner())

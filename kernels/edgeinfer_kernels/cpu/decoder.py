@@ -101,6 +101,7 @@ class CpuDecoder:
         return {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
 
     def _dense(self, index: BlockIndex) -> int:
+        self.builder.parallel = self._parallel_matrices(index)
         built = build_block(self.builder, self.spec.residual(index), self.blocks[index], None)
         return built.calls[0].block
 
@@ -121,7 +122,15 @@ class CpuDecoder:
         if index in self._sparse:
             return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index], ends_by_token=True),))
         residual, state = self.spec.residual(index), self.state.get(index)
+        self.builder.parallel = self._parallel_matrices(index)
         return build_block(self.builder, residual, self.blocks[index], state, options)
+
+    def _parallel_matrices(self, index: BlockIndex) -> list[Matrix]:
+        """The matrices of a block here and of those that share its input; none if no block does."""
+        positions = self.spec.layers[index.layer].parallel(index.position)
+        found = [self.blocks.get(BlockIndex(index.layer, position)) for position in positions]
+        together = [each for each in found if each is not None]
+        return [m for each in together for m in each.block.matrices()] if len(together) > 1 else []
 
     def close(self) -> None:
         """Release the memory."""

@@ -44,6 +44,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.routing = routing
         self._recurrent = RecurrentStep()
         self._shared: dict[str, Array] = {}
+        self._normed: Array = np.empty(0)
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
@@ -75,8 +76,12 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         layer_input: Array | None = None,
         batch: BatchPositions | None = None,
     ) -> None:
-        """x += scale · post_norm(block(norm(x))). `layer_input`: x before the layer; None: x."""
+        """x += scale · post_norm(block(norm(x))). `layer_input`: x before the layer; None: x. A block that
+        shares its input runs after the block before it.
+        """
         residual, w = self.spec.residual(index), self.weights.residual(index)
+        if not residual.shares_input:
+            self._normed = normalize(x, residual.norm, w.norm, w.norm_bias).copy()
         step = BlockStep(
             index=index,
             spec=residual.block,
@@ -90,7 +95,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             recurrent=self._recurrent,
             shared=self._shared,
         )
-        y = forward_of(residual.block.kind)(step, normalize(x, residual.norm, w.norm, w.norm_bias))
+        y = forward_of(residual.block.kind)(step, self._normed)
         x += normalize(y, residual.norm, w.post_norm) * residual.residual_scale
 
     def final_norm(self, x: Array) -> npt.NDArray[np.float32]:

@@ -173,8 +173,9 @@ def _layer(
     always = None
     if block is not None and (matrices := block.undivided()):
         there = pricing.on_gpu(matrices, block.undivided_device_bytes, FEED_FORWARD_LAUNCHES)
+        replicated = block.replicated()
         always = (
-            pricing.on_cpu(matrices),
+            pricing.on_cpu([m for m in matrices if not any(m is each for each in replicated)]),
             there and replace(there, seconds=there.seconds + ROUTER_SECONDS),
         )
     neurons, cpu, gpu = _granules(block, pricing, probs, by_neuron)
@@ -249,21 +250,23 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
 
 def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
     """As `_granules`, of a block of which a token reads the granules that a router selects, hottest first.
-    `probs`: usage probability of each; None: uniform.
+    `probs`: usage probability of each; None: uniform. The CPU's part has the matrices that are replicated.
     """
     matrices, total = block.granule_matrices(), block.granules
     one_here = pricing.on_cpu(matrices)
     one_there = pricing.on_gpu(matrices, block.granules_device_bytes, FEED_FORWARD_LAUNCHES)
     expert_probs = np.full(total, block.granules_per_token / total) if probs is None else np.sort(probs)[::-1]
+    with_experts = pricing.on_cpu(block.replicated()) if block.replicated() else NOTHING
     hits = np.concatenate([[0.0], np.cumsum(expert_probs)])
     counts = list(range(total + 1)) if one_there else [0]
     cpu, gpu = [], []
     for count in counts:
         missed = float(hits[-1] - hits[count]) * one_here.reading / CPU_EXPERT_DECODE_SHARE
         held = total if count and pricing.expert_cache else total - count
-        cpu.append(
-            Cost(held * one_here.nbytes, missed + CPU_EXPERTS_SECONDS, missed) if count < total else NOTHING
-        )
+        reading = missed + with_experts.reading
+        seconds = missed + with_experts.seconds + CPU_EXPERTS_SECONDS
+        nbytes = held * one_here.nbytes + with_experts.nbytes
+        cpu.append(Cost(nbytes, seconds, reading) if count < total else NOTHING)
         if count == 0 or one_there is None:
             gpu.append(NOTHING)
             continue

@@ -82,6 +82,9 @@ def _granule_items(
             read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
+        if device_index == CPU and block.replicated():
+            always = problem.pricing.on_cpu(block.replicated()).nbytes / cost.nbytes
+            read = always + (1 - always) * read
         items.append(_layer_item(index, name, device, device_index, cost, overlapped == device_index, read))
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)

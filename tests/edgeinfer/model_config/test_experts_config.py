@@ -57,6 +57,9 @@ def moe_spec(config: ModelConfig) -> MoeSpec:
         ("kimi-linear", "kda.head_dim", None, "missing, wanted a whole number from 1 to 1024"),
         ("kimi-linear", "ssm.conv_kernel", 1, "1, wanted a whole number from 2 to 32"),
         ("kimi-linear", "attention.kv_lora_rank", None, "missing, wanted a whole number from 1 to 1024"),
+        ("qwen3moe", "moe_latent_size", 32, "32, wanted experts without a latent projection"),
+        ("nemotron_h_moe", "moe_latent_size", 40, "40, wanted a multiple of 16"),
+        ("nemotron_h_moe", "moe_latent_size", 80, "80, wanted a whole number from 0 to 64"),
     ],
 )
 def test_a_bad_key_is_named_with_its_value_and_the_expected_one(
@@ -92,6 +95,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "lfm2moe": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),
+        "nemotron_h_moe-latent": ("sigmoid", True, False),
         "olmoe": ("softmax", False, False),
         "qwen2moe": ("softmax", False, False),
         "qwen35moe": ("softmax", True, False),

@@ -31,7 +31,7 @@ from tests.random_models import VOCABULARY
 
 CONTEXT = 640
 IDS = np.random.default_rng(3).integers(3, VOCABULARY, 600).tolist()
-SLOW_KINDS = ("kimi-linear", "nemotron_h", "mamba", "jamba", "rwkv7")
+SLOW_KINDS = ("kimi-linear", "falcon-h1", "nemotron_h", "mamba", "jamba", "rwkv7")
 KINDS = [
     "lfm2",
     "qwen35",

@@ -8,14 +8,28 @@ import torch
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
+from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec
+from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
+from edgeinfer_kernels.cuda.blocks import mamba2 as mamba2_block
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
+from edgeinfer_kernels.cuda.blocks.rwkv7_channel_mix import config_of
+from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import CHUNK_COLUMNS as TIME_MIX_CHUNK_COLUMNS
+from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import STEP_COLUMNS as TIME_MIX_STEP_COLUMNS
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
-from edgeinfer_kernels.cuda.triton_ops import gated_delta_net as net
-from edgeinfer_kernels.cuda.triton_ops import short_convolution
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import KEPT_COLUMNS, StateArgs, keep_rows_kernel
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, WordsConfig
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
+from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
+from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba2, rwkv7, short_convolution
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
+    KEPT_COLUMNS,
+    StateArgs,
+    keep_rows_kernel,
+)
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
+from edgeinfer_kernels.decoder import ResidualBlock
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -100,11 +114,79 @@ def launch_short_convolution() -> None:
     )
 
 
+def launch_mamba2() -> None:
+    """The recurrence of Mamba-2 in the shape of Falcon-H1-1.5B, whose state is the largest."""
+    spec, f = Mamba2Spec(48, 64, 256, 1, 4, NormSpec("rms", 1e-5)), FLOATS
+    sizes: dict[str, Any] = {
+        "NET": mamba2_block.net_config(spec, False),
+        "CONFIG": state_config(spec.recurrent),
+    }
+    mamba2.mamba2_step_kernel[GRID](
+        f, f, WORDS, STATE, f, f, f, **sizes, COLUMNS=mamba2_block.STEP_COLUMNS, DEPENDENT=False, num_warps=4
+    )
+    tiles: dict[str, Any] = {**sizes, "COLUMNS": mamba2_block.CHUNK_COLUMNS, "COUNT": PROMPT_CHUNK}
+    piece = mamba2_block.PIECE
+    mamba2.mamba2_states_kernel[GRID](f, f, WORDS, STATE, f, f, f, **tiles, PIECE=piece, num_warps=4)
+    mamba2.mamba2_pass_kernel[GRID](
+        WORDS, STATE, f, f, **sizes, COUNT=PROMPT_CHUNK, BLOCK=mamba2_block.PASS_BLOCK, num_warps=4
+    )
+    mamba2.mamba2_chunk_kernel[GRID](f, f, WORDS, STATE, f, f, f, f, **tiles, PIECE=piece, num_warps=4)
+
+
+def launch_rwkv7() -> None:
+    """All kernels of RWKV-7 in the shape of the 2.9B model."""
+    norm, f = NormSpec("layer", 1e-5), FLOATS
+    spec, args = Rwkv7TimeMixSpec(2560, 64, (96, 96, 64, 320)), NormArgs(FLOATS, FLOATS, 1e-5)
+    net = config_of(ResidualBlock(spec, norm), DeviceNorms(f, f))
+    config, row = state_config(spec.recurrent), spec.recurrent.row_width
+    sizes: dict[str, Any] = {"NET": net, "CONFIG": config}
+    rwkv7.token_shift_step_kernel[GRID](
+        f,
+        args,
+        f,
+        WORDS,
+        STATE,
+        f,
+        WORDS,
+        **sizes,
+        OUT=WordsConfig(80, 12),
+        TOKENS=8,
+        DEPENDENT=False,
+        num_warps=4,
+    )
+    rwkv7.token_shift_chunk_kernel[GRID](f, args, f, WORDS, STATE, f, F16, f, **sizes, num_warps=4)
+    blocks = {
+        f"{name}_OUT": WordsConfig(blocks, 44) for name, blocks in zip("WAVG", (8, 8, 8, 16), strict=True)
+    }
+    rwkv7.low_rank_step_kernel[GRID](
+        f, 320, LowRanks(*(WORDS for _ in "wavg")),
+        TOKENS=8, RANKS=LowRanks(*spec.ranks), **blocks, DEPENDENT=False, num_warps=1,
+    )  # fmt: skip
+    for is_first in (True, False):
+        rwkv7.prepare_heads_kernel[GRID](
+            f, f, f, rwkv7.MixVectors(*(f for _ in range(5))),
+            NET=net, ROW=row, IS_FIRST=is_first, DEPENDENT=False, num_warps=1,
+        )  # fmt: skip
+    rwkv7.time_mix_step_kernel[GRID](
+        f, f, WORDS, STATE, f, **sizes, COLUMNS=TIME_MIX_STEP_COLUMNS, DEPENDENT=False, num_warps=4
+    )
+    rwkv7.time_mix_chunk_kernel[GRID](
+        f, f, WORDS, STATE, f, **sizes, COLUMNS=TIME_MIX_CHUNK_COLUMNS, COUNT=rwkv7.CHUNK, num_warps=8
+    )
+    rwkv7.finish_heads_kernel[GRID](
+        f, f, f, f, rwkv7.HeadVectors(f, f, f), 64e-5, NET=net, ROW=row, DEPENDENT=False, num_warps=1
+    )
+    norm_in_place_kernel[GRID](f, args, WIDTH=2560, BLOCK=4096, NORM=2, DEPENDENT=False, num_warps=4)
+    add_rows_kernel[GRID](f, f, 2560, BLOCK=256, DEPENDENT=False, num_warps=1)
+
+
 def main() -> None:
     with recorded_launches() as launches:
         launch_delta_net()
         launch_kimi_delta_attention()
         launch_short_convolution()
+        launch_mamba2()
+        launch_rwkv7()
     for launch in launches:
         print(launch.name, compile_launch(launch, int(sys.argv[1])), flush=True)
 

@@ -19,10 +19,8 @@ from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
-CPU_ONLY = ("rwkv7",)
-"""Models without GPU kernels."""
 MODELS: dict[str, RandomModel] = {
-    **{name: model for name, model in ZOO.items() if name not in CPU_ONLY},
+    **ZOO,
     "many formats": WIDE,
     "odd vocabulary": replace(WIDE, tied=True),
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
@@ -64,9 +62,8 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
     undivided = [block for layer in sizes.layers for block in layer.undivided]
     attention = sum(block.undivided_device_bytes() for block in undivided)
-    undivided_parts = counted(
-        parts, "attention", "convolution", "delta net", "delta attention", "mamba2", "mamba"
-    )
+    kinds = "attention", "convolution", "delta net", "delta attention", "mamba2", "mamba", "mixing"
+    undivided_parts = counted(parts, *kinds, "embedding norm")
     assert attention + sizes.rope_device_bytes(CONTEXT) == undivided_parts
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
@@ -91,11 +88,13 @@ STREAMING = {
     "kimi-linear": LayerSplit(True),
     "mamba2-groups": LayerSplit(False),
     "granitehybrid-moe": LayerSplit(True),
+    "falcon-h1": LayerSplit(False),
     "nemotron_h": LayerSplit(False),
     "mamba-normed": LayerSplit(False),
     "jamba-moe": LayerSplit(True),
     "deepseek2 dense": LayerSplit(False),
     "nemotron_h_moe": LayerSplit(True),
+    "nemotron_h_moe-latent": LayerSplit(True, experts=(1, 2)),
     "many formats": LayerSplit(False),
 }
 
@@ -136,13 +135,3 @@ def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> No
         with pytest.raises(UnsupportedOnDeviceError) as other:
             count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
     assert str(one.value) == str(other.value)
-
-
-@pytest.mark.parametrize("name", CPU_ONLY)
-def test_a_model_without_gpu_kernels_is_refused(tmp_path: Path, name: str) -> None:
-    with opened(ZOO[name], tmp_path) as decoder:
-        sizes = ModelSizes.of(decoder.specification, decoder.weights)
-        with pytest.raises(UnsupportedOnDeviceError, match="runs on the CPU"):
-            sizes.layers[0].blocks[0].undivided_device_bytes()
-        with pytest.raises(UnsupportedOnDeviceError, match="runs on the CPU"):
-            count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))

@@ -1,10 +1,12 @@
 """Properties of every plan, for any model, machine and budgets."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
@@ -14,6 +16,8 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from edgeinfer_quant_formats import GGUFFile
+from tests.model_zoo import ZOO
 from tests.offload.model_shapes import GIB, dense_model, laptop, mixed_model, moe_model, server, with_link
 
 MODELS = {
@@ -22,6 +26,7 @@ MODELS = {
     "small": dense_model(16, 2048, 8192, "Q8_0"),
     "mixture": moe_model(12),
     "mixture, shared": moe_model(12, shared=True),
+    "mixture, latent": moe_model(12, latent=1024),
 }
 MACHINES = {
     "laptop": laptop(),
@@ -46,6 +51,8 @@ def weights_of(layer: LayerSizes, placed: LayerPlacement) -> tuple[int, int]:
         hot = len(placed.gpu_experts)
         sides[1] += hot * block.granules_device_bytes()
         sides[0] += (block.granules - hot) * sum(map(interleaved_bytes, block.granule_matrices()))
+        if placed.attention == "gpu" and hot < block.granules:
+            sides[0] += sum(map(interleaved_bytes, block.replicated()))
         return sides[0], sides[1]
     if placed.hot_neurons:
         sides[1] += block.part(placed.hot_neurons).granules_device_bytes()
@@ -145,3 +152,14 @@ def test_a_plan_is_at_least_as_fast_as_whole_layers() -> None:
                 fitting.append(result.seconds)
         plan = plan_memory(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         assert plan.prediction.seconds <= MAX_PREFILL_SLOWDOWN * min(fitting) + 1e-5
+
+
+def test_layers_that_read_values_of_another_one_are_on_one_device(tmp_path: Path) -> None:
+    model = replace(ZOO["rwkv7"], width=1024, feed_forward=4096, layers=8, formats=("Q8_0",))
+    with GGUFFile.open(model.write(tmp_path / "model.gguf")) as file:
+        config = read_config(file)
+        sizes = ModelSizes.of(config.specification(), read_weights(file, config, shapes_only=True))
+    whole = plan_memory(sizes, laptop(), PlanOptions(256))
+    assert {layer.attention for layer in whole.layers} == {"gpu"}
+    options = PlanOptions(256, vram=whole.bytes_on("gpu") - (1 << 20))
+    assert {layer.attention for layer in plan_memory(sizes, laptop(), options).layers} == {"cpu"}

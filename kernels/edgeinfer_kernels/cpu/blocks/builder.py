@@ -1,5 +1,6 @@
 """Builds the structures that all block kernels read: matrices, norms, inputs, and the head."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_rows,
     padded_vector,
 )
-from edgeinfer_kernels.cpu.runtime.abi import TILE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT, TILE_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import RecurrentArgs
@@ -27,6 +28,8 @@ from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace
 
 NORM_KINDS = {"rms": 1, "layer": 2}
+NORMED = "normed"
+"""The buffer of the normed x, which parallel blocks share."""
 NO_TILES = 1 << 40
 """More tokens than any step has."""
 Counts = npt.NDArray[np.int64]
@@ -87,7 +90,11 @@ class BuiltBlock(NamedTuple):
 
 
 class BlockBuilder:
-    """Builds the structures of a decoder with the packed matrices `packed` (keyed by id)."""
+    """Builds the structures of a decoder with the packed matrices `packed` (keyed by id).
+
+    `parallel`: the matrices of all blocks that share the input of the one being built, some of which read its
+    normed rows; empty if it shares none.
+    """
 
     def __init__(
         self,
@@ -100,6 +107,7 @@ class BlockBuilder:
         self.workspace = workspace
         self._packed = packed
         self.width = width
+        self.parallel: Sequence[Matrix] = ()
 
     def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
         """A NormArgs structure; without a weight of kind 0, which copies its input."""
@@ -149,7 +157,8 @@ class BlockBuilder:
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
         quantized, quantized_stride = 0, 0
-        takers = [matrix for matrix in readers if not is_float_format(matrix)]
+        shared = self.parallel if name == NORMED else ()
+        takers = [matrix for matrix in (*readers, *shared) if not is_float_format(matrix)]
         if takers:
             quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")
         if strides is not None:
@@ -167,8 +176,12 @@ class BlockBuilder:
 
     def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, float]:
         """The fields of the norms before and after a block, and its residual scale."""
+        if residual.shares_input:
+            norm = self.arena.fill(NormArgs, kind=SHARED_INPUT, width=self.width, padded=padded(self.width))
+        else:
+            norm = self.norm(residual.norm, self.width, w.norm, w.norm_bias)
         return {
-            "norm": self.norm(residual.norm, self.width, w.norm, w.norm_bias),
+            "norm": norm,
             "post_norm": self.norm(residual.norm, self.width, w.post_norm),
             "residual_scale": residual.residual_scale,
         }

@@ -5,7 +5,7 @@ from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, Bui
 from edgeinfer_kernels.cpu.runtime.recurrent_args import EmbeddingNormArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
-UNITS = ("rwkv7",)
+UNITS: tuple[str, ...] = ()
 """Units of compiled kernels besides the common one."""
 
 

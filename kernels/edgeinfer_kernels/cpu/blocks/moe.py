@@ -47,9 +47,10 @@ def _routed(
     spec, w, rows = residual.block, weights.block, builder.workspace.rows
     scores, scores_stride = rows("expert.scores")
     ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * spec.experts_per_token)
-    first_readers = [w.ffn_gate_inp, *_first_stacks(w)]
+    first_readers = [w.ffn_gate_inp, *_normed_readers(w)]
     if w.shared is not None:
         first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
+    normed = builder.input("normed", builder.width, first_readers)
     return builder.arena.fill(
         ExpertsArgs,
         router=builder.matrix(w.ffn_gate_inp, w.ffn_gate_inp_bias),
@@ -63,8 +64,8 @@ def _routed(
         ids_stride=ids_stride,
         weights=rows("expert.weights")[0],
         **_selection(builder, w),
-        normed=builder.input("normed", builder.width, first_readers),
-        **_own(builder, residual, weights),
+        normed=normed,
+        **_own(builder, residual, weights, normed),
         **_pre_attention(builder, residual, w),
         **_shared(builder, w),
     )
@@ -79,23 +80,26 @@ def _given(
     """An ExpertsArgs structure for experts that another device selects."""
     w, routing = weights.block, options.routing
     assert routing is not None
+    normed = builder.input("normed", builder.width, _normed_readers(w))
     return builder.arena.fill(
         ExpertsArgs,
         ids=routing.ids,
         ids_stride=routing.stride,
         weights=options.expert_weights,
         requests=0 if options.requests is None else builder.arena.keep(options.requests),
-        normed=builder.input("normed", builder.width, _first_stacks(w)),
-        **_own(builder, residual, weights),
+        normed=normed,
+        **_own(builder, residual, weights, normed),
     )
 
 
-def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, float]:
-    """The fields of the experts themselves."""
+def _own(builder: BlockBuilder, residual: Residual, weights: Weights, normed: int) -> dict[str, float]:
+    """The fields of the experts themselves; `normed`: the address of the normed rows."""
     spec, w, rows = residual.block, weights.block, builder.workspace.rows
-    hidden, width = w.ffn_up_exps.rows, builder.width
+    hidden, width = w.ffn_up_exps.rows, w.ffn_up_exps.columns
     return {
-        "norm": builder.norm(residual.norm, width, weights.norm, weights.norm_bias),
+        "norm": builder.norm(residual.norm, builder.width, weights.norm, weights.norm_bias),
+        "expert_input": normed,
+        **_latent(builder, w),
         "residual_scale": residual.residual_scale,
         "count": w.ffn_up_exps.experts,
         "experts_per_token": spec.experts_per_token,
@@ -115,8 +119,29 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[st
     }
 
 
+def _latent(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
+    """The fields of the latent projection."""
+    if w.ffn_latent_down is None or w.ffn_latent_up is None:
+        return {}
+    width = w.ffn_latent_up.columns
+    sums, sums_stride = builder.workspace.rows("expert.sum")
+    return {
+        "expert_input": builder.input("latent", width, _first_stacks(w)),
+        "latent_down": builder.matrix(w.ffn_latent_down),
+        "latent_up": builder.matrix(w.ffn_latent_up),
+        "latent_sum": builder.input("latent.sum", width, [w.ffn_latent_up]),
+        "sums": sums,
+        "sums_stride": sums_stride,
+    }
+
+
+def _normed_readers(w: MoeWeights) -> list[Matrix]:
+    """The matrices of the experts' part that read the normed rows."""
+    return _first_stacks(w) if w.ffn_latent_down is None else [w.ffn_latent_down]
+
+
 def _first_stacks(w: MoeWeights) -> list[Matrix]:
-    """The stacked matrices that read the normed rows."""
+    """The stacked matrices that experts multiply first."""
     return [w.ffn_up_exps, *([w.ffn_gate_exps] if w.ffn_gate_exps else [])]
 
 

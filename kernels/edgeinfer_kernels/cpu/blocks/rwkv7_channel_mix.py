@@ -7,7 +7,7 @@ from edgeinfer_kernels.cpu.runtime.recurrent_args import Rwkv7ChannelMixArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
-UNITS = ("rwkv7",)
+UNITS = ("rwkv7_channel_mix",)
 """Units of compiled kernels besides the common one."""
 
 

@@ -9,7 +9,7 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
-UNITS = ("rwkv7",)
+UNITS = ("rwkv7_time_mix",)
 """Units of compiled kernels besides the common one."""
 
 

@@ -14,6 +14,8 @@ CACHE_KINDS = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3}
 """By numpy dtype name of an element; uint8 holds two 4-bit codes of heads in the Hadamard basis."""
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
+SHARED_INPUT = 3
+"""The kind of a norm that isn't computed: its block reads the normed rows of the block before it."""
 RING_ROWS = 64
 """Recent positions whose rows a recurrent block keeps: `recurrent_state.py`."""
 LOGITS_PER_PART = 1024

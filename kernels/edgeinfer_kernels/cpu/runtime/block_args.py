@@ -218,7 +218,8 @@ class ExpertsArgs(Structure):
     minus the expert number. assignments_seen,
     assignments_here: how many assignments the device has made in total, and of experts on this host.
     requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
-    host.
+    host. expert_input: `normed`, or the rows of the latent projection latent_down; latent_sum: the sums of
+    the experts' results, which latent_up multiplies to `sums`.
     """
 
     norm: Norm
@@ -261,6 +262,12 @@ class ExpertsArgs(Structure):
     shared_out: Int
     shared_out_stride: Int
     shared_router: Int
+    expert_input: Input
+    latent_down: Matrix
+    latent_up: Matrix
+    latent_sum: Input
+    sums: Int
+    sums_stride: Int
     assignments_seen: Int
     assignments_here: Int
     requests: Int

@@ -196,7 +196,9 @@ class FileRowsArgs(Structure):
 
 @structure()
 class NormArgs(Structure):
-    """kind 0: none, 1: RMS, 2: LayerNorm; padded: width rounded up to 16; weight and bias are zero-padded."""
+    """kind 0: none, 1: RMS, 2: LayerNorm, 3: the block reads the normed rows of the one before it; padded:
+    width rounded up to 16; weight and bias are zero-padded.
+    """
 
     kind: Int
     epsilon: Float

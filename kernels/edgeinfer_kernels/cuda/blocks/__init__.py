@@ -4,7 +4,8 @@ A module has `PART` (the name of the weights), `take` and `take_state` (allocate
 `has_granules` if it is divisible, `shift` if its state has positions, `Space` (the buffers of a decode step),
 `decode` and `prefill`. With `before_layer_decode` and `before_layer_prefill` a block runs something before
 the first block of its layer. `OLDEST_CAPABILITY`: ten times the compute capability that it
-needs, if not every GPU has that.
+needs, if not every GPU has that. With `NORMALIZES_INPUT` its kernels read x and apply the norm before the
+block.
 """
 
 from importlib import import_module
@@ -14,3 +15,8 @@ from typing import Any
 def device_module(kind: str) -> Any:
     """The module of a block kind."""
     return import_module(f"{__name__}.{kind}")
+
+
+def normalizes_input(kind: str) -> bool:
+    """Whether the kernels of a block kind read x and apply the norm before the block."""
+    return getattr(device_module(kind), "NORMALIZES_INPUT", False)

@@ -41,7 +41,8 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
+from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     delta_chunk_kernel,
     delta_convolution_kernel,
     delta_key_pairs_kernel,
@@ -51,7 +52,6 @@ from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
     gate_chunk_kernel,
     gate_step_kernel,
 )
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder

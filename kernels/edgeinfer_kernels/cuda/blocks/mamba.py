@@ -35,7 +35,7 @@ from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import MambaConfig
-from edgeinfer_kernels.cuda.triton_ops.mamba import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.mamba import (
     MambaNorms,
     MambaVectors,
     ScanInputs,

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from edgeinfer_kernels.blocks.block import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
@@ -22,8 +25,12 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
 )
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, SharedScores
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -33,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Space", "decode", "prefill", "take"]
 PART = "feed-forward"
 """The name of the weights in lists of device memory."""
+ADDED_COLUMNS = 256
+"""Columns that a program of `add_rows_kernel` adds; rows have a multiple of sixteen."""
 
 
 def take_state(arena: Arena, spec: MoeSpec, positions: int, kind: CacheType) -> None:
@@ -66,6 +75,13 @@ class Space:
         self.pre_attention = take_activations(
             arena, tokens, step.hidden_size, step.input_floats, int(pre_attention)
         )
+        latent = max(spec.latent_size for spec in specs)
+        self.latent = take_activations(arena, tokens, latent, step.input_floats)
+        self.latent_sum = take_activations(arena, tokens, latent, floats)
+        self.latent_rows = arena.take((tokens, padded_rows(latent)), torch.float32)
+        """The latent projection, later the sum of the experts' results."""
+        back = padded_rows(step.hidden_size) if latent else 0
+        self.projected_back = arena.take((tokens, back), torch.float32)
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
@@ -110,14 +126,44 @@ def decode(
     if w.shared is not None:
         _shared(step, spec, w, w.shared, source, tokens)
     if w.here:
-        _gated(step, spec, w, source, tokens)
+        projection = w.latent_down
+        read = source if projection is None else _project(step, spec, projection, source, tokens)
+        _gated(step, spec, w, read, tokens)
     y = step.workspace.y if w.here or w.shared is not None else None
-    if y is not None:
-        _down(step, spec, w, tokens)
+    if w.latent_up is not None and w.here:
+        _project_back(step, spec, w, w.latent_up, tokens)
+    elif w.latent_up is None and y is not None:
+        _down(step, spec, w, y, tokens)
     scale = block.residual.residual_scale
     if stage:
         return step.receive(stage, y, scale, number, tokens)
     return step.add(number, y, scale, tokens)
+
+
+def _project(step: "DecodeStep", spec: MoeSpec, matrix: DeviceMatrix, source: Source, tokens: int) -> Source:
+    """The latent projection as activations, which the experts read."""
+    launches, space = step.launches, step.space("moe")
+    target = space.latent.of_blocks(padded_blocks(spec.latent_size))
+    launches.rows((matrix,), source, space.latent_rows, None, "output", tokens)
+    launches.quantize(space.latent_rows, spec.latent_size, target, tokens)
+    return Source(target, source.sum_squares)
+
+
+def _project_back(
+    step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, matrix: DeviceMatrix, tokens: int
+) -> None:
+    """y = the experts' sum from the latent projection, plus the shared expert's result, which y holds."""
+    launches, space, y = step.launches, step.space("moe"), step.workspace.y
+    _down(step, spec, w, space.latent_rows, tokens)
+    source = Source(space.latent_sum.of_blocks(matrix.shapes.blocks), step.workspace.sum_squares[0])
+    launches.quantize(space.latent_rows, spec.latent_size, source.activations, tokens)
+    out = y if w.shared is None else space.projected_back
+    launches.rows((matrix,), source, out, None, "down", tokens)
+    if w.shared is not None:
+        launches.launch(
+            add_rows_kernel, (tokens, -(-y.shape[1] // ADDED_COLUMNS)), out, y, y.stride(0),
+            BLOCK=ADDED_COLUMNS, warps=1,
+        )  # fmt: skip
 
 
 def _shared(
@@ -165,20 +211,21 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
     )
 
 
-def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
+def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens: int) -> None:
+    """y = the experts' sum; without a latent projection with the shared expert's result, which y holds."""
     launches, space = step.launches, step.space("moe")
-    read, width = space.expert_hidden, launches.model.spec.hidden_size
+    read, width = space.expert_hidden, spec.latent_size or launches.model.spec.hidden_size
     at_once = launches.tuning.down.step_for(read.blocks)
     kind = UNSHARED
-    if w.shared is not None:
+    if w.shared is not None and not spec.latent_size:
         kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
     launches.launch(
         expert_down_kernel,
         (width // ROWS, tokens),
         w.down.parts,
         read.words,
-        step.workspace.y,
-        step.workspace.y.stride(0),
+        y,
+        y.stride(0),
         launches.or_nothing(w.down_bias),
         space.routing.ids,
         space.routing.weights,

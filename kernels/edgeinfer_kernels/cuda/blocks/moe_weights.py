@@ -45,6 +45,7 @@ class DeviceExperts:
     each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
     those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
     feed-forward for every token, `shared_router` the row of its gate. `selection_bias`: `exp_probs_b`.
+    `latent_down`, `latent_up`: the latent projection that the experts read, and the one back.
     """
 
     count: int
@@ -65,6 +66,8 @@ class DeviceExperts:
     shared: DeviceFeedForward | None
     shared_router: DeviceMatrix | None
     shared_router_rows: Tensor | None
+    latent_down: DeviceMatrix | None
+    latent_up: DeviceMatrix | None
     has_expert_cache: bool = False
 
     @property
@@ -86,11 +89,13 @@ class DeviceExperts:
     def inputs(self) -> Sequence[DeviceMatrix]:
         matrices = [self.up, *([] if self.gate is None else [self.gate]), self.router]
         matrices += [] if self.shared is None else self.shared.inputs
+        matrices += [] if self.latent_down is None else [self.latent_down]
         return matrices if self.shared_router is None else [*matrices, self.shared_router]
 
     @property
     def outputs(self) -> Sequence[DeviceMatrix]:
-        return [self.down, *([] if self.shared is None else self.shared.outputs)]
+        matrices = [self.down, *([] if self.shared is None else self.shared.outputs)]
+        return matrices if self.latent_up is None else [*matrices, self.latent_up]
 
 
 def check_expert_rows(w: MoeWeights) -> None:
@@ -148,6 +153,8 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, shards: Sequence[
         shared=None if w.shared is None else take_feed_forward(builder, None, w.shared),
         shared_router=None if shared_router is None else builder.matrix(shared_router),
         shared_router_rows=None if shared_router is None else builder.floats(shared_router),
+        latent_down=None if w.ffn_latent_down is None else builder.matrix(w.ffn_latent_down),
+        latent_up=None if w.ffn_latent_up is None else builder.matrix(w.ffn_latent_up),
         has_expert_cache=any(shard.holds_all for shard in shards),
     )
 

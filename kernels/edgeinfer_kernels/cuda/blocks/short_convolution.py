@@ -31,7 +31,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 )
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.triton_ops.short_convolution import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.short_convolution import (
     chunk_convolution_kernel,
     product_rows_kernel,
     step_convolution_kernel,

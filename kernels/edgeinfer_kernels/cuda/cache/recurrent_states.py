@@ -9,7 +9,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.block import RecurrentSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     KEPT_COLUMNS,
     StateArgs,
     StateConfig,

@@ -3,15 +3,17 @@
     embed | for each block: its projections and its result, added to x | head
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
-post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. In a split model, x is sent to the
+post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
+one before it reads the same buffers; no norm is applied between them. In a split model, x is sent to the
 host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
 """
 
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
@@ -32,6 +34,9 @@ class DecodeStep:
         self.exchange = exchange
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
+        reads_anew = (not block.residual.shares_input for block in blocks)
+        self._inputs = [0, *accumulate(reads_anew)]
+        """Inputs that the first n blocks read, for n from 0 on."""
         self._before_layer = {
             number: [
                 (self._modules[other].before_layer_decode, blocks[other])
@@ -68,11 +73,13 @@ class DecodeStep:
         """From `state` to `logits`; the state of the blocks is updated."""
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
         stages = self.exchange.stages if self.exchange else None
+        block_input = source
         for number, (block, module) in enumerate(zip(self.model.blocks, self._modules, strict=True)):
             for run, other in self._before_layer.get(number, ()):
                 run(self, other, tokens)
             parallel = stages.parallel[number] if stages else 0
-            source = module.decode(self, number, block, source, tokens, parallel)
+            block_input = block_input if block.residual.shares_input else source
+            source = module.decode(self, number, block, block_input, tokens, parallel)
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
@@ -125,8 +132,10 @@ class DecodeStep:
         return target
 
     def _target(self, number: int) -> Source:
-        """The input buffers of the block after `number`: two pairs in turn."""
-        space, buffer = self.workspace, (number + 1) % 2
+        """The input buffers of the block after `number`: two pairs in turn. That of blocks that share an
+        input isn't the target of any of them.
+        """
+        space, buffer = self.workspace, self._inputs[number + 1] % 2
         return Source(space.normed_input[buffer], space.sum_squares[buffer])
 
     def _norm_after(self, number: int) -> NextNorm:
@@ -135,6 +144,8 @@ class DecodeStep:
         if number + 1 == len(model.blocks):
             return NextNorm(model.spec.norm, model.norm, model.norm_bias)
         block = model.blocks[number + 1]
+        if block.residual.shares_input or normalizes_input(block.residual.block.kind):
+            return NextNorm(block.residual.norm, None, None)
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias)
 
     def _embed(self, tokens: int) -> Source:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.recurrent_states import slot_words
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -147,8 +147,8 @@ class Prefill:
 
     def apply_next_norm(self, chunk: Chunk, number: int) -> None:
         """Apply to x the norm after block `number`."""
-        norm, is_last = self._norm_after(chunk, number)
-        if not is_last:
+        norm, is_applied = self._norm_after(chunk, number)
+        if is_applied:
             norm_rows(chunk.x, norm.spec, norm.weight, norm.bias, chunk.h.rows, chunk.h.scales)
 
     def _embed(self, x: Tensor) -> None:
@@ -167,10 +167,10 @@ class Prefill:
         self, chunk: Chunk, number: int, y: Tensor, bias: Tensor | None, scales: Tensor | None = None
     ) -> None:
         """x += residual_scale · post_norm(scales · y + bias) of block `number`; then the next norm."""
-        block, (norm, is_last) = chunk.blocks[number], self._norm_after(chunk, number)
+        block, (norm, is_applied) = chunk.blocks[number], self._norm_after(chunk, number)
         rows = ScaledRows(y, self._ones[: len(chunk.x)] if scales is None else scales)
         post_norm = NextNorm(block.residual.norm, block.norms.post_norm, None)
-        scale, out = block.residual.residual_scale, None if is_last else chunk.h
+        scale, out = block.residual.residual_scale, chunk.h if is_applied else None
         add_norm_rows(chunk.x, rows, bias, post_norm, scale, norm, out)
 
     def add_part(self, chunk: Chunk, number: int, y: Tensor, scales: Tensor, bias: Tensor | None) -> None:
@@ -186,8 +186,12 @@ class Prefill:
         return self.sent.host_states[kind]
 
     def _norm_after(self, chunk: Chunk, number: int) -> tuple[NextNorm, bool]:
-        """The norm after block `number`, and whether it is the last block."""
+        """The norm after block `number`, and whether there is one: none follows the last block, or precedes
+        one that shares its input or normalizes it.
+        """
         if number + 1 == len(chunk.blocks):
-            return NextNorm(self.model.spec.norm, None, None), True
+            return NextNorm(self.model.spec.norm, None, None), False
         block = chunk.blocks[number + 1]
-        return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), False
+        if block.residual.shares_input or normalizes_input(block.residual.block.kind):
+            return NextNorm(block.residual.norm, None, None), False
+        return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), True

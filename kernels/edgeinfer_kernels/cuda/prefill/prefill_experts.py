@@ -33,7 +33,7 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
 )
 from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, scale_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import DecoderSpec
@@ -100,6 +100,10 @@ class PrefillExperts:
         self._floats = arena.take((needed, self._width), torch.float32)
         self._sum = arena.take((needed, self._width), torch.float32)
         self._scales = arena.take((products.expert_rows,), torch.float32)
+        latent = max((each.latent_size for each in spec.specs(MoeSpec)), default=0)
+        self._latent = arena.take((chunk * latent,), torch.float16)
+        self._latent_sum = arena.take((chunk * latent,), torch.float32)
+        self._latent_scales = arena.take((chunk if latent else 0,), torch.float32)
 
     def score(self, w: DeviceExperts, rows: Tensor) -> None:
         """Compute the router's scores of these rows."""
@@ -141,9 +145,24 @@ class PrefillExperts:
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
-        if w.here or sent:
+        if (w.here or sent) and w.latent_down is not None and w.latent_up is not None:
+            latent, latent_sum = self._project(w.latent_down, h)
+            self._add_selected(spec, w, assignments, latent, sent, latent_sum.zero_())
+            scale_rows(latent_sum, latent.rows, latent.scales)
+            total.addcmul_(self._products.product(latent.rows, w.latent_up), latent.scales[:, None])
+        elif w.here or sent:
             self._add_selected(spec, w, assignments, h, sent, total)
         return total
+
+    def _project(self, matrix: DeviceMatrix, h: ScaledRows) -> tuple[ScaledRows, Tensor]:
+        """The latent projection of the rows, which the experts read, and a buffer for their sum."""
+        shape = len(h.rows), matrix.shapes.rows
+        elements = torch.Size(shape).numel()
+        floats = self._latent_sum[:elements].view(shape)
+        latent = ScaledRows(self._latent[:elements].view(shape), self._latent_scales[: shape[0]])
+        torch.mul(self._products.product(h.rows, matrix), h.scales[:, None], out=floats)
+        scale_rows(floats, latent.rows, latent.scales)
+        return latent, floats
 
     def _choose(self, spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
         space = self._routing
@@ -255,7 +274,7 @@ class PrefillExperts:
         inner = products.hidden(count, hidden)
         gate = None if stacks.gate is None else both[1]
         activation_rows(gate, both[0], None, None, scales, spec.activation, inner.rows, inner.scales)
-        y = products.floats(count, self._width)
+        y = products.floats(count, total.shape[1])
         self._multiply(part, stacks.down, inner.rows, None, y)
         add_experts(y, inner.scales, stacks.down_bias, assignments, total, first, count, part.first_slot)
 

@@ -64,7 +64,8 @@ def normed(
 
 
 @triton.jit
-def _store_scaled(out, row_scales, row, y, offsets, mask, WIDTH: tl.constexpr):
+def store_scaled(out, row_scales, row, y, offsets, mask, WIDTH: tl.constexpr):
+    """out of a row = y / row scale, float16."""
     scale = row_scale(tl.max(tl.abs(y), axis=0))
     tl.store(row_scales + row, scale)
     tl.store(out + row * WIDTH + offsets, (y / scale).to(tl.float16), mask=mask)
@@ -92,7 +93,7 @@ def norm_rows_kernel(
     mask = offsets < WIDTH
     x = tl.load(x_rows + row * stride + offsets, mask=mask, other=0.0)
     y = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
-    _store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
+    store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
 
 
 @triton.jit
@@ -129,7 +130,7 @@ def add_norm_rows_kernel(
     tl.store(x_rows + row * WIDTH + offsets, x, mask=mask)
     if not ROWS.is_last:
         z = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, ROWS.norm, ROWS.has_bias)
-        _store_scaled(out, row_scales, row, z, offsets, mask, WIDTH)
+        store_scaled(out, row_scales, row, z, offsets, mask, WIDTH)
 
 
 @triton.jit
@@ -227,6 +228,11 @@ def norm_rows(
         x, weight, bias, out, row_scales, norm.epsilon, x.stride(0),
         WIDTH=width, BLOCK=block, NORM=_kind(norm, weight), BIAS=bias is not None, num_warps=warps_for(block),
     )  # fmt: skip
+
+
+def scale_rows(x: torch.Tensor, out: torch.Tensor, row_scales: torch.Tensor) -> None:
+    """out (tokens, width) float16 = x (tokens, width) float32 / row_scales (tokens,)."""
+    norm_rows(x, NormSpec("rms", 0.0), None, None, out, row_scales)
 
 
 def add_norm_rows(

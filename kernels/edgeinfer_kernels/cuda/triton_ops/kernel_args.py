@@ -252,6 +252,29 @@ class Mamba2Config(NamedTuple):
     has_norm: bool
 
 
+class Rwkv7Config(NamedTuple):
+    """The sizes of the blocks of RWKV-7. block, dimensions: width and head_dim, powers of two; norm: the kind
+    of the norm before the block, with a bias if has_bias. matrix_at: where the matrix begins in a slot.
+    """
+
+    width: int
+    block: int
+    norm: int
+    has_bias: bool
+    head_dim: int = 16
+    dimensions: int = 16
+    matrix_at: int = 0
+
+
+class LowRanks(NamedTuple):
+    """Something of each of the low-rank products of w, a, v and g."""
+
+    w: Any
+    a: Any
+    v: Any
+    g: Any
+
+
 class MambaConfig(NamedTuple):
     """The sizes of a Mamba-1 block. states, ranks: state_size and dt_rank, powers of two. In a row of the
     state Δ begins at delta_at, B at b_at. matrix_at: where the matrix begins in a slot. has_norm: dt, B and

@@ -1,8 +1,9 @@
-"""The kernel for norms that cannot be fused into other kernels."""
+"""The kernels for norms and sums that cannot be fused into other kernels."""
 
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.prefill.prefill_rows import normed
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 
@@ -51,3 +52,31 @@ def add_norm_kernel(
         value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
     target = out + token * (OUT.planes * BLOCKS)
     quantize(value, target, group, group < 2 * BLOCKS, OUT)
+
+
+@triton.jit
+def add_rows_kernel(x, y, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    """y += x; both (tokens, stride) float32; program (token, columns). Reads stride · 8 bytes per token and
+    writes stride · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, inside = tl.program_id(0) * stride + columns, columns < stride
+    value = tl.load(x + at, mask=inside, other=0.0) + tl.load(y + at, mask=inside, other=0.0)
+    tl.store(y + at, value, mask=inside)
+
+
+@triton.jit
+def norm_in_place_kernel(
+    x, norm, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    """x = norm(x) with a bias; one program per token. Reads and writes WIDTH · 4 bytes."""
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = x + tl.program_id(0).to(tl.int64) * WIDTH + offsets
+    value = tl.load(at, mask=mask, other=0.0)
+    value = normed(value, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, True)
+    tl.store(at, value, mask=mask)

@@ -17,10 +17,15 @@ def forward(step: BlockStep, h: Array) -> Array:
     selected, weights = route(scores, spec, w.exp_probs_b)
     if step.routing is not None:
         step.routing.ids[step.index.layer, : len(h), : spec.experts_per_token] = selected
-    y = np.zeros_like(h)
+    read = h if w.ffn_latent_down is None else step.times(h, w.ffn_latent_down)
+    y = np.zeros_like(read)
     for expert in np.unique(selected):
         token, slot = np.nonzero(selected == expert)
-        y[token] += weights[token, slot, None] * dense(step, h[token], spec.activation, w.expert(int(expert)))
+        y[token] += weights[token, slot, None] * dense(
+            step, read[token], spec.activation, w.expert(int(expert))
+        )
+    if w.ffn_latent_up is not None:
+        y = step.times(y, w.ffn_latent_up)
     if w.shared is not None:
         shared = dense(step, h, spec.activation, w.shared)
         if w.ffn_gate_inp_shexp is not None:

@@ -90,6 +90,8 @@ CASES = [
     ("qwen35", mixed),
     ("kimi-linear", mixed),
     ("granitehybrid", mixed),
+    ("falcon-h1", mixed),
+    on_a_gpu("falcon-h1", split_halves),
     ("nemotron_h", mixed),
     ("mamba", mixed),
     ("deepseek2", mixed),
@@ -97,6 +99,9 @@ CASES = [
     ("jamba-moe", mixed),
     ("nemotron_h", split_halves),
     ("nemotron_h_moe", split_halves),
+    ("nemotron_h_moe-latent", split_halves),
+    ("nemotron_h_moe-latent", attention_alone),
+    on_a_gpu("nemotron_h_moe-latent", mixed),
     on_a_gpu("nemotron_h", attention_alone),
     ("smallthinker", mixed),
     ("smallthinker", split_halves),
@@ -145,11 +150,13 @@ STREAMED = [
     ("lfm2", mixed),
     ("qwen35", mixed),
     ("kimi-linear", mixed),
+    ("falcon-h1", mixed),
     ("nemotron_h", mixed),
     ("mamba", mixed),
     ("deepseek2 dense", mixed),
     ("jamba-moe", mixed),
     ("nemotron_h_moe", split_halves),
+    ("nemotron_h_moe-latent", split_halves),
     on_a_gpu("qwen2moe", attention_alone),
     ("qwen2moe", split_halves),
     ("gpt-oss", split_halves),
@@ -221,6 +228,16 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
                 seen, here = backend.expert_counts
             assert seen == 12 * count * 3
             assert here == seen if expected else 0 < here < seen
+
+
+def test_a_model_whose_layers_read_the_first_one_is_not_split(
+    device: str, kernels: Kernels, tmp_path: Path
+) -> None:
+    with opened(ZOO["rwkv7"], tmp_path) as decoder:
+        splits = [CPU_ONLY, *[ATTENTION_ONLY] * 2]
+        message = "time mixings read values of the first layer"
+        with pytest.raises(ValueError, match=message), split_decoder(decoder, device, splits, kernels):
+            pass
 
 
 def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_args,
     state_config,
 )
-from edgeinfer_kernels.cuda.triton_ops.gated_delta_net import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     delta_chunk_kernel,
     delta_convolution_kernel,
     delta_key_pairs_kernel,

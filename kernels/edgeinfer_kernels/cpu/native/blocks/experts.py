@@ -5,8 +5,6 @@ Work is distributed as (expert in use, chunk of rows), in chunks small enough to
 with few experts. With one token, its quantized row is read in place.
 """
 
-import numpy as np
-
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -17,22 +15,19 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     normalize_and_quantize,
     operands,
     project,
+    quantize_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations_from
+from edgeinfer_kernels.cpu.native.moe.expert_sums import add_expert_bias, combine, project_latent_back
+from edgeinfer_kernels.cpu.native.moe.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
-    add,
-    lanes_max,
     load_floats,
-    multiply,
-    multiply_add,
-    splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
-from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated, sigmoid, sum_of_products
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_i64
+from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
@@ -44,19 +39,19 @@ exports = Exports()
 
 @device_function
 def gather(pool, counter, block, tokens):
-    """Phase: copy each assignment's normed row to its index, in the format for its expert's
+    """Phase: copy the row that each assignment's expert reads to its index, in the format for the expert's
     number of assignments.
     """
     experts_per_token = block.experts_per_token
-    normed = block.normed
+    source = block.expert_input
     gathered = block.gathered
-    columns = normed.columns
+    columns = source.columns
     copies = gathered.floats
     while True:
         assignment = next_item(pool, counter)
         if assignment >= tokens * experts_per_token:
             break
-        row = normed.floats + assignment // experts_per_token * normed.float_stride
+        row = source.floats + assignment // experts_per_token * source.float_stride
         row_index = load_i64(block.assignment_rows + 8 * assignment)
         if row_index < 0:
             continue
@@ -107,9 +102,9 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
 @device_function
 def project_experts(pool, counter, block, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
-    the normed row of a single token, all assignments use it.
+    the row of a single token, all assignments use it.
     """
-    one_row = source.address == block.normed.address
+    one_row = source.address == block.expert_input.address
     rows = matrix.rows
     active = block.active.count
     chunk = chunk_of(pool, rows * active, tokens)
@@ -123,15 +118,6 @@ def project_experts(pool, counter, block, tokens, matrix, source, out, out_strid
         entry = block.active.experts[index]
         last = min(rows, first + chunk)
         multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch)
-
-
-@device_function
-def add_expert_bias(value, matrix, expert, i):
-    """Sixteen values of a projected row plus the bias of its expert."""
-    bias = matrix.bias
-    if bias != 0:
-        value = add(value, load_floats(bias + expert * matrix.bias_stride + 4 * i))
-    return value
 
 
 @device_function
@@ -170,65 +156,28 @@ def activate_experts(pool, counter, block, tokens):
 
 
 @device_function
-def shared_weight(block, token):
-    """The weight of the shared expert for a token: 1, or the sigmoid of its router."""
-    router = block.shared_router
-    if router == 0:
-        return np.float32(1)
-    normed = block.normed
-    row = normed.floats + token * normed.float_stride
-    padded = block.norm.padded
-    return lanes_max(sigmoid(splat_f32(sum_of_products(row, router, padded))))
-
-
-@device_function
-def combine_columns(block, token, x, first, last):
-    """x += scale · (Σ weight · (out + bias) + weight · shared) for columns first..last of a token."""
-    experts_per_token = block.experts_per_token
-    scale = splat_f32(block.residual_scale)
-    down = block.down_matrix
-    out = block.out
-    out_stride = block.out_stride
-    row_indices = block.assignment_rows + 8 * experts_per_token * token
-    ids = block.ids + token * block.ids_stride
-    weights = block.weights + 4 * experts_per_token * token
-    shared = block.shared_up_matrix.address != 0
-    shared_row = block.shared_out + token * block.shared_out_stride
-    factor = splat_f32(np.float32(0))
-    if shared:
-        factor = splat_f32(shared_weight(block, token))
-    for i in range(first, last, 16):
-        total = splat_f32(np.float32(0))
-        for slot in range(experts_per_token):
-            row_index = load_i64(row_indices + 8 * slot)
-            if row_index < 0:
-                continue
-            row = out + row_index * out_stride
-            value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
-            total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
-        if shared:
-            total = add(total, multiply(load_floats(shared_row + 4 * i), factor))
-        store_floats(x + 4 * i, multiply_add(total, scale, load_floats(x + 4 * i)))
-
-
-@device_function
-def combine(pool, counter, block, step_args):
-    """Phase: add the experts' results to the residual, in pieces of columns."""
-    padded = block.norm.padded
-    while True:
-        token, first, last = next_piece(pool, counter, padded)
-        if token >= step_args.tokens:
-            break
-        x = step_args.x + token * step_args.x_stride
-        combine_columns(block, token, x, first, last)
-
-
-@device_function
 def score(pool, counter, thread, block, tokens, source, scratch):
     """Phase: the router's scores of the rows of `source`, without bias."""
     scores = block.scores
     stride = block.scores_stride
     project(pool, counter, thread, tokens, block.router, source, scores, stride, scratch)
+
+
+@device_function
+def project_latent(pool, thread, block, step_args, scratch):
+    """Counter 14: the latent projection of the normed rows, which the experts read, if there is one."""
+    matrix = block.latent_down
+    if matrix.address != 0:
+        target = block.expert_input
+        rows, stride = target.floats, target.float_stride
+        project(pool, 14, thread, step_args.tokens, matrix, block.normed, rows, stride, scratch)
+
+
+@device_function
+def quantize_latent(pool, block, step_args):
+    """Counter 15: its rows in the input formats of the experts."""
+    if block.latent_down.address != 0:
+        quantize_input(pool, 15, step_args, block.expert_input)
 
 
 @device_function
@@ -304,8 +253,10 @@ def experts_block(block, step_args, pool, thread):
     barrier(pool)
     if block.pre_attention_router == 0:
         score(pool, 1, thread, block, step_args.tokens, normed, scratch)
+        project_latent(pool, thread, block, step_args, scratch)
         barrier(pool)
     select_experts(pool, 2, block, step_args, scratch)
+    quantize_latent(pool, block, step_args)
     barrier(pool)
     add_experts(pool, thread, block, step_args, scratch)
 
@@ -318,12 +269,19 @@ def selected_experts_block(block, step_args, pool, thread):
     scratch = scratch_of(block, thread)
     normed = block.normed
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
+    if block.latent_down.address != 0:
+        barrier(pool)
+        project_latent(pool, thread, block, step_args, scratch)
+        barrier(pool)
+        quantize_latent(pool, block, step_args)
     add_experts(pool, thread, block, step_args, scratch)
 
 
 @device_function
 def add_experts(pool, thread, block, step_args, scratch):
-    """Counters 3 to 13: from the selected experts to their results in x; starts with a barrier."""
+    """Counters 3 to 13 (with a latent projection also 0 and 1): from the selected experts to their results in
+    x; starts with a barrier.
+    """
     tokens = step_args.tokens
     normed = block.normed
     hidden = block.hidden
@@ -334,7 +292,7 @@ def add_experts(pool, thread, block, step_args, scratch):
     out_stride = block.out_stride
     shared = block.shared_up_matrix.address != 0
     assign_rows(pool, block, tokens, scratch)
-    source = block.gathered if tokens > 1 else normed
+    source = block.gathered if tokens > 1 else block.expert_input
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
     if gate_matrix.address != 0:
@@ -352,4 +310,6 @@ def add_experts(pool, thread, block, step_args, scratch):
     if shared:
         finish_shared(pool, thread, block, tokens, scratch)
     barrier(pool)
+    if block.latent_up.address != 0:
+        project_latent_back(pool, thread, block, step_args, scratch)
     combine(pool, 13, block, step_args)

@@ -1,4 +1,4 @@
-"""The feed-forward block and the output head."""
+"""The feed-forward block, the output head, and the norm of the embedding."""
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
@@ -7,10 +7,16 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     multiply_input,
     next_piece,
+    normalize,
     normalize_and_quantize,
     project,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
+    barrier_and_clear,
+    barrier_prefetching,
+    next_item,
+    next_token,
+)
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, store_floats
@@ -18,6 +24,7 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gat
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import EmbeddingNormArgs
 
 exports = Exports()
 
@@ -154,3 +161,14 @@ def head_block(block, step_args, pool, thread):
         block.logits_stride,
         scratch,
     )
+
+
+@exports.add("embedding_norm_block", EmbeddingNormArgs, StepArgs, ThreadPoolArgs, int)
+def embedding_norm_block(block, step_args, pool, thread):
+    """x ← norm(x)."""
+    tokens = step_args.tokens
+    token = thread
+    while token < tokens:
+        x = step_args.x + token * step_args.x_stride
+        normalize(block.norm, x, x)
+        token = next_token(pool, 0, tokens, token)

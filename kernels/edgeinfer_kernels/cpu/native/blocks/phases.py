@@ -19,6 +19,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
+from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT
 
 COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_PER_THREAD = 8
@@ -47,7 +48,11 @@ def normalize(norm, x, out):
 
 @device_function
 def normalize_and_quantize(pool, counter, thread, step_args, norm, target):
-    """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices."""
+    """Phase: write every token's normed x to the rows of `target`, in the input formats of the matrices;
+    nothing if the block before it did.
+    """
+    if norm.kind == SHARED_INPUT:
+        return
     tokens = step_args.tokens
     columns = target.columns
     token = thread

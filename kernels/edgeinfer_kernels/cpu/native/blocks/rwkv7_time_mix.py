@@ -1,14 +1,12 @@
-"""The blocks of RWKV-7: time mixing, channel mixing, and the norm of the embedding."""
+"""The time mixing of RWKV-7."""
 
 import math
 
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     next_piece,
-    normalize,
     project,
     project_back,
     quantize_input,
@@ -16,8 +14,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
     load_matrix,
+    mix_piece,
+    normalize_rows,
     row_address,
-    row_lanes,
     target_slot,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
@@ -25,13 +24,11 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier_and_clear,
     barrier_prefetching,
     next_item,
-    next_token,
 )
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
-    at_least,
     lanes_sum,
     load_floats,
     multiply,
@@ -51,95 +48,11 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import (
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import (
-    EmbeddingNormArgs,
-    Rwkv7ChannelMixArgs,
     Rwkv7TimeMixArgs,
 )
 
 exports = Exports()
 DECAY = np.float32(-math.exp(-0.5))
-
-
-@exports.add("embedding_norm_block", EmbeddingNormArgs, StepArgs, ThreadPoolArgs, int)
-def embedding_norm_block(block, step_args, pool, thread):
-    """x ← norm(x)."""
-    tokens = step_args.tokens
-    token = thread
-    while token < tokens:
-        x = step_args.x + token * step_args.x_stride
-        normalize(block.norm, x, x)
-        token = next_token(pool, 0, tokens, token)
-
-
-@device_function
-def normalize_rows(pool, counter, thread, step_args, norm, state):
-    """Phase: norm(x) of every token to its row of the state."""
-    tokens = step_args.tokens
-    token = thread
-    while token < tokens:
-        x = step_args.x + token * step_args.x_stride
-        normalize(norm, x, row_address(state, step_args, token))
-        token = next_token(pool, counter, tokens, token)
-
-
-@device_function
-def mix_piece(state, step_args, lerp, target, token, first, last):
-    """h + lerp · (h₋₁ - h) of columns first…last of a token, in the input formats of `target`."""
-    row = row_address(state, step_args, token)
-    before = row_address(state, step_args, token - 1)
-    out = target.floats + token * target.float_stride
-    for i in range(first, last, 16):
-        h = load_floats(row + 4 * i)
-        difference = subtract(row_lanes(before, 4 * i), h)
-        store_floats(out + 4 * i, multiply_add(load_floats(lerp + 4 * i), difference, h))
-    write_activations(out, target, token, step_args.tokens, first, last)
-
-
-@device_function
-def square_hidden(pool, counter, block, tokens):
-    """Phase: relu(hidden)², in the input formats of W_v, in pieces."""
-    hidden = block.hidden
-    columns = hidden.columns
-    while True:
-        token, first, last = next_piece(pool, counter, columns)
-        if token >= tokens:
-            break
-        row = hidden.floats + token * hidden.float_stride
-        for i in range(first, last, 16):
-            value = at_least(load_floats(row + 4 * i), np.float32(0))
-            store_floats(row + 4 * i, multiply(value, value))
-        write_activations(row, hidden, token, tokens, first, last)
-
-
-@exports.add("rwkv7_channel_mix_block", Rwkv7ChannelMixArgs, StepArgs, ThreadPoolArgs, int)
-def rwkv7_channel_mix_block(block, step_args, pool, thread):
-    """x += scale · norm(W_v relu(W_k (h + μ (h₋₁ - h)))²), with h = norm(x), for the tokens of `step_args`;
-    h is written to the state.
-    """
-    tokens = step_args.tokens
-    scratch = block.scratch + thread * block.scratch_stride
-    state, mixed, hidden = block.state, block.mixed_k, block.hidden
-    key, value = block.key_matrix, block.value_matrix
-    projected, stride = block.projected, block.projected_stride
-    columns = mixed.columns
-    normalize_rows(pool, 0, thread, step_args, block.norm, state)
-    ahead, end = first_weights(pool, thread, tokens, key)
-    ahead = barrier_prefetching(pool, ahead, end)
-    while True:
-        token, first, last = next_piece(pool, 1, columns)
-        if token >= tokens:
-            break
-        mix_piece(state, step_args, block.lerp, mixed, token, first, last)
-    barrier_prefetching(pool, ahead, end)
-    project(pool, 2, thread, tokens, key, mixed, hidden.floats, hidden.float_stride, scratch)
-    ahead, end = first_weights(pool, thread, tokens, value)
-    ahead = barrier_prefetching(pool, ahead, end)
-    keep_rows(pool, 3, state, step_args)
-    square_hidden(pool, 4, block, tokens)
-    barrier_prefetching(pool, ahead, end)
-    project(pool, 5, thread, tokens, value, hidden, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(pool, 6, thread, step_args, value, projected, stride, block.post_norm, block.residual_scale)
 
 
 @device_function

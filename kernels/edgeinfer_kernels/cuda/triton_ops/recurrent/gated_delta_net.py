@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     load_row,
     load_slot,
     matrix_offsets,
@@ -176,7 +176,7 @@ def delta_step_kernel(
 
 
 @triton.jit
-def _substitute(lower, right, COUNT: tl.constexpr):
+def substitute(lower, right, COUNT: tl.constexpr):
     """The solution u (COUNT, n) of (1 + lower) u = right; `lower` is strictly lower triangular."""
     index = tl.arange(0, COUNT)
     solution = right
@@ -193,7 +193,7 @@ def _store_solution(part, lower, beta, COUNT: tl.constexpr):
     index = tl.arange(0, COUNT)
     is_below = index[:, None] > index[None, :]
     one = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
-    inverse = _substitute(tl.where(is_below, beta[:, None] * lower, 0.0), one, COUNT)
+    inverse = substitute(tl.where(is_below, beta[:, None] * lower, 0.0), one, COUNT)
     tl.store(part + index[:, None] * COUNT + index[None, :], inverse * beta[None, :])
 
 
@@ -274,9 +274,9 @@ def delta_key_pairs_kernel(
         tl.store(q_at, q * whole, mask=is_key)
         tl.store(k_at, k * whole, mask=is_key)
     if first < total:
-        row = first + index
-        gate = NET.gates_at + head + index * 0
-        beta = load_row(rows, state, words, row - pending, gate, row < total, CONFIG)
+        token = first + index - pending
+        at = NET.gates_at + head + index * 0
+        beta = load_row(rows, state, words, token, at, first + index < total, CONFIG)
         _store_solution(part, kk, beta, COUNT)
         part += 2 * COUNT * COUNT
         tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     load_row,
     step_pending,
     step_source,

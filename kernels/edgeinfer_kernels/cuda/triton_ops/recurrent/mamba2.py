@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     load_row,
     load_slot,
     matrix_offsets,

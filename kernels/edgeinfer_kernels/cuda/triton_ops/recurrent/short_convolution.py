@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled_pieces
-from edgeinfer_kernels.cuda.triton_ops.recurrent_rows import load_row
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 

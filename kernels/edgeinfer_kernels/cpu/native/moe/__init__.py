@@ -1,0 +1,1 @@
+"""Phases of the MoE block: the selection of experts, and the sums of their results."""
