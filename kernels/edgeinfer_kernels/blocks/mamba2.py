@@ -138,7 +138,6 @@ class Mamba2Sizes(MatrixStateSizes):
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["Mamba2Sizes"], chunk: int, hidden_size: int) -> int:
-        """With the states before all chunks, and their decay."""
+        """With the states before all chunks."""
         states = max(block.spec.chunk_states(chunk) for block in blocks)
-        ends = max(block.spec.chunks(chunk) * block.spec.heads for block in blocks)
-        return super().prompt_bytes(blocks, chunk, hidden_size) + taken(states, 4) + taken(ends, 4)
+        return super().prompt_bytes(blocks, chunk, hidden_size) + taken(states, 4)

@@ -126,10 +126,13 @@ def launch_mamba2() -> None:
     )
     tiles: dict[str, Any] = {**sizes, "COLUMNS": mamba2_block.CHUNK_COLUMNS, "COUNT": PROMPT_CHUNK}
     piece = mamba2_block.PIECE
-    mamba2.mamba2_states_kernel[GRID](f, f, WORDS, STATE, f, f, f, **tiles, PIECE=piece, num_warps=4)
-    mamba2.mamba2_pass_kernel[GRID](
-        WORDS, STATE, f, f, **sizes, COUNT=PROMPT_CHUNK, BLOCK=mamba2_block.PASS_BLOCK, num_warps=4
-    )
+    for scaled in (True, False):
+        mamba2.mamba2_convolution_kernel[GRID](
+            f, f, 1024, f, f, WORDS, STATE, f, f, f,
+            **sizes, DT_AT=4352, TAPS=4, BIASED=True, BLOCK=mamba2_block.CONV_BLOCK, SCALED=scaled,
+            DEPENDENT=False, num_warps=2,
+        )  # fmt: skip
+    mamba2.mamba2_states_kernel[GRID](f, f, WORDS, STATE, f, f, **tiles, PIECE=piece, num_warps=4)
     mamba2.mamba2_chunk_kernel[GRID](f, f, WORDS, STATE, f, f, f, f, **tiles, PIECE=piece, num_warps=4)
 
 

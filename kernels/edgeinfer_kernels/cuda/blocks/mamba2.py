@@ -40,8 +40,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.mamba2 import (
     mamba2_convolution_kernel,
     mamba2_gate_chunk_kernel,
     mamba2_gate_step_kernel,
-    mamba2_pass_kernel,
-    mamba2_rows_kernel,
     mamba2_states_kernel,
     mamba2_step_kernel,
 )
@@ -59,28 +57,21 @@ if TYPE_CHECKING:
 
 PART = "mamba2"
 """The name of the weights in lists of device memory."""
-ROW_BLOCK = 1024
-"""Channels that a program of `mamba2_rows_kernel` copies."""
 CONV_BLOCK = 256
 """Channels that a program of `mamba2_convolution_kernel` computes."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk processes."""
 PIECE = 16
 """Rows of the state that a program of a chunk processes at a time."""
-PASS_BLOCK = 1024
-"""Elements of a head's state that a program of `mamba2_pass_kernel` processes."""
 Space = MatrixStateSpace
 
 
 class PromptSpace(MatrixStatePromptSpace):
-    """The buffers of a chunk of a prompt, with the state of every head before each CHUNK positions, and their
-    decay.
-    """
+    """The buffers of a chunk of a prompt, with the states before each PROMPT_CHUNK positions."""
 
     def __init__(self, specs: Sequence[Mamba2Spec], arena: Arena, chunk: int) -> None:
         super().__init__(specs, arena, chunk)
         self.states = arena.take((max(spec.chunk_states(chunk) for spec in specs),), torch.float32)
-        self.ends = arena.take((max(spec.chunks(chunk) * spec.heads for spec in specs),), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -136,33 +127,17 @@ def decode(
     launches.stacked(w.projections, source, space.projected, None, tokens)
     xbc = space.projected[:, xbc_at:]
     launches.launch(
-        mamba2_rows_kernel,
-        (tokens, -(-spec.channels // ROW_BLOCK) + 1),
-        xbc,
-        xbc,
-        stride,
-        w.dt_bias,
-        space.rows,
-        NET=net,
-        DT_AT=dt_at - xbc_at,
-        BLOCK=ROW_BLOCK,
-        SCALED=False,
-        warps=4,
-    )
-    launches.launch(
         mamba2_convolution_kernel,
-        (tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK)),
-        space.rows,
-        words,
-        state,
-        w.taps,
-        launches.or_nothing(w.taps_bias),
+        (tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK) + 1),
+        *(xbc, xbc, stride, w.dt_bias, space.rows, words, state, w.taps, launches.or_nothing(w.taps_bias)),
         space.conv,
         NET=net,
         CONFIG=config,
+        DT_AT=dt_at - xbc_at,
         TAPS=spec.taps,
         BIASED=w.taps_bias is not None,
         BLOCK=CONV_BLOCK,
+        SCALED=False,
         warps=2,
     )
     launches.launch(
@@ -214,25 +189,18 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     projected = prompt.products.stacked(h.rows, w.projections)
     stride = projected.stride(0)
     z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=False)
-    mamba2_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
-        projected[:, xbc_at:], h.scales, stride, w.dt_bias, space.rows,
-        NET=net, DT_AT=dt_at - xbc_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
+    mamba2_convolution_kernel[(tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK) + 1)](
+        projected[:, xbc_at:], h.scales, stride, w.dt_bias, space.rows, words, args, w.taps,
+        w.taps if w.taps_bias is None else w.taps_bias, space.conv,
+        NET=net, CONFIG=config, DT_AT=dt_at - xbc_at, TAPS=spec.taps, BIASED=w.taps_bias is not None,
+        BLOCK=CONV_BLOCK, SCALED=True, DEPENDENT=False, num_warps=2,
     )  # fmt: skip
-    mamba2_convolution_kernel[(tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK))](
-        space.rows, words, args, w.taps, w.taps if w.taps_bias is None else w.taps_bias, space.conv,
-        NET=net, CONFIG=config, TAPS=spec.taps, BIASED=w.taps_bias is not None, BLOCK=CONV_BLOCK,
-        DEPENDENT=False, num_warps=2,
-    )  # fmt: skip
-    grid = spec.heads * -(-spec.head_dim // CHUNK_COLUMNS), spec.chunks(tokens)
-    mamba2_states_kernel[grid](
-        space.rows, space.conv, words, args, w.a, space.states, space.ends,
+    parts = spec.heads * -(-spec.head_dim // CHUNK_COLUMNS)
+    mamba2_states_kernel[(parts, -(-spec.state_size // PIECE))](
+        space.rows, space.conv, words, args, w.a, space.states,
         NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=PROMPT_CHUNK, PIECE=PIECE, num_warps=4,
     )  # fmt: skip
-    mamba2_pass_kernel[(-(-spec.head_dim * spec.state_size // PASS_BLOCK), spec.heads)](
-        words, args, space.states, space.ends,
-        NET=net, CONFIG=config, COUNT=PROMPT_CHUNK, BLOCK=PASS_BLOCK, num_warps=4,
-    )  # fmt: skip
-    mamba2_chunk_kernel[grid](
+    mamba2_chunk_kernel[(parts, spec.chunks(tokens))](
         space.rows, space.conv, words, args, w.a, w.d, space.states, space.values,
         NET=net, CONFIG=config, COLUMNS=CHUNK_COLUMNS, COUNT=PROMPT_CHUNK, PIECE=PIECE, num_warps=4,
     )  # fmt: skip

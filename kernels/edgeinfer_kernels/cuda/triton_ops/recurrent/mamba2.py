@@ -22,60 +22,50 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_
 
 
 @triton.jit
-def mamba2_rows_kernel(
-    inputs, scales, stride, bias, rows,
-    NET: tl.constexpr, DT_AT: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """The rows of the state of a step's tokens, from rows of the projections that begin with xBC; their dt
-    begins at DT_AT.
-
-    One program per token and BLOCK channels, and one more for Δ. Reads and writes 4 bytes per element.
-    """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    token, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    source, target = inputs + token * stride, rows + token * NET.row_width
-    scale = 1.0
-    if SCALED:
-        scale = tl.load(scales + token)
-    if piece < tl.num_programs(1) - 1:
-        offsets = piece * BLOCK + tl.arange(0, BLOCK)
-        inside = offsets < NET.channels
-        tl.store(target + offsets, tl.load(source + offsets, mask=inside, other=0.0) * scale, mask=inside)
-    else:
-        head = tl.arange(0, NET.padded_heads)
-        mask = head < NET.heads
-        dt = tl.load(source + DT_AT + head, mask=mask, other=0.0) * scale
-        delta = softplus(dt + tl.load(bias + head, mask=mask, other=0.0))
-        tl.store(target + NET.dt_at + head, delta, mask=mask)
-
-
-@triton.jit
 def mamba2_convolution_kernel(
-    rows, words, state, taps, bias, out,
-    NET: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    inputs, scales, stride, dt_bias, rows, words, state, taps, bias, out,
+    NET: tl.constexpr, CONFIG: tl.constexpr, DT_AT: tl.constexpr, TAPS: tl.constexpr, BIASED: tl.constexpr,
+    BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """silu(conv + bias) of BLOCK channels of one position; program (row, piece), pending rows first.
+    """silu(conv + bias) of BLOCK channels of one position, pending ones first; and the rows of the state of a
+    step's tokens, from rows of the projections that begin with xBC. Their dt begins at DT_AT.
 
-    Reads 4·TAPS bytes per element, writes 4.
+    Program (position, piece), the last piece for Δ. Reads 8·TAPS bytes per element, writes 8.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    row = tl.program_id(0)
+    row, piece = tl.program_id(0), tl.program_id(1)
     pending = step_pending(words)
+    token = row - pending
     if row < pending + step_tokens(words):
-        offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < NET.channels
-        total = tl.zeros((BLOCK,), tl.float32)
-        if BIASED:
-            total = tl.load(bias + offsets, mask=mask, other=0.0)
-        for tap in tl.static_range(TAPS):
-            token = row - pending + tap - (TAPS - 1)
-            value = load_row(rows, state, words, token, offsets, mask, CONFIG)
-            total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
-        tl.store(out + row.to(tl.int64) * NET.channels + offsets, total * sigmoid(total), mask=mask)
+        own = tl.maximum(token, 0).to(tl.int64)
+        if piece < tl.num_programs(1) - 1:
+            offsets = piece * BLOCK + tl.arange(0, BLOCK)
+            mask = offsets < NET.channels
+            total = tl.zeros((BLOCK,), tl.float32)
+            if BIASED:
+                total = tl.load(bias + offsets, mask=mask, other=0.0)
+            value = tl.zeros((BLOCK,), tl.float32)
+            for tap in tl.static_range(TAPS):
+                other = token + tap - (TAPS - 1)
+                at = tl.maximum(other, 0).to(tl.int64)
+                value = tl.load(inputs + at * stride + offsets, mask=mask & (other >= 0), other=0.0)
+                if SCALED:
+                    value = value * tl.load(scales + at)
+                value += load_row(
+                    rows, state, words, tl.minimum(other, -1), offsets, mask & (other < 0), CONFIG
+                )
+                total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
+            tl.store(out + row.to(tl.int64) * NET.channels + offsets, total * sigmoid(total), mask=mask)
+            tl.store(rows + own * NET.row_width + offsets, value, mask=mask & (token >= 0))
+        else:
+            head = tl.arange(0, NET.padded_heads)
+            is_head = (head < NET.heads) & (token >= 0)
+            dt = tl.load(inputs + own * stride + DT_AT + head, mask=is_head, other=0.0)
+            if SCALED:
+                dt = dt * tl.load(scales + own)
+            delta = softplus(dt + tl.load(dt_bias + head, mask=is_head, other=0.0))
+            tl.store(rows + own * NET.row_width + NET.dt_at + head, delta, mask=is_head)
 
 
 @triton.jit
@@ -116,12 +106,13 @@ def mamba2_step_kernel(
 
 @triton.jit
 def _chunk(
-    rows, conv, words, state, a, head, column, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
-):
-    """Of the COUNT positions of the program's chunk: their rows, whether each is one of the step, the rows of
-    the convolution, Δ, the cumulative decay Σ Δ a, its end, and x.
+    rows, conv, words, state, a, head, column, chunk,
+    NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Of the COUNT positions of a chunk: their tokens, whether each is there, the rows of the convolution, Δ,
+    the cumulative decay Σ Δ a, its end, and x.
     """
-    number = tl.program_id(1) * COUNT + tl.arange(0, COUNT)
+    number = chunk * COUNT + tl.arange(0, COUNT)
     pending = step_pending(words)
     inside = number < pending + step_tokens(words)
     at = NET.dt_at + head + number * 0
@@ -141,55 +132,33 @@ def _group_at(head, index, NET: tl.constexpr):
 
 @triton.jit
 def mamba2_states_kernel(
-    rows, conv, words, state, a, states, ends,
+    rows, conv, words, state, a, states,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """What COUNT positions of a prompt add to the state by their end, Σ e^(G - Gj) Bⱼ (Δ x)ⱼᵀ with G = Σ Δ a,
-    and G; program (COLUMNS columns of a head's S, chunk).
+    """The state before each COUNT positions of a prompt, to `states` (chunk, head, matrix), and the last one
+    to the target slot: S ← e^G S + Σ e^(G - Gj) Bⱼ (Δ x)ⱼᵀ with G = Σ Δ a over a chunk.
 
-    Reads x and B once, writes (chunk, head, matrix) to `states` and (chunk, head) to `ends`.
+    Program (COLUMNS columns of a head's S, PIECE rows of it). Reads S once, x and B once per program.
     """
     PARTS: tl.constexpr = (NET.head_dim + COLUMNS - 1) // COLUMNS
     head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    if tl.program_id(1) * COUNT < step_pending(words) + step_tokens(words):
-        column, index = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PIECE)
-        _, inside, line, dt, decay, end, x = _chunk(
-            rows, conv, words, state, a, head, column, NET, CONFIG, COUNT
-        )
-        place = tl.program_id(1).to(tl.int64) * NET.heads
-        factor = tl.exp(end - decay)
-        step = dt[:, None] * x
-        for piece in range(0, NET.state_size, PIECE):
-            is_index = piece + index < NET.state_size
-            at = line + _group_at(head, piece + index, NET)[None, :]
-            b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0) * factor[:, None]
-            added = tl.dot(tl.trans(b), step, input_precision="tf32x3")
-            offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
-            to = states + place * (NET.head_dim * NET.state_size) + offsets
-            tl.store(to, added, mask=is_index[:, None] & (column < NET.head_dim)[None, :])
-        tl.store(ends + place + head, end)
-
-
-@triton.jit
-def mamba2_pass_kernel(
-    words, state, states, ends,
-    NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Replace what each chunk adds to the state by the state before the chunk; the last one to the target
-    slot. Program (BLOCK elements of S, head).
-    """
-    SIZE: tl.constexpr = NET.head_dim * NET.state_size
-    element, head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
-    mask = element < SIZE
-    at = head * SIZE + element
-    value = load_slot(state, words, NET.matrix_at + at, mask, CONFIG)
+    column = part * COLUMNS + tl.arange(0, COLUMNS)
+    index = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    is_index = index < NET.state_size
+    mask = is_index[:, None] & (column < NET.head_dim)[None, :]
+    offsets = matrix_offsets(head, index, column, NET.state_size, NET.head_dim)
+    matrix = load_slot(state, words, NET.matrix_at + offsets, mask, CONFIG)
+    size = tl.cast(NET.heads * NET.head_dim * NET.state_size, tl.int64)
     for chunk in range((step_pending(words) + step_tokens(words) + COUNT - 1) // COUNT):
-        place = tl.cast(chunk, tl.int64) * NET.heads
-        added = tl.load(states + place * SIZE + at, mask=mask, other=0.0)
-        tl.store(states + place * SIZE + at, value, mask=mask)
-        value = tl.exp(tl.load(ends + place + head)) * value + added
+        _, inside, line, dt, decay, end, x = _chunk(
+            rows, conv, words, state, a, head, column, chunk, NET, CONFIG, COUNT
+        )
+        tl.store(states + chunk * size + offsets, matrix, mask=mask)
+        at = line + _group_at(head, index, NET)[None, :]
+        b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0) * tl.exp(end - decay)[:, None]
+        matrix = tl.dot(tl.trans(b), dt[:, None] * x, tl.exp(end) * matrix, input_precision="tf32x3")
     target = state.slots + step_target(words) * CONFIG.slot_width + NET.matrix_at
-    tl.store(target + at, value, mask=mask)
+    tl.store(target + offsets, matrix, mask=mask)
 
 
 @triton.jit
@@ -208,7 +177,7 @@ def mamba2_chunk_kernel(
         column, index = part * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, PIECE)
         is_column, number = column < NET.head_dim, tl.arange(0, COUNT)
         token, inside, line, dt, decay, _, x = _chunk(
-            rows, conv, words, state, a, head, column, NET, CONFIG, COUNT
+            rows, conv, words, state, a, head, column, tl.program_id(1), NET, CONFIG, COUNT
         )
         before = states + tl.program_id(1).to(tl.int64) * (NET.heads * NET.head_dim * NET.state_size)
         cb = tl.zeros((COUNT, COUNT), tl.float32)
