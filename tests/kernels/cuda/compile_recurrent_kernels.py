@@ -118,7 +118,7 @@ def launch_mamba2() -> None:
     """The recurrence of Mamba-2 in the shape of Falcon-H1-1.5B, whose state is the largest."""
     spec, f = Mamba2Spec(48, 64, 256, 1, 4, NormSpec("rms", 1e-5)), FLOATS
     sizes: dict[str, Any] = {
-        "NET": mamba2_block.net_config(spec, False),
+        "NET": mamba2_block.net_config(spec, False, True),
         "CONFIG": state_config(spec.recurrent),
     }
     mamba2.mamba2_step_kernel[GRID](
@@ -129,7 +129,7 @@ def launch_mamba2() -> None:
     for scaled in (True, False):
         mamba2.mamba2_convolution_kernel[GRID](
             f, f, 1024, f, f, WORDS, STATE, f, f, f,
-            **sizes, DT_AT=4352, TAPS=4, BIASED=True, BLOCK=mamba2_block.CONV_BLOCK, SCALED=scaled,
+            **sizes, DT_AT=4352, BLOCK=mamba2_block.CONV_BLOCK, SCALED=scaled,
             DEPENDENT=False, num_warps=2,
         )  # fmt: skip
     mamba2.mamba2_states_kernel[GRID](f, f, WORDS, STATE, f, f, **tiles, PIECE=piece, num_warps=4)

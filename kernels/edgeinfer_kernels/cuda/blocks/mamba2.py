@@ -95,7 +95,7 @@ def take(
     return DeviceMamba2(stack, builder.matrix(w.output), taps, a, d, dt_bias, taps_bias, norm)
 
 
-def net_config(spec: Mamba2Spec, has_norm: bool) -> Mamba2Config:
+def net_config(spec: Mamba2Spec, has_norm: bool, has_bias: bool) -> Mamba2Config:
     """The sizes for kernels."""
     shape = spec.recurrent
     return Mamba2Config(
@@ -112,6 +112,8 @@ def net_config(spec: Mamba2Spec, has_norm: bool) -> Mamba2Config:
         next_power_of_two(spec.group_width),
         shape.tail_rows * shape.tail_width,
         has_norm,
+        spec.taps,
+        has_bias,
     )
 
 
@@ -120,7 +122,11 @@ def decode(
 ) -> "Source":
     """The projections, the convolution, the recurrence, the gated norm, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("mamba2")
-    launches, words, net = step.launches, step.workspace.state, net_config(spec, w.norm is not None)
+    launches, words, net = (
+        step.launches,
+        step.workspace.state,
+        net_config(spec, w.norm is not None, w.taps_bias is not None),
+    )
     state, config = state_args(block.state), state_config(spec.recurrent)
     stride = space.projected.shape[1]
     z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=True)
@@ -134,8 +140,6 @@ def decode(
         NET=net,
         CONFIG=config,
         DT_AT=dt_at - xbc_at,
-        TAPS=spec.taps,
-        BIASED=w.taps_bias is not None,
         BLOCK=CONV_BLOCK,
         SCALED=False,
         warps=2,
@@ -184,7 +188,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     """x += the Mamba-2 block of a chunk of tokens; its state is written."""
     spec, w, h, tokens = block.residual.block, block.weights, chunk.h, len(chunk.x)
     state, words = prompt.recurrent_state(chunk, block)
-    net, config = net_config(spec, w.norm is not None), state_config(spec.recurrent)
+    net, config = net_config(spec, w.norm is not None, w.taps_bias is not None), state_config(spec.recurrent)
     args, space = state_args(state), prompt.space("mamba2")
     projected = prompt.products.stacked(h.rows, w.projections)
     stride = projected.stride(0)
@@ -192,8 +196,8 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     mamba2_convolution_kernel[(tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK) + 1)](
         projected[:, xbc_at:], h.scales, stride, w.dt_bias, space.rows, words, args, w.taps,
         w.taps if w.taps_bias is None else w.taps_bias, space.conv,
-        NET=net, CONFIG=config, DT_AT=dt_at - xbc_at, TAPS=spec.taps, BIASED=w.taps_bias is not None,
-        BLOCK=CONV_BLOCK, SCALED=True, DEPENDENT=False, num_warps=2,
+        NET=net, CONFIG=config, DT_AT=dt_at - xbc_at, BLOCK=CONV_BLOCK, SCALED=True, DEPENDENT=False,
+        num_warps=2,
     )  # fmt: skip
     parts = spec.heads * -(-spec.head_dim // CHUNK_COLUMNS)
     mamba2_states_kernel[(parts, -(-spec.state_size // PIECE))](

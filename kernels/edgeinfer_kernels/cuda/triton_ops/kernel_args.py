@@ -234,7 +234,7 @@ class DeltaNetConfig(NamedTuple):
 class Mamba2Config(NamedTuple):
     """The sizes of a Mamba-2 block. states, padded_heads, width: state_size, heads and group_width, powers of
     two; channels: elements of x, B and C. In a row of the state Δ begins at dt_at. matrix_at: where the
-    matrix begins in a slot. has_norm: the groups are normalized.
+    matrix begins in a slot. has_norm: the groups are normalized; has_bias: the convolution has a bias.
     """
 
     heads: int
@@ -250,6 +250,8 @@ class Mamba2Config(NamedTuple):
     width: int
     matrix_at: int
     has_norm: bool
+    taps: int
+    has_bias: bool
 
 
 class Rwkv7Config(NamedTuple):

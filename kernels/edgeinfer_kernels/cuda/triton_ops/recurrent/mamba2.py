@@ -24,14 +24,15 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_
 @triton.jit
 def mamba2_convolution_kernel(
     inputs, scales, stride, dt_bias, rows, words, state, taps, bias, out,
-    NET: tl.constexpr, CONFIG: tl.constexpr, DT_AT: tl.constexpr, TAPS: tl.constexpr, BIASED: tl.constexpr,
-    BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    NET: tl.constexpr, CONFIG: tl.constexpr, DT_AT: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """silu(conv + bias) of BLOCK channels of one position, pending ones first; and the rows of the state of a
     step's tokens, from rows of the projections that begin with xBC. Their dt begins at DT_AT.
 
-    Program (position, piece), the last piece for Δ. Reads 8·TAPS bytes per element, writes 8.
+    Program (position, piece), the last piece for Δ. Reads 8·taps bytes per element, writes 8.
     """
+    TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     row, piece = tl.program_id(0), tl.program_id(1)
@@ -43,7 +44,7 @@ def mamba2_convolution_kernel(
             offsets = piece * BLOCK + tl.arange(0, BLOCK)
             mask = offsets < NET.channels
             total = tl.zeros((BLOCK,), tl.float32)
-            if BIASED:
+            if NET.has_bias:
                 total = tl.load(bias + offsets, mask=mask, other=0.0)
             value = tl.zeros((BLOCK,), tl.float32)
             for tap in tl.static_range(TAPS):
