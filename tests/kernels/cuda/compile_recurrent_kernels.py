@@ -48,17 +48,14 @@ def launch_delta_net() -> None:
     sizes: dict[str, Any] = {"NET": net_config(spec)}
     state: dict[str, Any] = {**sizes, "CONFIG": state_config(spec.recurrent)}
     for scaled in (True, False):
-        net.delta_rows_kernel[GRID](
-            f, f, 1024, f, f, f,
-            **sizes, BETA_AT=8192, ALPHA_AT=8224, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4,
+        net.delta_convolution_kernel[GRID](
+            net.ProjectedRows(f, f, 1024), net.DecayVectors(f, f), f, WORDS, STATE, f, f, 1e-6,
+            **state, BETA_AT=8192, ALPHA_AT=8224, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
         apply_gates_kernel[GRID](
             F16 if scaled else f, f, f, 1024,
             HEAD_DIM=256, DIMENSIONS=256, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
-    net.delta_convolution_kernel[GRID](
-        f, WORDS, STATE, f, f, 1e-6, **state, TAPS=4, DEPENDENT=False, num_warps=1
-    )
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )
@@ -79,9 +76,9 @@ def launch_kimi_delta_attention() -> None:
     sizes: dict[str, Any] = {"NET": net_config(spec, key_decay=True)}
     state: dict[str, Any] = {**sizes, "CONFIG": state_config(spec.recurrent)}
     for scaled in (True, False):
-        net.delta_rows_kernel[GRID](
-            f, f, 1024, f, f, f,
-            **sizes, BETA_AT=12544, ALPHA_AT=0, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4,
+        net.delta_convolution_kernel[GRID](
+            net.ProjectedRows(f, f, 1024), net.DecayVectors(f, f), f, WORDS, STATE, f, f, 1e-6,
+            **state, BETA_AT=12544, ALPHA_AT=0, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
         net.key_decay_kernel[GRID](
             f, f, 1024, f, f, f, **sizes, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4

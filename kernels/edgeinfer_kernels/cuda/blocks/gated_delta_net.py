@@ -43,11 +43,12 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
+    DecayVectors,
+    ProjectedRows,
     delta_chunk_kernel,
     delta_convolution_kernel,
     delta_key_pairs_kernel,
     delta_pairs_kernel,
-    delta_rows_kernel,
     delta_step_kernel,
     gate_chunk_kernel,
     gate_step_kernel,
@@ -56,6 +57,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -67,8 +69,6 @@ if TYPE_CHECKING:
 DeltaRuleSpec = GatedDeltaNetSpec | KimiDeltaAttentionSpec
 PART = "gated delta net"
 """The name of the weights in lists of device memory."""
-ROW_BLOCK = 1024
-"""Elements that a program of `delta_rows_kernel` copies."""
 STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
 Space = MatrixStateSpace
@@ -122,6 +122,7 @@ def net_config(spec: DeltaRuleSpec, *, key_decay: bool = False) -> DeltaNetConfi
         key_decay,
         not key_decay,
         spec.pairs_width,
+        spec.taps,
     )
 
 
@@ -133,48 +134,45 @@ def decode(
     launches, net = step.launches, net_config(spec)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=True)[1:]
     launches.stacked(w.projections, source, space.projected, None, tokens)
-    launches.launch(
-        delta_rows_kernel,
-        (tokens, -(-spec.channels // ROW_BLOCK) + 1),
-        space.projected,
-        space.projected,
-        space.projected.shape[1],
-        w.a,
-        w.dt,
-        space.rows,
+    convolve_step(step, block, net, space.projected, (beta_at, alpha_at), tokens)
+    return finish_step(step, number, block, net, space.projected[:, z_at:], tokens)
+
+
+def convolve_step(
+    step: "DecodeStep",
+    block: DeviceBlock,
+    net: DeltaNetConfig,
+    projected: Tensor,
+    gates_at: tuple[int, int],
+    tokens: int,
+) -> None:
+    """Launch what writes the rows of the state of a decode step, and the results of the convolution.
+    `gates_at`: where β and the decay begin in a row of the projections.
+    """
+    spec, w, space = block.residual.block, block.weights, step.space(block.residual.block.kind)
+    beta_at, alpha_at = gates_at
+    step.launches.launch(
+        delta_convolution_kernel,
+        (tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads + 1),
+        ProjectedRows(projected, projected, projected.stride(0)),
+        DecayVectors(w.a, w.dt),
+        *(space.rows, step.workspace.state, state_args(block.state), w.taps, space.conv, spec.norm.epsilon),
         NET=net,
+        CONFIG=state_config(spec.recurrent),
         BETA_AT=beta_at,
         ALPHA_AT=alpha_at,
-        BLOCK=ROW_BLOCK,
         SCALED=False,
-        warps=4,
+        warps=1,
     )
-    return finish_step(step, number, block, net, space.projected[:, z_at:], tokens)
 
 
 def finish_step(
     step: "DecodeStep", number: int, block: DeviceBlock, net: DeltaNetConfig, z: Tensor, tokens: int
 ) -> "Source":
-    """What follows the rows of the state: the convolution, the recurrence, the gated norm, and the last
-    projection.
-    """
+    """What follows the convolution: the recurrence, the gated norm, and the last projection."""
     spec, w, words = block.residual.block, block.weights, step.workspace.state
     space = step.space(spec.kind)
     state, config = state_args(block.state), state_config(spec.recurrent)
-    step.launches.launch(
-        delta_convolution_kernel,
-        (tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads),
-        space.rows,
-        words,
-        state,
-        w.taps,
-        space.conv,
-        spec.norm.epsilon,
-        NET=net,
-        CONFIG=config,
-        TAPS=spec.taps,
-        warps=1,
-    )
     step.launches.launch(
         delta_step_kernel,
         (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS)),
@@ -211,29 +209,48 @@ def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += the gated delta net of a chunk of tokens; its state is written."""
-    spec, w, h, tokens = block.residual.block, block.weights, chunk.h, len(chunk.x)
-    net, space = net_config(spec), prompt.space("gated_delta_net")
-    projected = prompt.products.stacked(h.rows, w.projections)
+    spec, w, h = block.residual.block, block.weights, chunk.h
+    net, projected = net_config(spec), prompt.products.stacked(h.rows, w.projections)
     z_at, beta_at, alpha_at = w.projections.begins(_lengths(spec), padded=False)[1:]
-    delta_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
-        projected, h.scales, projected.stride(0), w.a, w.dt, space.rows,
-        NET=net, BETA_AT=beta_at, ALPHA_AT=alpha_at, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False,
-        num_warps=4,
+    rows = ScaledRows(projected, h.scales)
+    state = convolve_chunk(prompt, chunk, block, net, rows, (beta_at, alpha_at))
+    finish_chunk(prompt, chunk, number, block, net, state, ScaledRows(projected[:, z_at:], h.scales))
+
+
+def convolve_chunk(
+    prompt: "Prefill",
+    chunk: "Chunk",
+    block: "PromptBlock",
+    net: DeltaNetConfig,
+    projected: ScaledRows,
+    gates_at: tuple[int, int],
+) -> tuple[RecurrentState, Tensor]:
+    """As `convolve_step`, for a chunk of a prompt; returns `Prefill.recurrent_state`."""
+    spec, w = block.residual.block, block.weights
+    space, (state, words) = prompt.space(spec.kind), prompt.recurrent_state(chunk, block)
+    beta_at, alpha_at = gates_at
+    delta_convolution_kernel[(len(chunk.x) + RING_ROWS, 2 * spec.key_heads + spec.value_heads + 1)](
+        ProjectedRows(projected.rows, projected.scales, projected.rows.stride(0)), DecayVectors(w.a, w.dt),
+        space.rows, words, state_args(state), w.taps, space.conv, spec.norm.epsilon,
+        NET=net, CONFIG=state_config(spec.recurrent), BETA_AT=beta_at, ALPHA_AT=alpha_at, SCALED=True,
+        DEPENDENT=False, num_warps=1,
     )  # fmt: skip
-    finish_chunk(prompt, chunk, number, block, net, ScaledRows(projected[:, z_at:], h.scales))
+    return state, words
 
 
 def finish_chunk(
-    prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock", net: DeltaNetConfig, z: ScaledRows
+    prompt: "Prefill",
+    chunk: "Chunk",
+    number: int,
+    block: "PromptBlock",
+    net: DeltaNetConfig,
+    of_chunk: tuple[RecurrentState, Tensor],
+    z: ScaledRows,
 ) -> None:
-    """As `finish_step`, for a chunk of a prompt."""
+    """As `finish_step`, for a chunk of a prompt; `of_chunk`: what `convolve_chunk` returned."""
     spec, w, tokens = block.residual.block, block.weights, len(chunk.x)
-    space, (state, words) = prompt.space(spec.kind), prompt.recurrent_state(chunk, block)
+    space, (state, words) = prompt.space(spec.kind), of_chunk
     args, config = state_args(state), state_config(spec.recurrent)
-    delta_convolution_kernel[(tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads)](
-        space.rows, words, args, w.taps, space.conv, spec.norm.epsilon,
-        NET=net, CONFIG=config, TAPS=spec.taps, DEPENDENT=False, num_warps=1,
-    )  # fmt: skip
     pairs_kernel = delta_key_pairs_kernel if net.key_decay else delta_pairs_kernel
     pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), spec.value_heads)](
         space.rows, space.conv, words, args, space.pairs,

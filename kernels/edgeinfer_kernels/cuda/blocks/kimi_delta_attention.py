@@ -24,8 +24,14 @@ from edgeinfer_kernels.cuda.blocks.convolution_block import (
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     take_state as take_state,
 )
-from edgeinfer_kernels.cuda.blocks.gated_delta_net import ROW_BLOCK, finish_chunk, finish_step, net_config
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import PromptSpace as DeltaSpace
+from edgeinfer_kernels.cuda.blocks.gated_delta_net import (
+    convolve_chunk,
+    convolve_step,
+    finish_chunk,
+    finish_step,
+    net_config,
+)
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates as HostStates,
 )
@@ -34,7 +40,6 @@ from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
-    delta_rows_kernel,
     key_decay_kernel,
     low_rank_rows_kernel,
 )
@@ -51,6 +56,8 @@ if TYPE_CHECKING:
 
 PART = "kimi delta attention"
 """The name of the weights in lists of device memory."""
+DECAY_BLOCK = 1024
+"""Elements that a program of `key_decay_kernel` computes."""
 
 
 @dataclass(frozen=True)
@@ -122,25 +129,10 @@ def decode(
         launches.quantize(projected[:, low_at + index * rank :], rank, activations, tokens, stride)
         inputs = Source(activations, step.workspace.sum_squares[0])
         launches.rows((matrix,), inputs, out, None, "qkv", tokens)
-    launches.launch(
-        delta_rows_kernel,
-        (tokens, -(-spec.channels // ROW_BLOCK) + 1),
-        projected,
-        projected,
-        stride,
-        w.a,
-        w.dt,
-        space.rows,
-        NET=net,
-        BETA_AT=beta_at,
-        ALPHA_AT=0,
-        BLOCK=ROW_BLOCK,
-        SCALED=False,
-        warps=4,
-    )
+    convolve_step(step, block, net, projected, (beta_at, 0), tokens)
     launches.launch(
         key_decay_kernel,
-        (tokens, -(-spec.result_width // ROW_BLOCK)),
+        (tokens, -(-spec.result_width // DECAY_BLOCK)),
         space.decays,
         space.decays,
         space.decays.stride(0),
@@ -148,7 +140,7 @@ def decode(
         w.dt,
         space.rows,
         NET=net,
-        BLOCK=ROW_BLOCK,
+        BLOCK=DECAY_BLOCK,
         SCALED=False,
         warps=4,
     )
@@ -166,19 +158,16 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     rank, (low_at, beta_at) = spec.head_dim, _begins(spec)
     projected = products.stacked(h.rows, w.projections)
     stride = projected.stride(0)
-    delta_rows_kernel[(tokens, -(-spec.channels // ROW_BLOCK) + 1)](
-        projected, h.scales, stride, w.a, w.dt, space.rows,
-        NET=net, BETA_AT=beta_at, ALPHA_AT=0, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
-    )  # fmt: skip
+    state = convolve_chunk(prompt, chunk, block, net, ScaledRows(projected, h.scales), (beta_at, 0))
     low = space.low[: tokens * 2 * rank].view(tokens, 2 * rank)
     low_rank_rows_kernel[(tokens,)](
         projected[:, low_at:], h.scales, stride, low, space.low_scales,
         WIDTH=2 * rank, BLOCK=next_power_of_two(2 * rank), num_warps=1,
     )  # fmt: skip
     decays = products.product(low[:, :rank], w.f2)
-    key_decay_kernel[(tokens, -(-spec.result_width // ROW_BLOCK))](
+    key_decay_kernel[(tokens, -(-spec.result_width // DECAY_BLOCK))](
         decays, space.low_scales, decays.stride(0), w.a, w.dt, space.rows,
-        NET=net, BLOCK=ROW_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
+        NET=net, BLOCK=DECAY_BLOCK, SCALED=True, DEPENDENT=False, num_warps=4,
     )  # fmt: skip
     z = ScaledRows(products.product(low[:, rank:], w.g2), space.low_scales)
-    finish_chunk(prompt, chunk, number, block, net, z)
+    finish_chunk(prompt, chunk, number, block, net, state, z)

@@ -229,6 +229,7 @@ class DeltaNetConfig(NamedTuple):
     key_decay: bool
     silu_gate: bool
     pairs_width: int
+    taps: int
 
 
 class Mamba2Config(NamedTuple):

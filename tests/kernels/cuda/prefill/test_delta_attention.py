@@ -21,6 +21,8 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     state_config,
 )
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
+    DecayVectors,
+    ProjectedRows,
     delta_chunk_kernel,
     delta_convolution_kernel,
     delta_key_pairs_kernel,
@@ -72,12 +74,16 @@ class Inputs:
         return cls(qkv, beta, decays(random, (tokens, SPEC.result_width)).astype(np.float32))
 
     def rows(self, device: str) -> torch.Tensor:
-        """The rows of the state."""
-        rows = np.zeros((len(self.qkv), SPEC.recurrent.row_width), np.float32)
-        rows[:, : SPEC.channels] = self.qkv
-        rows[:, SPEC.channels : SPEC.channels + SPEC.heads] = self.beta
+        """The rows of the state, of which only g is there."""
+        rows = np.full((len(self.qkv), SPEC.recurrent.row_width), np.nan, np.float32)
         rows[:, SPEC.channels + padded(SPEC.heads) :] = self.g
         return torch.from_numpy(rows).to(device)
+
+    def projected(self, device: str) -> ProjectedRows:
+        """q, k, v, and what becomes β."""
+        rows = np.concatenate([self.qkv, np.log(self.beta / (1 - self.beta))], axis=1)
+        projected = torch.from_numpy(rows).to(device)
+        return ProjectedRows(projected, projected, projected.stride(0))
 
 
 def evaluated(
@@ -97,18 +103,10 @@ def evaluated(
     values = torch.full((tokens, SPEC.result_width), torch.nan, device=device)
     pairs = torch.full((pairs_size(SPEC, tokens),), torch.nan, device=device)
     flat = torch.from_numpy(taps.reshape(-1)).to(device)
-    delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads)](
-        rows,
-        words,
-        args,
-        flat,
-        conv,
-        SPEC.norm.epsilon,
-        **sizes,
-        TAPS=SPEC.taps,
-        DEPENDENT=False,
-        num_warps=1,
-    )
+    delta_convolution_kernel[(tokens + RING_ROWS, 3 * SPEC.heads + 1)](
+        inputs.projected(device), DecayVectors(flat, flat), rows, words, args, flat, conv, SPEC.norm.epsilon,
+        **sizes, BETA_AT=SPEC.channels, ALPHA_AT=0, SCALED=False, DEPENDENT=False, num_warps=1,
+    )  # fmt: skip
     if is_prompt:
         delta_key_pairs_kernel[(-(-(tokens + RING_ROWS) // DELTA_POSITIONS), SPEC.heads)](
             rows, conv, words, args, pairs, **sizes, COUNT=DELTA_POSITIONS, num_warps=4

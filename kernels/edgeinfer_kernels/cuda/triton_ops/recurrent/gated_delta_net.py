@@ -5,6 +5,8 @@ q, k and v before the convolution, then β and g; results of the convolution hav
 between the source slot's and the step (`pending`) first, then those of the step.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -21,38 +23,19 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
-@triton.jit
-def delta_rows_kernel(
-    inputs, scales, stride, a, dt, rows,
-    NET: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """The rows of the state of a step's tokens, from rows of the projections (q, k, v first); g only if it is
-    one number of each head.
+class ProjectedRows(NamedTuple):
+    """Rows of the projections of a step's tokens (q, k, v first), their scales, and elements per row."""
 
-    One program per token and BLOCK channels, and one more for β and g. Reads and writes 4 bytes per element.
-    """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    token, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    source, target = inputs + token * stride, rows + token * NET.row_width
-    scale = 1.0
-    if SCALED:
-        scale = tl.load(scales + token)
-    if piece < tl.num_programs(1) - 1:
-        offsets = piece * BLOCK + tl.arange(0, BLOCK)
-        values = tl.load(source + offsets, mask=offsets < NET.channels, other=0.0) * scale
-        tl.store(target + offsets, values, mask=offsets < NET.gates_at)
-    else:
-        head = tl.arange(0, NET.padded_heads)
-        mask = head < NET.value_heads
-        beta = sigmoid(tl.load(source + BETA_AT + head, mask=mask, other=0.0) * scale)
-        tl.store(target + NET.gates_at + head, beta, mask=mask)
-        if not NET.key_decay:
-            alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
-            rate = softplus(alpha + tl.load(dt + head, mask=mask, other=0.0))
-            g = tl.load(a + head, mask=mask, other=0.0) * rate
-            tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
+    rows: Any
+    scales: Any
+    stride: Any
+
+
+class DecayVectors(NamedTuple):
+    """The vectors of the decay: g = a · softplus(… + dt)."""
+
+    a: Any
+    dt: Any
 
 
 @triton.jit
@@ -93,32 +76,73 @@ def low_rank_rows_kernel(
 
 @triton.jit
 def delta_convolution_kernel(
-    rows, words, state, taps, out, epsilon,
-    NET: tl.constexpr, CONFIG: tl.constexpr, TAPS: tl.constexpr, DEPENDENT: tl.constexpr,
+    inputs, decay, rows, words, state, taps, out, epsilon,
+    NET: tl.constexpr, CONFIG: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr,
+    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """silu(conv) of one head of q, k or v of one position; q and k with length 1, q also by 1 / √HEAD_DIM.
+    """silu(conv) of one head of q, k or v of one position, pending ones first; q and k with length 1, q also
+    by 1 / √HEAD_DIM. And the rows of the state of a step's tokens; g only if it is one number of each head.
 
-    Program (row, head), pending rows first. Reads 4·TAPS bytes per element, writes 4.
+    Program (position, head), the last one for β and g. Reads 8·taps bytes per element, writes 8.
     """
+    DIMENSIONS: tl.constexpr = NET.dimensions
+    TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     row, head = tl.program_id(0), tl.program_id(1)
     pending = step_pending(words)
-    DIMENSIONS: tl.constexpr = NET.dimensions
+    token = row - pending
     if row < pending + step_tokens(words):
-        dimension = tl.arange(0, DIMENSIONS)
-        mask = dimension < NET.head_dim
-        offsets = head * NET.head_dim + dimension
-        total = tl.zeros((DIMENSIONS,), tl.float32)
-        for tap in tl.static_range(TAPS):
-            token = row - pending + tap - (TAPS - 1)
-            value = load_row(rows, state, words, token, offsets, mask, CONFIG)
-            total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
-        y = total * sigmoid(total)
-        if head < 2 * NET.key_heads:
-            square = tl.sum(tl.where(mask, y * y, 0.0), axis=0) + epsilon
-            y = y / tl.sqrt(square * tl.where(head < NET.key_heads, NET.head_dim, 1))
-        tl.store(out + row.to(tl.int64) * NET.channels + offsets, y, mask=mask)
+        own = tl.maximum(token, 0).to(tl.int64)
+        target = rows + own * NET.row_width
+        if head < 2 * NET.key_heads + NET.value_heads:
+            dimension = tl.arange(0, DIMENSIONS)
+            mask = dimension < NET.head_dim
+            offsets = head * NET.head_dim + dimension
+            total = tl.zeros((DIMENSIONS,), tl.float32)
+            value = tl.zeros((DIMENSIONS,), tl.float32)
+            for tap in tl.static_range(TAPS):
+                other = token + tap - (TAPS - 1)
+                at = tl.maximum(other, 0).to(tl.int64)
+                value = tl.load(
+                    inputs.rows + at * inputs.stride + offsets, mask=mask & (other >= 0), other=0.0
+                )
+                if SCALED:
+                    value = value * tl.load(inputs.scales + at)
+                before, is_before = tl.minimum(other, -1), mask & (other < 0)
+                value += load_row(rows, state, words, before, offsets, is_before, CONFIG)
+                total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
+            y = total * sigmoid(total)
+            if head < 2 * NET.key_heads:
+                square = tl.sum(tl.where(mask, y * y, 0.0), axis=0) + epsilon
+                y = y / tl.sqrt(square * tl.where(head < NET.key_heads, NET.head_dim, 1))
+            tl.store(out + row.to(tl.int64) * NET.channels + offsets, y, mask=mask)
+            tl.store(target + offsets, value, mask=mask & (token >= 0))
+        elif token >= 0:
+            _store_gates(inputs, decay, target, own, NET, BETA_AT, ALPHA_AT, SCALED)
+
+
+@triton.jit
+def _store_gates(
+    inputs, decay, target, token, NET: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """β, and g if it is one number of each head, of a token to its row; and the padding before them."""
+    source = inputs.rows + token * inputs.stride
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(inputs.scales + token)
+    padding = NET.channels + tl.arange(0, 16)
+    tl.store(target + padding, padding * 0.0, mask=padding < NET.gates_at)
+    head = tl.arange(0, NET.padded_heads)
+    mask = head < NET.value_heads
+    beta = sigmoid(tl.load(source + BETA_AT + head, mask=mask, other=0.0) * scale)
+    tl.store(target + NET.gates_at + head, beta, mask=mask)
+    if not NET.key_decay:
+        alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
+        rate = softplus(alpha + tl.load(decay.dt + head, mask=mask, other=0.0))
+        g = tl.load(decay.a + head, mask=mask, other=0.0) * rate
+        tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
 
 
 @triton.jit
