@@ -91,6 +91,7 @@ def test_a_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path, 
         backend.close()
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_a_shifted_cache_equals_the_reference(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(LITE, tmp_path) as decoder:

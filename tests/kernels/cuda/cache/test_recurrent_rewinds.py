@@ -64,6 +64,7 @@ def test_a_long_prompt_after_a_rewind_equals_the_reference(device: str, tmp_path
         backend.close()
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("rate", [-30.0, 30.0], ids=["none", "the strongest"])
 def test_a_time_mixing_with_extreme_decay_equals_the_reference(
     device: str, tmp_path: Path, rate: float

@@ -143,6 +143,7 @@ def test_tiles_cover_every_sorted_row_once(device: str, count: int, rows: int) -
     assert not tiles[len(expected) :].any()
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("capability", [75, 90])
 @pytest.mark.parametrize(("name", "outputs"), [("Q4_0", 16), ("Q4_K", 80), ("Q8_0", 48), ("F16", 64)])
 @pytest.mark.parametrize("indexed", [False, True])
