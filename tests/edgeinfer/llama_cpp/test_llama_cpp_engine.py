@@ -14,7 +14,7 @@ from edgeinfer import Model
 from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_quant_formats import GGUFWriter
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.model_zoo import ZOO
 from tests.random_models import vocabulary_metadata
@@ -43,7 +43,7 @@ def test_a_quantized_cache_is_accepted(kv: CacheType) -> None:
 
 
 def write_mamba(path: Path) -> Path:
-    """A random recurrent model, which edgeinfer doesn't run and which can't rewind."""
+    """A random recurrent model, which llama.cpp can't rewind."""
     width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2
     sizes = {"ssm.conv_kernel": kernel, "ssm.inner_size": inner, "ssm.state_size": state}
     own = {
@@ -162,12 +162,24 @@ def test_the_context_is_the_requested_or_the_trained_one(theirs: Model, zoo_file
             small.generate([5] * 40)
 
 
-def test_an_unknown_architecture_names_the_llama_cpp_engine_which_loads_it(tmp_path: Path) -> None:
-    path = write_mamba(tmp_path / "mamba.gguf")
-    with pytest.raises(UnsupportedModelError, match=r"architecture mamba isn't .* add --engine llama\.cpp"):
+def write_xverse(path: Path, llama: Path) -> Path:
+    """A file of an architecture that edgeinfer doesn't run, with the tensors of a llama."""
+    with GGUFFile.open(llama) as file:
+        own = {key.replace("llama.", "xverse."): value for key, value in file.metadata.items()}
+        with GGUFWriter(path, {**own, "general.architecture": "xverse"}) as writer:
+            for name in file.tensors:
+                writer.add_tensor(name, file.decode(name), "F32")
+    return path
+
+
+def test_an_unknown_architecture_names_the_llama_cpp_engine_which_loads_it(
+    tmp_path: Path, zoo_file: ZooFile
+) -> None:
+    path = write_xverse(tmp_path / "xverse.gguf", zoo_file("llama"))
+    with pytest.raises(UnsupportedModelError, match=r"architecture xverse isn't .* add --engine llama\.cpp"):
         edgeinfer.load(path)
     with edgeinfer.load(path, engine="llama.cpp", threads=1) as model:
-        assert model.context == 200
+        assert model.context == 256
         assert len(model.generate(PROMPT, max_tokens=8, seed=1).ids) > 0
 
 
