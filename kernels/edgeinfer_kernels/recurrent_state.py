@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 
 WORKING_SLOTS = 4
 """Slots besides checkpoints: what a step reads, what it writes, and two older ones."""
-MIN_CHECKPOINTS, MAX_CHECKPOINTS = 2, 16
+MIN_CHECKPOINTS, MAX_CHECKPOINTS = 4, 16
 CHECKPOINTS_BYTES = 128 << 20
 """Maximum bytes of the checkpoints of all layers, if there are more than MIN_CHECKPOINTS."""
 SAVE_POSITIONS = 16

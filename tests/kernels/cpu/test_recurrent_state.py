@@ -17,6 +17,7 @@ from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.recurrent_state import (
     MAX_CHECKPOINTS,
+    MIN_CHECKPOINTS,
     SAVE_POSITIONS,
     WORKING_SLOTS,
     RecurrentShape,
@@ -158,7 +159,7 @@ def test_prompts_keep_checkpoints_of_chunks_and_before_the_response(tmp_path: Pa
 def test_number_of_slots_follows_from_their_bytes() -> None:
     assert slots_for(1000) == WORKING_SLOTS + MAX_CHECKPOINTS
     assert slots_for(25 << 20) == WORKING_SLOTS + 5
-    assert slots_for(1 << 30) == WORKING_SLOTS + 2
+    assert slots_for(1 << 30) == WORKING_SLOTS + MIN_CHECKPOINTS
 
 
 def test_single_token_steps_leave_a_state_some_positions_back() -> None:
