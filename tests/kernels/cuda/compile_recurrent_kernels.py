@@ -21,6 +21,7 @@ from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, WordsConfig
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
+from edgeinfer_kernels.cuda.triton_ops.recurrent import kimi_delta_attention as kimi
 from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba2, rwkv7, short_convolution
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     KEPT_COLUMNS,
@@ -80,11 +81,11 @@ def launch_kimi_delta_attention() -> None:
             net.ProjectedRows(f, f, 1024), net.DecayVectors(f, f), f, WORDS, STATE, f, f, 1e-6,
             **state, BETA_AT=12544, ALPHA_AT=0, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
-        net.key_decay_kernel[GRID](
+        kimi.key_decay_kernel[GRID](
             f, f, 1024, f, f, f, **sizes, BLOCK=1024, SCALED=scaled, DEPENDENT=False, num_warps=4
         )
-    net.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
-    net.delta_key_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
+    kimi.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
+    kimi.delta_key_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
     )

@@ -47,12 +47,12 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     ProjectedRows,
     delta_chunk_kernel,
     delta_convolution_kernel,
-    delta_key_pairs_kernel,
     delta_pairs_kernel,
     delta_step_kernel,
     gate_chunk_kernel,
     gate_step_kernel,
 )
+from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import delta_key_pairs_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder

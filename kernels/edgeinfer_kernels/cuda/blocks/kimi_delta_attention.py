@@ -39,7 +39,7 @@ from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
-from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
+from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import (
     key_decay_kernel,
     low_rank_rows_kernel,
 )

@@ -175,7 +175,7 @@ class PrefillExperts:
         )  # fmt: skip
 
     def _group(self, spec: MoeSpec, w: DeviceExperts, ids: Tensor, weights: Tensor) -> ExpertRows:
-        """Sort the assignments by slot."""
+        """Sort the assignments by slot; if the host needs the counts per slot, start their copy."""
         count = len(ids)
         slots, positions, tokens, row_slots = (each[:count] for each in self._assignments)
         if w.has_expert_cache:
@@ -184,7 +184,15 @@ class PrefillExperts:
             ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
             EXPERTS=w.count, EXPERTS_PER_TOKEN=spec.experts_per_token, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
         )  # fmt: skip
+        if not self._fits_device(w, count):
+            self._host_counts.copy_(self._counts, non_blocking=True)
+            if self._counted is not None:
+                self._counted.record()
         return ExpertRows(slots, weights, positions, tokens, row_slots)
+
+    def _fits_device(self, w: DeviceExperts, assignments: int) -> bool:
+        """Whether all experts are on the device, and their results fit the buffers."""
+        return w.here == w.count and not w.has_expert_cache and assignments <= self._products.expert_rows
 
     def _add_selected(
         self,
@@ -195,9 +203,9 @@ class PrefillExperts:
         sent: ExpertStacks | None,
         total: Tensor,
     ) -> None:
-        count, fitting = len(assignments.slots), self._products.expert_rows
+        count = len(assignments.slots)
         tile = expert_tile(self._capability, count, w.count)
-        if w.here == w.count and not w.has_expert_cache and count <= fitting:
+        if self._fits_device(w, count):
             tiles = sorted_tiles(self._counts[: w.count], count, tile.rows)
             self._add_rows(spec, _TiledRows(w.stacks, 0, 0, count, tiles, tile), assignments, h, total)
             return
@@ -216,10 +224,8 @@ class PrefillExperts:
             self._add_rows(spec, part, assignments, h, total)
 
     def _counts_on_host(self) -> list[int]:
-        """The assignments per slot; waits for them."""
-        self._host_counts.copy_(self._counts, non_blocking=True)
+        """The assignments per slot; waits for the copy that `_group` started."""
         if self._counted is not None:
-            self._counted.record()
             self._counted.synchronize()
         counts: list[int] = self._host_counts.tolist()
         return counts

@@ -61,27 +61,6 @@ def embed_rows_kernel(
     tl.store(x + token * WIDTH + column, value, mask=inside)
 
 
-@triton.jit
-def dequantize(
-    matrix,
-    taken,
-    out,
-    inside,
-    COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Dequantize STEP blocks (by the program's first index) of the rows `taken` of a matrix to rows of
-    `out`.
-    """
-    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
-    stored_block = (block % 8) * (BLOCKS // 8) + block // 8
-    values = decode_rows(load_tile(matrix, taken, stored_block, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
-    column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
-    tl.store(out[:, None] + column[None, :], values, mask=inside[:, None] & (column < COLUMNS)[None, :])
-
-
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def dequantize_kernel(
     matrix,
@@ -99,4 +78,9 @@ def dequantize_kernel(
     """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     taken = first_row + tl.minimum(row, rows - 1)
-    dequantize(matrix, taken, out + row * COLUMNS, row < rows, COLUMNS, BLOCKS, STEP, TILE)
+    block = tl.program_id(0) * STEP + tl.arange(0, STEP)
+    stored_block = (block % 8) * (BLOCKS // 8) + block // 8
+    values = decode_rows(load_tile(matrix, taken, stored_block, BLOCKS, BLOCKS % STEP > 0, TILE), TILE)
+    column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(out + row[:, None] * COLUMNS + column[None, :], values, mask=inside)

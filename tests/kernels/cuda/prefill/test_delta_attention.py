@@ -25,9 +25,9 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     ProjectedRows,
     delta_chunk_kernel,
     delta_convolution_kernel,
-    delta_key_pairs_kernel,
     delta_step_kernel,
 )
+from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import delta_key_pairs_kernel
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     step_target,
     step_tokens,
 )
+from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import store_solution
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
@@ -36,42 +37,6 @@ class DecayVectors(NamedTuple):
 
     a: Any
     dt: Any
-
-
-@triton.jit
-def key_decay_kernel(
-    inputs, scales, stride, a, dt, rows,
-    NET: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """g = a · softplus(F₂ F₁ h + dt) of a step's tokens to the rows of the state; program (token, piece of
-    BLOCK elements). Reads and writes 4 bytes per element.
-    """
-    WIDTH: tl.constexpr = NET.value_heads * NET.head_dim
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    token = tl.program_id(0).to(tl.int64)
-    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < WIDTH
-    value = tl.load(inputs + token * stride + offsets, mask=mask, other=0.0)
-    if SCALED:
-        value = value * tl.load(scales + token)
-    rate = softplus(value + tl.load(dt + offsets, mask=mask, other=0.0))
-    g = tl.load(a + offsets, mask=mask, other=0.0) * rate
-    tl.store(rows + token * NET.row_width + NET.gates_at + NET.gate_width + offsets, g, mask=mask)
-
-
-@triton.jit
-def low_rank_rows_kernel(
-    inputs, scales, stride, out, row_scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """out (tokens, WIDTH) float16 = inputs · scales / row scale; one program per token."""
-    token = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < WIDTH
-    value = tl.load(inputs + token * stride + offsets, mask=mask, other=0.0) * tl.load(scales + token)
-    scale = row_scale(tl.max(tl.abs(value), axis=0))
-    tl.store(row_scales + token, scale)
-    tl.store(out + token * WIDTH + offsets, (value / scale).to(tl.float16), mask=mask)
 
 
 @triton.jit
@@ -200,28 +165,6 @@ def delta_step_kernel(
 
 
 @triton.jit
-def substitute(lower, right, COUNT: tl.constexpr):
-    """The solution u (COUNT, n) of (1 + lower) u = right; `lower` is strictly lower triangular."""
-    index = tl.arange(0, COUNT)
-    solution = right
-    for row in tl.static_range(1, COUNT):
-        factors = tl.sum(tl.where(index[:, None] == row, lower, 0.0), axis=0)
-        known = tl.sum(factors[:, None] * solution, axis=0)
-        solution = tl.where(index[:, None] == row, solution - known[None, :], solution)
-    return solution
-
-
-@triton.jit
-def _store_solution(part, lower, beta, COUNT: tl.constexpr):
-    """The inverse of 1 + β · `lower` below the diagonal, times β, to (COUNT, COUNT)."""
-    index = tl.arange(0, COUNT)
-    is_below = index[:, None] > index[None, :]
-    one = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
-    inverse = substitute(tl.where(is_below, beta[:, None] * lower, 0.0), one, COUNT)
-    tl.store(part + index[:, None] * COUNT + index[None, :], inverse * beta[None, :])
-
-
-@triton.jit
 def delta_pairs_kernel(
     rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
 ):  # fmt: skip
@@ -251,60 +194,13 @@ def delta_pairs_kernel(
         between = tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
         part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * NET.pairs_width
         kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
-        _store_solution(part, kk, beta, COUNT)
+        store_solution(part, kk, beta, COUNT)
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
         part += COUNT * COUNT
         tl.store(part + index[:, None] * COUNT + index[None, :], tl.where(is_past, qk, 0.0))
         part += COUNT * COUNT + index
         tl.store(part, tl.exp(decay))
         tl.store(part + COUNT, tl.exp(end - decay))
-
-
-@triton.jit
-def delta_key_pairs_kernel(
-    rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COUNT: tl.constexpr
-):  # fmt: skip
-    """As `delta_pairs_kernel`, with a decay g of each key element.
-
-    K and Q in `conv` are multiplied by e^G. To `out`: the two matrices, with sums over key elements of
-    products and decays; Kj e^(G - Gj), (COUNT, HEAD_DIM), and e^G with the G of the last position. Decays are
-    multiplied: no exponent is above 0, and no difference of large sums loses bits. Reads Q, K and g once,
-    writes Q and K again.
-    """
-    DIMENSIONS: tl.constexpr = NET.dimensions
-    head = tl.program_id(1)
-    first = tl.program_id(0) * COUNT
-    key, index = tl.arange(0, DIMENSIONS), tl.arange(0, COUNT)
-    is_key = key < NET.head_dim
-    pending = step_pending(words)
-    total = pending + step_tokens(words)
-    part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * NET.pairs_width
-    gate = NET.gates_at + NET.gate_width + head * NET.head_dim
-    decayed = tl.zeros((COUNT, DIMENSIONS), tl.float32)
-    whole = tl.full((DIMENSIONS,), 1.0, tl.float32)
-    kk = tl.zeros((COUNT, COUNT), tl.float32)
-    for position in range(first, tl.minimum(total, first + COUNT)):
-        row = pending * 0 + position
-        q_at = conv + row.to(tl.int64) * NET.channels + head * NET.head_dim + key
-        k_at = q_at + NET.key_heads * NET.head_dim
-        q, k = tl.load(q_at, mask=is_key, other=0.0), tl.load(k_at, mask=is_key, other=0.0)
-        decay = tl.exp(load_row(rows, state, words, row - pending, gate + key, is_key, CONFIG))
-        decayed = tl.where((index == row - first)[:, None], k[None, :], decayed * decay[None, :])
-        whole = whole * decay
-        sums = tl.sum(decayed * k[None, :], axis=1)
-        kk = tl.where((index == row - first)[:, None], sums[None, :], kk)
-        pair = part + COUNT * COUNT + (row - first) * COUNT + index
-        tl.store(pair, tl.sum(decayed * q[None, :], axis=1))
-        tl.store(q_at, q * whole, mask=is_key)
-        tl.store(k_at, k * whole, mask=is_key)
-    if first < total:
-        token = first + index - pending
-        at = NET.gates_at + head + index * 0
-        beta = load_row(rows, state, words, token, at, first + index < total, CONFIG)
-        _store_solution(part, kk, beta, COUNT)
-        part += 2 * COUNT * COUNT
-        tl.store(part + index[:, None] * NET.head_dim + key[None, :], decayed, mask=is_key[None, :])
-        tl.store(part + COUNT * NET.head_dim + key, whole, mask=is_key)
 
 
 @triton.jit
