@@ -51,7 +51,7 @@ from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS, DeviceCa
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
+from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE, STATE_WORDS
 from edgeinfer_kernels.stages import GPU, cpu_stages
 from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages
 from edgeinfer_quant_formats import block_format
@@ -91,11 +91,12 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
     queries = empty(TOKENS, heads, head_dim, dtype=HALF)
     qkv = empty(TOKENS, (heads + 2 * KV_HEADS) * head_dim)
     table, scales = empty(POSITIONS, head_dim), empty(TOKENS)
-    rope_append(ProjectedHeads(qkv, scales), table, spec, 7, queries, cache.args)
+    words = empty(STATE_WORDS, dtype=WHOLE)
+    rope_append(ProjectedHeads(qkv, scales), table, spec, words, queries, cache.args)
     out = empty(TOKENS, heads * head_dim, dtype=HALF)
     tile = attention_tile(head_dim, GROUP, capability, kind != "f16")
     sinks = empty(heads) if kind == "q8_0" else None
-    flash_attention(queries, cache.args, 7, spec, out, tile, sinks)
+    flash_attention(queries, cache.args, words, spec, out, tile, sinks)
     shift_context(cache, table, ShiftedHeads(head_dim, head_dim, has_rope=True), 4, 1024, POSITIONS)
 
 

@@ -113,7 +113,7 @@ def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     f16 = [chunk * width, shared.hidden, prompt_scratch(sizes)]
     f32 = [chunk, chunk * width, shared.products, shared.scales, chunk, chunk]
     kinds = sum(kind.prompt_bytes(blocks, chunk, width) for kind, blocks in sizes.by_kind().items())
-    kinds += 2 * taken(STATE_WORDS, 4) * sizes.is_recurrent
+    kinds += taken(STATE_WORDS, 4) * (1 + sizes.is_recurrent)
     return kinds + sum(taken(count, 2) for count in f16) + sum(taken(count, 4) for count in f32)
 
 

@@ -48,13 +48,13 @@ def launch_attention(spec: LatentAttentionSpec, kind: CacheType, capability: int
     config, f, nothing = latent_config(spec, cache), FLOATS, WORDS
     args = CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, POSITIONS)
     out = WordsConfig(16, 12)
-    for in_step, where in ((True, WORDS), (False, 0)):
+    for in_step in (True, False):
         both: dict[str, Any] = {"LATENT": config, "IN_STEP": in_step, "DEPENDENT": False}
         own = args if in_step else cache.args
-        latent.latent_rows_kernel[GRID](f, 1024, f, f, 1e-6, f, own, where, **both, num_warps=4)
+        latent.latent_rows_kernel[GRID](f, 1024, f, f, 1e-6, f, own, WORDS, **both, num_warps=4)
         rows = (nothing, f) if in_step else (F16, F16)
         layout = out if in_step else None
-        latent.latent_queries_kernel[GRID](f, 1024, f, f, *rows, where, **both, OUT=layout, num_warps=1)
+        latent.latent_queries_kernel[GRID](f, 1024, f, f, *rows, WORDS, **both, OUT=layout, num_warps=1)
     for tokens in (1, 8):
         split = split_config(usual_tuning(capability), spec, POSITIONS, tokens)
         results = SplitArgs(f, f, nothing)
@@ -63,7 +63,7 @@ def launch_attention(spec: LatentAttentionSpec, kind: CacheType, capability: int
         latent.latent_combine_kernel[GRID](results, WORDS, nothing, **step, OUT=out, num_warps=4)
     queries = tensor(64, spec.heads, spec.latent_dim, dtype=torch.float16)
     ropes = tensor(64, spec.heads, spec.rope_dim, dtype=torch.float16)
-    attend_chunk(queries, ropes, cache.args, 0, spec, config, chunk_tile(config, capability))
+    attend_chunk(queries, ropes, cache.args, WORDS, spec, config, chunk_tile(config, capability))
     if kind == "q4_0":
         transform_heads(queries)
         transform_heads(ropes)

@@ -17,6 +17,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
+from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
@@ -120,6 +121,30 @@ def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: st
             first = step_logits(backend, ids, count, "graph")
             for how in ("graph", "launches", "dependent launches", "graph"):
                 np.testing.assert_array_equal(step_logits(backend, ids, count, how), first, err_msg=how)
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gemma3", "qwen3moe", "deepseek2", "qwen35", "nemotron_h_moe-latent", "rwkv7", "jamba-moe"],
+)
+@pytest.mark.parametrize("kind", ["f16", "q4_0"])
+def test_captured_chunks_and_launched_ones_give_the_same_bits(
+    tmp_path: Path, name: str, kind: CacheType
+) -> None:
+    with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
+        ids, chunks, backend = decoder.ids(48), (16, 16, 11, 5), decoder.backend("cuda", kv=kind)
+        prefill = backend._parts.prefill
+        captured, prefill._captured = prefill._captured, None
+        launched = read(backend, ids, chunks, expected=16)
+        prefill._captured = captured
+        for _ in range(3):
+            assert backend.rewind(0) == 0
+            replayed = read(backend, ids, chunks, expected=16)
+            for position, logits in launched.items():
+                np.testing.assert_array_equal(replayed[position], logits, err_msg=str(position))
+        assert captured is not None
+        assert [tokens for tokens, graph in captured._graphs.items() if graph] == [16, 11]
         backend.close()
 
 

@@ -2,10 +2,10 @@
 
 A module has `PART` (the name of the weights), `take` and `take_state` (allocate), `inactive_bytes`,
 `has_granules` if it is divisible, `shift` if its state has positions, `Space` (the buffers of a decode step),
-`decode` and `prefill`. With `before_layer_decode` and `before_layer_prefill` a block runs something before
-the first block of its layer. `OLDEST_CAPABILITY`: ten times the compute capability that it
-needs, if not every GPU has that. With `NORMALIZES_INPUT` its kernels read x and apply the norm before the
-block.
+`decode` and `prefill`. `waits_for_host`: whether the host takes part in the prefill of a chunk. With
+`before_layer_decode` and `before_layer_prefill` a block runs something before the first block of its layer.
+`OLDEST_CAPABILITY`: ten times the compute capability that it needs, if not every GPU has that. With
+`NORMALIZES_INPUT` its kernels read x and apply the norm before the block.
 """
 
 from importlib import import_module

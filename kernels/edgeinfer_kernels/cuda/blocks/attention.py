@@ -225,9 +225,9 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm)
-    rope_append(heads, w.table, spec, start, queries, args)
+    rope_append(heads, w.table, spec, chunk.words, queries, args)
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
-    flash_attention(queries, args, start, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
+    flash_attention(queries, args, chunk.words, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
     if spec.gated:
         apply_gates_kernel[(tokens, spec.heads)](
             attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,

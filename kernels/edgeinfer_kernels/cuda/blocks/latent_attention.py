@@ -294,7 +294,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     projected, scales = products.stacked(h.rows, w.projections), h.scales
     rows = projected[:, w.cache_at(spec, padded=False) :]
     latent_rows_kernel[(tokens,)](
-        rows, rows.stride(0), scales, w.latent_norm, spec.norm.epsilon, w.table, args, start,
+        rows, rows.stride(0), scales, w.latent_norm, spec.norm.epsilon, w.table, args, chunk.words,
         LATENT=config, IN_STEP=False, DEPENDENT=False, num_warps=4,
     )  # fmt: skip
     if w.queries is not None:
@@ -312,14 +312,14 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         )
     )
     latent_queries_kernel[(tokens, spec.heads)](
-        projected, projected.stride(0), scales, w.table, nope, ropes, start,
+        projected, projected.stride(0), scales, w.table, nope, ropes, chunk.words,
         LATENT=config, OUT=None, IN_STEP=False, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     products.by_head(nope, w.keys, latents)
     if cache.keys.dtype == torch.int32:
         transform_heads(latents)
         transform_heads(ropes)
-    attend_chunk(latents, ropes, args, start, spec, config, chunk_tile(config, prompt.capability))
+    attend_chunk(latents, ropes, args, chunk.words, spec, config, chunk_tile(config, prompt.capability))
     if cache.keys.dtype == torch.int32:
         transform_heads(latents)
     if block.state is None:
@@ -333,17 +333,17 @@ def attend_chunk(
     latents: Tensor,
     ropes: Tensor,
     cache: CacheArgs,
-    start: int,
+    words: Tensor,
     spec: LatentAttentionSpec,
     config: LatentConfig,
     tile: AttentionTile,
 ) -> None:
-    """Replace the queries for latent vectors (tokens, heads, latent_dim) of tokens at positions start… by the
-    results of attention.
+    """Replace the queries for latent vectors (tokens, heads, latent_dim) of a chunk, whose first position is
+    in its `words`, by the results of attention.
     """
     tokens = len(latents)
     latent_chunk_kernel[(-(-tokens * spec.heads // tile.rows),)](
-        latents, ropes, cache, start, tokens, spec.scale,
+        latents, ropes, cache, words, tokens, spec.scale,
         LATENT=config, ROWS=tile.rows, POSITIONS=tile.positions,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -247,6 +247,12 @@ def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock"
         prompt.experts.score(block.weights, chunk.x)
 
 
+def waits_for_host(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> bool:
+    """Whether the host has to know which experts the tokens are assigned to."""
+    assigned = len(chunk.x) * block.residual.block.experts_per_token
+    return not prompt.experts.fits_device(block.weights, assigned)
+
+
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += the selected experts of a chunk of tokens, including the CPU stage if it has one."""
     stage = chunk.parallel_stage(number)

@@ -16,8 +16,7 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     keep_rows_kernel,
 )
 from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState, RecurrentStep, StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState, StateSlots
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -41,14 +40,6 @@ def state_args(state: RecurrentState) -> StateArgs:
 def state_config(shape: RecurrentShape) -> StateConfig:
     """The layout of a state for kernels."""
     return StateConfig(shape.row_width, shape.tail_rows, shape.tail_width, shape.slot_width)
-
-
-def slot_words(tokens: int, start: int, step: RecurrentStep) -> Tensor:
-    """(STATE_WORDS,) int32: what kernels of recurrent blocks read of a chunk."""
-    words = torch.zeros(STATE_WORDS, dtype=torch.int32)
-    words[8] = start
-    words[SLOTS_AT : SLOTS_AT + 4] = torch.tensor([*step, tokens], dtype=torch.int32)
-    return words
 
 
 def keep_step_rows(step: "DecodeStep", rows: Tensor, state: RecurrentState, tokens: int) -> None:

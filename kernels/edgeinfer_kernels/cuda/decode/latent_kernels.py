@@ -21,20 +21,20 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     load_cache_tile,
     store_cache_rows,
 )
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LARGEST_F16 = tl.constexpr(65504.0)
 
 
 @triton.jit
-def _position_and_slot(where, token, IN_STEP: tl.constexpr):
-    """The position of a token, and its slot in the cache. `where`: the words of the step, or the first
-    position of a chunk.
-    """
+def _position_and_slot(words, token, IN_STEP: tl.constexpr):
+    """The position of a token of a step or of a chunk, and its slot in the cache."""
     if IN_STEP:
-        return tl.load(where + 8 + token), tl.load(where + 24) + token
+        return tl.load(words + 8 + token), tl.load(words + 24) + token
     else:
-        return where + token, where + token
+        position = step_start(words) + token
+        return position, position
 
 
 @triton.jit
@@ -56,9 +56,9 @@ def _with_rope(row, scale, table, position, LATENT: tl.constexpr):
     return own
 
 
-@triton.jit(do_not_specialize=["where"])
+@triton.jit
 def latent_rows_kernel(
-    projected, stride, row_scales, weight, epsilon, table, cache, where,
+    projected, stride, row_scales, weight, epsilon, table, cache, words,
     LATENT: tl.constexpr, IN_STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The cached row of a token: its normed latent vector, and the key's elements after RoPE.
@@ -70,7 +70,7 @@ def latent_rows_kernel(
     wait_for_producers(DEPENDENT)
     LATENT_DIM: tl.constexpr = LATENT.latent_dim
     token = tl.program_id(0)
-    position, slot = _position_and_slot(where, token, IN_STEP)
+    position, slot = _position_and_slot(words, token, IN_STEP)
     scale = 1.0
     if not IN_STEP:
         scale = tl.load(row_scales + token)
@@ -87,9 +87,9 @@ def latent_rows_kernel(
     store_cache_rows(cache.v, cache.v_scales, at, every, tail, LATENT.rope_dim, LATENT.ropes, LATENT.cache)
 
 
-@triton.jit(do_not_specialize=["where"])
+@triton.jit
 def latent_queries_kernel(
-    projected, stride, row_scales, table, nope, ropes, where,
+    projected, stride, row_scales, table, nope, ropes, words,
     LATENT: tl.constexpr, OUT: tl.constexpr, IN_STEP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One head's query of a token: the elements without RoPE to `nope`, those after RoPE to `ropes`.
@@ -103,7 +103,7 @@ def latent_queries_kernel(
     ROPE_DIM: tl.constexpr = LATENT.rope_dim
     GROUPS: tl.constexpr = triton.next_power_of_2(NOPE_DIM // 16)
     token, head = tl.program_id(0), tl.program_id(1)
-    position, _ = _position_and_slot(where, token, IN_STEP)
+    position, _ = _position_and_slot(words, token, IN_STEP)
     scale = 1.0
     if not IN_STEP:
         scale = tl.load(row_scales + token)
@@ -263,9 +263,9 @@ def _attend_chunk(
     return best, total, attn_out
 
 
-@triton.jit(do_not_specialize=["start", "tokens"])
+@triton.jit(do_not_specialize=["tokens"])
 def latent_chunk_kernel(
-    queries, ropes, cache, start, tokens, scale,
+    queries, ropes, cache, words, tokens, scale,
     LATENT: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """softmax(scale · q · k) · v of some tokens, for ROWS queries of tokens and heads; in place.
@@ -280,6 +280,7 @@ def latent_chunk_kernel(
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     row = first_row + tl.arange(0, ROWS)
     mask = row < tokens * HEADS
+    start = step_start(words)
     own = start + row // HEADS
     query = _load_rows(queries, row, mask, LATENT_DIM, DIMENSIONS)
     tail = _load_rows(ropes, row, mask, LATENT.rope_dim, LATENT.ropes)

@@ -9,6 +9,7 @@ import triton.language as tl
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -61,9 +62,9 @@ def _attend_tiles(
     return best, total, attn_out
 
 
-@triton.jit(do_not_specialize=["start", "tokens"])
+@triton.jit(do_not_specialize=["tokens"])
 def flash_attention_kernel(
-    queries, cache, out, sinks, start, tokens, scale, window, soft_cap, PROMPT: tl.constexpr
+    queries, cache, out, sinks, words, tokens, scale, window, soft_cap, PROMPT: tl.constexpr
 ):
     """softmax(cap(q · k · scale) where visible) · v, for the queries of some tokens and one KV head as rows.
 
@@ -80,6 +81,7 @@ def flash_attention_kernel(
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
     first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TILE_TOKENS
     head = tl.program_id(1)
+    start = step_start(words)
     row = tl.arange(0, BLOCK_M)
     token = first_token + row // GROUP
     rows_mask = (row < TILE_TOKENS * GROUP) & (token < tokens)
@@ -174,18 +176,19 @@ def attention_tile(head_dim: int, group: int, capability: int, quantized: bool =
 def flash_attention(
     queries: torch.Tensor,
     cache: CacheArgs,
-    start: int,
+    words: torch.Tensor,
     spec: AttentionSpec,
     out: torch.Tensor,
     tile: AttentionTile,
     sinks: torch.Tensor | None = None,
 ) -> None:
-    """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 at positions
-    start….
+    """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 of a chunk,
+    whose first position is in its `words`.
 
-    The cache (kv_heads, positions, head_dim) holds all positions up to start + tokens. With scales (kv_heads,
-    positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions, ⌈head_dim/8⌉); for
-    q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more score per head.
+    The cache (kv_heads, positions, head_dim) holds all positions up to the end of the chunk. With scales
+    (kv_heads, positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions,
+    ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
+    score per head.
     """
     tokens, heads, head_dim = queries.shape
     group, dimensions, kind = heads // spec.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
@@ -194,7 +197,7 @@ def flash_attention(
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
-        queries, cache, out, sinks, start, tokens, spec.scale, spec.window, spec.soft_cap,
+        queries, cache, out, sinks, words, tokens, spec.scale, spec.window, spec.soft_cap,
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:

@@ -7,6 +7,7 @@ avoid overflow; sums and hidden states are float32.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
-from edgeinfer_kernels.cuda.cache.recurrent_states import slot_words
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
+from edgeinfer_kernels.cuda.prefill.captured_chunks import CapturedChunks
 from edgeinfer_kernels.cuda.prefill.prefill_experts import PrefillExperts
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_rows, norm_rows
@@ -26,17 +27,22 @@ from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blo
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import SLOTS_AT, STATE_WORDS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """State of a chunk of tokens: hidden states, normed hidden states, first position, and the blocks."""
+    """State of a chunk of tokens: hidden states, normed hidden states, first position, and the blocks.
+
+    `words`: what kernels read of it on the device, as `chunk_words`. A captured chunk is replayed with other
+    words, so no kernel may get its first position, or what follows from it, from the host.
+    """
 
     x: Tensor
     h: ScaledRows
     start: int
+    words: Tensor
     blocks: Sequence[PromptBlock]
     exchange: PrefillExchange | None
 
@@ -44,6 +50,14 @@ class Chunk:
         """The CPU stage that runs in parallel with a block."""
         stage = self.exchange.stages.parallel[number] if self.exchange else 0
         return PromptStage(self.exchange, stage) if self.exchange and stage else None
+
+
+def chunk_words(start: int, tokens: int, step: RecurrentStep | None = None) -> Tensor:
+    """(STATE_WORDS,) int32: what kernels read of a chunk, in the places of a decode step's words."""
+    words = torch.zeros(STATE_WORDS, dtype=torch.int32)
+    words[8] = start
+    words[SLOTS_AT : SLOTS_AT + 4] = torch.tensor([*(step or RecurrentStep()), tokens], dtype=torch.int32)
+    return words
 
 
 class Prefill:
@@ -70,7 +84,9 @@ class Prefill:
             make = getattr(device_module(specs[0].kind), "PromptSpace", None) if specs else None
             if make is not None:
                 self._spaces[specs[0].kind] = make(specs, arena, chunk)
-        self._slot_words = [arena.take((STATE_WORDS,), torch.int32) for _ in range(2 * sizes.is_recurrent)]
+        self._words = arena.take((STATE_WORDS,), torch.int32)
+        self._fetched_words = arena.take((STATE_WORDS * sizes.is_recurrent,), torch.int32)
+        """Those for states that were fetched from the host."""
         self.slots: StateSlots | None = None
         """The slots of the recurrent states on the device."""
         self._h_scales = arena.take((chunk,), torch.float32)
@@ -78,6 +94,7 @@ class Prefill:
         self.products = Products(sizes, arena, chunk)
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
+        self._captured = CapturedChunks(self.ids.device) if self.ids.is_cuda else None
 
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""
@@ -91,20 +108,38 @@ class Prefill:
         weights are streamed to the GPU if there are enough tokens.
         """
         x = self.x[:tokens]
-        self._ones.fill_(1.0)
         sent = self.sent if self.sent and tokens >= self.sent.min_tokens else None
         exchange = None if sent else self.exchange
+        h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
+        blocks = sent.blocks if sent else self._blocks
+        chunk = Chunk(x, h, start, self._words, blocks, exchange)
         if sent:
             sent.sender.begin()
+        if exchange is not None:
+            exchange.receive(1, x, start)
+        elif self.exchange is not None:
+            self.exchange.fetch(x)
+        self._fill_words(tokens, start, sent)
+        if self._captured and self.exchange is None and not self._waits_for_host(chunk):
+            self._captured.run(tokens, partial(self._launch, chunk))
+        else:
+            self._launch(chunk)
+        return x
+
+    def _waits_for_host(self, chunk: Chunk) -> bool:
+        """Whether the host takes part in a block of the chunk."""
+        return any(
+            block.module.waits_for_host(self, chunk, block)
+            for block in chunk.blocks
+            if hasattr(block.module, "waits_for_host")
+        )
+
+    def _launch(self, chunk: Chunk) -> None:
+        """Launch the kernels of a chunk; in a split model, with the exchanges between them."""
+        x, exchange = chunk.x, chunk.exchange
+        self._ones.fill_(1.0)
         if self.exchange is None:
             self._embed(x)
-        elif exchange is None:
-            self.exchange.fetch(x)
-        else:
-            exchange.receive(1, x, start)
-        self._fill_slot_words(tokens, start, sent)
-        h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
-        chunk = Chunk(x, h, start, sent.blocks if sent else self._blocks, exchange)
         self.apply_next_norm(chunk, -1)
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
@@ -113,24 +148,23 @@ class Prefill:
             stage = exchange.stages.after[number] if exchange else 0
             if exchange and stage:
                 exchange.send(x)
-                exchange.receive(stage, x, start)
+                exchange.receive(stage, x, chunk.start)
                 self.apply_next_norm(chunk, number)
-        return x
 
-    def _fill_slot_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
-        """Set what kernels of recurrent blocks read: the slots on the device, and those of fetched states."""
-        steps = [RecurrentStep() if self.slots is None else self.slots.begin(start, tokens)]
+    def _fill_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
+        """Set the words of a chunk, and those for states that are fetched from the host."""
+        step = RecurrentStep() if self.slots is None else self.slots.begin(start, tokens)
+        self._words.copy_(chunk_words(start, tokens, step))
         if sent and sent.host_slots is not None:
-            steps.append(RecurrentStep(sent.host_slots.begin(start, tokens).pending, 0, 1))
-        for words, step in zip(self._slot_words, steps, strict=False):
-            words.copy_(slot_words(tokens, start, step))
+            fetched = RecurrentStep(sent.host_slots.begin(start, tokens).pending, 0, 1)
+            self._fetched_words.copy_(chunk_words(start, tokens, fetched))
 
     def recurrent_state(self, chunk: Chunk, block: PromptBlock) -> tuple[RecurrentState, Tensor]:
         """A block's state on the device, fetched from the host if it is there, and the step's words."""
         if block.state is not None:
-            return block.state, self._slot_words[0]
+            return block.state, chunk.words
         states = self.host_states(block.residual.block.kind)
-        return states.fetch(block.index, chunk.start, len(chunk.x)), self._slot_words[1]
+        return states.fetch(block.index, chunk.start, len(chunk.x)), self._fetched_words
 
     def put_back_state(self, chunk: Chunk, block: PromptBlock, state: RecurrentState) -> None:
         """Copy a fetched state to the host after the chunk."""

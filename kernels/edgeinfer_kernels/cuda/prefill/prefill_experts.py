@@ -112,6 +112,10 @@ class PrefillExperts:
         if w.router_bias is not None:
             scores += w.router_bias[: w.count]
 
+    def fits_device(self, w: DeviceExperts, assignments: int) -> bool:
+        """Whether all experts are on the device, and their results fit the buffers."""
+        return w.here == w.count and not w.has_expert_cache and assignments <= self._products.expert_rows
+
     def read(
         self,
         spec: MoeSpec,
@@ -184,15 +188,11 @@ class PrefillExperts:
             ids, w.slots, slots, positions, tokens, row_slots, self._counts, count, w.here,
             EXPERTS=w.count, EXPERTS_PER_TOKEN=spec.experts_per_token, STEP=ASSIGNMENTS_PER_STEP, num_warps=4,
         )  # fmt: skip
-        if not self._fits_device(w, count):
+        if not self.fits_device(w, count):
             self._host_counts.copy_(self._counts, non_blocking=True)
             if self._counted is not None:
                 self._counted.record()
         return ExpertRows(slots, weights, positions, tokens, row_slots)
-
-    def _fits_device(self, w: DeviceExperts, assignments: int) -> bool:
-        """Whether all experts are on the device, and their results fit the buffers."""
-        return w.here == w.count and not w.has_expert_cache and assignments <= self._products.expert_rows
 
     def _add_selected(
         self,
@@ -205,7 +205,7 @@ class PrefillExperts:
     ) -> None:
         count = len(assignments.slots)
         tile = expert_tile(self._capability, count, w.count)
-        if self._fits_device(w, count):
+        if self.fits_device(w, count):
             tiles = sorted_tiles(self._counts[: w.count], count, tile.rows)
             self._add_rows(spec, _TiledRows(w.stacks, 0, 0, count, tiles, tile), assignments, h, total)
             return

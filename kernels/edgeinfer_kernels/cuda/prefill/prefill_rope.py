@@ -12,6 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
@@ -71,9 +72,9 @@ def _value_heads(projected, row_scale, bias, HEADS: tl.constexpr, HEADS_2: tl.co
     return values
 
 
-@triton.jit(do_not_specialize=["start"])
+@triton.jit
 def rope_append_kernel(
-    qkv, row_scales, bias, q_norm, k_norm, table, queries, cache, start, epsilon, ROPE: tl.constexpr
+    qkv, row_scales, bias, q_norm, k_norm, table, queries, cache, words, epsilon, ROPE: tl.constexpr
 ):
     """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
 
@@ -87,7 +88,7 @@ def rope_append_kernel(
     DIMENSIONS: tl.constexpr = ROPE.dimensions
     CACHE: tl.constexpr = ROPE.cache
     token = tl.program_id(0)
-    position = start + token
+    position = step_start(words) + token
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, DIMENSIONS)
     within = dimension < HEAD_DIM
@@ -136,12 +137,12 @@ def rope_append(
     heads: ProjectedHeads,
     table: torch.Tensor,
     spec: AttentionSpec,
-    start: int,
+    words: torch.Tensor,
     queries: torch.Tensor,
     cache: CacheArgs,
 ) -> None:
     """Queries (tokens, heads, head_dim) float16 from the projection; keys and values are written to the cache
-    at start….
+    at the positions of the chunk, whose first is in its `words`.
 
     Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: cosines, then sines. For a q4_0
     cache, queries are multiplied with the Hadamard matrix like the keys.
@@ -155,6 +156,6 @@ def rope_append(
         cache=int(CACHES[cache.k.dtype]),
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
-        *heads, table, queries, cache, start, spec.norm.epsilon,
+        *heads, table, queries, cache, words, spec.norm.epsilon,
         ROPE=rope, num_warps=min(16, max(1, padded_heads * dimensions // 1024)),
     )  # fmt: skip

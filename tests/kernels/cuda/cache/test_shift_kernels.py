@@ -10,6 +10,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
+from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache as LayerCache
 from edgeinfer_kernels.cuda.weights.rope_tables import rope_table
@@ -34,7 +35,8 @@ def filled(device: str, spec: AttentionSpec, kind: CacheType, positions: list[in
     qkv = torch.from_numpy(np.tile(rows, (1, 2))[:, : 6 * spec.head_dim].copy()).to(device)
     projected = ProjectedHeads(qkv, torch.ones(len(positions), device=device))
     queries = torch.empty(len(positions), 2, spec.head_dim, dtype=torch.float16, device=device)
-    rope_append(projected, table_of(device, spec), spec, 0, queries, cache.args)
+    words = chunk_words(0, len(positions)).to(device)
+    rope_append(projected, table_of(device, spec), spec, words, queries, cache.args)
     return cache
 
 

@@ -16,10 +16,10 @@ from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_chunk_rows,
-    slot_words,
     state_args,
     state_config,
 )
+from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     DecayVectors,
     ProjectedRows,
@@ -97,7 +97,7 @@ def evaluated(
 ) -> Array:
     """(tokens, width): the results of the kernels of a prompt or of a decode step; the state is written."""
     tokens, rows = len(inputs.qkv), inputs.rows(device)
-    words, args = slot_words(tokens, start, step).to(device), state_args(state)
+    words, args = chunk_words(start, tokens, step).to(device), state_args(state)
     sizes: dict[str, Any] = {"NET": NET, "CONFIG": state_config(SPEC.recurrent)}
     conv = torch.full(((tokens + RING_ROWS) * SPEC.channels,), torch.nan, device=device)
     values = torch.full((tokens, SPEC.result_width), torch.nan, device=device)

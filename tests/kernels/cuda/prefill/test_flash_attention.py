@@ -10,6 +10,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
+from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import attend
 from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts
@@ -33,7 +34,8 @@ def check(device: str, spec: AttentionSpec, start: int, tokens: int, kind: Cache
     q = random.standard_normal((tokens, spec.heads, spec.head_dim)).astype(np.float16)
     out = torch.full((tokens, spec.heads * spec.head_dim), float("nan"), dtype=torch.float16, device=device)
     asking = hadamard_rows(q).astype(np.float16) if kind == "q4_0" else q
-    flash_attention(torch.from_numpy(asking).to(device), cache.args, start, spec, out, tile)
+    words = chunk_words(start, tokens).to(device)
+    flash_attention(torch.from_numpy(asking).to(device), cache.args, words, spec, out, tile)
     keys, values = cache.read(end)
     expected = attend(q.astype(np.float64), keys, values, start, spec).reshape(tokens, -1)
     np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=3e-3, atol=4e-3)

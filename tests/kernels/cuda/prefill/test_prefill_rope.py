@@ -9,6 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.block import NormSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows
+from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
@@ -63,7 +64,8 @@ def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     queries = torch.full((TOKENS, heads, head_dim), float("nan"), dtype=torch.float16, device=device)
     table = spec.rope.table(0, POSITIONS)
     there = [torch.from_numpy(array).to(device) for array in (qkv, scales, bias, q_norm, k_norm, table)]
-    rope_append(ProjectedHeads(*there[:-1]), there[-1], spec, START, queries, cache.args)
+    words = chunk_words(START, TOKENS).to(device)
+    rope_append(ProjectedHeads(*there[:-1]), there[-1], spec, words, queries, cache.args)
     q, k, v = expected_heads(spec, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
     q, rounding = (hadamard_rows(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=rounding)
@@ -91,7 +93,7 @@ def test_zeros_are_quantized_to_zeros_and_large_values_are_finite(device: str) -
     for kind, held in zip(KINDS, (65504.0, 1e6, 65504.0), strict=True):
         cache = DeviceCache.filled_with_nan(device, spec, 4, kind)
         projected = ProjectedHeads(torch.from_numpy(qkv).to(device), torch.ones(2, device=device))
-        rope_append(projected, table, spec, 0, queries, cache.args)
+        rope_append(projected, table, spec, chunk_words(0, 2).to(device), queries, cache.args)
         keys, values = cache.read(2)
         assert (keys == 0).all()
         assert (values[:, 0] == 0).all()

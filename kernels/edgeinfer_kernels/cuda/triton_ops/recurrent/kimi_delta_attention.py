@@ -5,8 +5,9 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, step_pending, step_tokens
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import store_solution
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_pending, step_tokens
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 

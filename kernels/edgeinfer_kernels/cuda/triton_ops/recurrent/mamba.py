@@ -12,8 +12,8 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
-    load_row,
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
     step_pending,
     step_source,
     step_start,

@@ -10,6 +10,13 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    step_pending,
+    step_source,
+    step_start,
+    step_target,
+    step_tokens,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 RING = tl.constexpr(RING_ROWS)
@@ -31,34 +38,6 @@ class StateConfig(NamedTuple):
     tail_rows: int
     tail_width: int
     slot_width: int
-
-
-@triton.jit
-def step_start(words):
-    """The first position of a step."""
-    return tl.load(words + 8)
-
-
-@triton.jit
-def step_pending(words):
-    """Number of positions between the source slot's and the step."""
-    return tl.load(words + 26)
-
-
-@triton.jit
-def step_source(words):
-    return tl.load(words + 27).to(tl.int64)
-
-
-@triton.jit
-def step_target(words):
-    return tl.load(words + 28).to(tl.int64)
-
-
-@triton.jit
-def step_tokens(words):
-    """Number of tokens of a step, without padding."""
-    return tl.load(words + 29)
 
 
 @triton.jit

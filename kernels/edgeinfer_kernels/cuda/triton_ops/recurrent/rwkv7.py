@@ -13,15 +13,9 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, store_scaled
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
-    load_row,
-    load_slot,
-    matrix_offsets,
-    step_pending,
-    step_target,
-    step_tokens,
-)
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import substitute
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_pending, step_target, step_tokens
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 CHUNK = 16

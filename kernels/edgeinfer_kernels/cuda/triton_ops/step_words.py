@@ -1,0 +1,32 @@
+"""What kernels read of the int32 words of a decode step or of a chunk: see `cuda_buffers.py`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def step_start(words):
+    """The first position of a step, or of a chunk."""
+    return tl.load(words + 8)
+
+
+@triton.jit
+def step_pending(words):
+    """Number of positions between the source slot's and the step."""
+    return tl.load(words + 26)
+
+
+@triton.jit
+def step_source(words):
+    return tl.load(words + 27).to(tl.int64)
+
+
+@triton.jit
+def step_target(words):
+    return tl.load(words + 28).to(tl.int64)
+
+
+@triton.jit
+def step_tokens(words):
+    """Number of tokens of a step, without padding."""
+    return tl.load(words + 29)
