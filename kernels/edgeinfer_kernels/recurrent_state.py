@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.pages import aligned_zeros
 
 WORKING_SLOTS = 4
 """Slots besides checkpoints: what a step reads, what it writes, and two older ones."""
@@ -44,7 +45,8 @@ class RecurrentShape:
     """Sizes of a recurrent state, in float32 elements.
 
     A slot has the first `tail_width` elements of the rows of the `tail_rows` positions before it, and a
-    `matrix`. A row has `row_width` elements. Widths are multiples of 16. `slots`: number of slots.
+    `matrix`, of pieces of `piece_rows` x 16 elements. A row has `row_width` elements. Widths are multiples of
+    16. `slots`: number of slots.
     """
 
     tail_rows: int
@@ -52,6 +54,7 @@ class RecurrentShape:
     row_width: int
     matrix: int
     slots: int
+    piece_rows: int = 0
 
     @property
     def slot_width(self) -> int:
@@ -63,9 +66,9 @@ class RecurrentShape:
         return 4 * (RING_ROWS * self.row_width + self.slots * self.slot_width)
 
     def allocate(self) -> "RecurrentState":
-        """The zeroed state in main memory."""
-        ring = np.zeros((RING_ROWS, self.row_width), np.float32)
-        return RecurrentState(self, ring, np.zeros((self.slots, self.slot_width), np.float32))
+        """The zeroed state in main memory, at whole cache lines."""
+        ring = aligned_zeros((RING_ROWS, self.row_width), np.float32)
+        return RecurrentState(self, ring, aligned_zeros((self.slots, self.slot_width), np.float32))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.rope import RopeSpec
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState
@@ -323,6 +323,10 @@ class RecurrentSizes(BlockSizes):
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         return self._shape.nbytes
+
+    def cpu_scratch(self) -> int:
+        """For products, or for a piece of the state that a thread updates."""
+        return max(ROWS_SCRATCH, CACHE_LINE * self._shape.piece_rows)
 
     def state_share(self, depth: int, context: int) -> float:
         """A token reads a slot and writes one."""

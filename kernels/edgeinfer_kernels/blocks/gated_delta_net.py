@@ -63,7 +63,7 @@ class GatedDeltaNetSpec(RecurrentSpec):
         """
         width, heads = padded(self.channels), padded(self.value_heads)
         matrix = self.value_heads * padded(self.head_dim) * self.head_dim
-        return RecurrentShape(self.taps - 1, width, width + 2 * heads, matrix, self.slots)
+        return RecurrentShape(self.taps - 1, width, width + 2 * heads, matrix, self.slots, self.head_dim)
 
     @property
     def pairs_width(self) -> int:

@@ -64,7 +64,9 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
         sixteen columns of S after each other.
         """
         tail, row = self.channels, self.channels + padded(self.heads) + self.result_width
-        return RecurrentShape(self.taps - 1, tail, row, self.result_width * self.head_dim, self.slots)
+        return RecurrentShape(
+            self.taps - 1, tail, row, self.result_width * self.head_dim, self.slots, self.head_dim
+        )
 
     @property
     def pairs_width(self) -> int:

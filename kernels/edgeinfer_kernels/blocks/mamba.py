@@ -57,7 +57,7 @@ class MambaSpec(RecurrentSpec):
         """
         width = padded(self.channels)
         row = 2 * width + padded(self.state_size)
-        return RecurrentShape(self.taps - 1, width, row, width * self.state_size, self.slots)
+        return RecurrentShape(self.taps - 1, width, row, width * self.state_size, self.slots, self.state_size)
 
     def read(self, tensors: TensorReader) -> "MambaWeights":
         width, channels, size, rank = tensors.hidden_size, self.channels, self.state_size, self.dt_rank

@@ -63,7 +63,9 @@ class Mamba2Spec(RecurrentSpec):
         """
         width = padded(self.channels)
         matrix = self.inner_size * self.state_size
-        return RecurrentShape(self.taps - 1, width, width + padded(self.heads), matrix, self.slots)
+        return RecurrentShape(
+            self.taps - 1, width, width + padded(self.heads), matrix, self.slots, self.state_size
+        )
 
     def chunks(self, tokens: int) -> int:
         """The largest number of chunks of PROMPT_CHUNK positions, with pending ones before `tokens`."""

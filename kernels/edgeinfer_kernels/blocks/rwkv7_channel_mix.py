@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.block import (
     TensorReader,
 )
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
@@ -103,9 +103,6 @@ class Rwkv7ChannelMixSizes(RecurrentSizes):
             "hidden": 4 * hidden,
             "hidden.quantized": quantized_bytes(hidden),
         }
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
 
     def inputs(self) -> list[MatrixSize]:
         return [self.key]

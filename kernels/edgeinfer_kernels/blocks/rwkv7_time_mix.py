@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
@@ -64,7 +64,7 @@ class Rwkv7TimeMixSpec(RecurrentSpec):
         each other.
         """
         width = padded(self.width)
-        return RecurrentShape(1, width, 6 * width, self.width * self.head_dim, self.slots)
+        return RecurrentShape(1, width, 6 * width, self.width * self.head_dim, self.slots, self.head_dim)
 
     def read(self, tensors: TensorReader) -> "Rwkv7TimeMixWeights":
         width, (decay, rate, value, gate) = self.width, self.ranks
@@ -189,9 +189,6 @@ class Rwkv7TimeMixSizes(RecurrentSizes):
             **dict.fromkeys(floats, 4 * width),
             "attn_out.quantized": quantized_bytes(width),
         }
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
 
     def inputs(self) -> list[MatrixSize]:
         return [*self.each[:3], *self.each[3:-1:2]]

@@ -14,12 +14,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
-from edgeinfer_kernels.cpu.layout.packed_matrix import (
-    Bytes,
-    byte_view,
-    float_rows,
-    interleaved_bytes,
-)
+from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
@@ -30,6 +25,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.stages import CPU, Stage, part_of_block, shards_on, stage_blocks
 

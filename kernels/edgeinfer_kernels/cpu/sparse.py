@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, allocate, padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     MAX_NEURONS_PER_PIECE,
@@ -31,6 +31,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.pages import allocate
 
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from edgeinfer_kernels.blocks.block import ChunkRows, RecurrentSizes, StepShape
-from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, ROWS_SCRATCH, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -37,9 +37,6 @@ class ConvolutionSizes(RecurrentSizes):
     def undivided_device_bytes(self) -> int:
         stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
-
-    def cpu_scratch(self) -> int:
-        return ROWS_SCRATCH
 
     def inputs(self) -> list[MatrixSize]:
         return list(self.projections)

@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_BYTES,
     ACTIVE_BYTES,
@@ -46,6 +46,7 @@ from edgeinfer_kernels.decoder import (
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from edgeinfer_kernels.pages import allocate
 from edgeinfer_kernels.reference import ReferenceBackend
 from tests.kernels.conftest import BEST, ISA_NAMES, PORTABLE, best_formats, built_kernels, isas_and_formats
 from tests.kernels.row_matrices import quantized_rows, random_matrix

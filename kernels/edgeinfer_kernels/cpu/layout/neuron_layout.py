@@ -21,9 +21,10 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, Field, split_fields
-from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, address, allocate
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import NEURONS_PER_BLOCK, OUTPUTS_PER_TILE
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_quant_formats import FORMATS, FormatSpec, block_format
 from edgeinfer_quant_formats.codecs.bit_fields import pack_fields, unpack_codes
 from edgeinfer_quant_formats.codecs.decoding import SCALE_UNPACKERS

@@ -1,9 +1,8 @@
-"""Memory that kernels access: aligned arrays, structures filled by field name, matrices in the interleaved
+"""Memory that kernels access: structures filled by field name, matrices in the interleaved
 layout.
 """
 
 import ctypes
-import mmap
 from collections.abc import Sequence
 from ctypes import addressof
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.structure import Structure
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
+from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_quant_formats import block_format, decode, encode
 from edgeinfer_quant_formats.formats import FORMATS, non_finite_blocks, non_finite_error
-
-Bytes = npt.NDArray[np.uint8]
-HUGE_PAGE = 2 << 20
 
 
 class UnsupportedFormatError(ValueError):
@@ -41,20 +38,6 @@ def kernel_format(matrix: MatrixShape) -> str:
 def is_float_format(matrix: MatrixShape) -> bool:
     """Whether the matrix is multiplied with float32 activations instead of int8."""
     return block_format(kernel_format(matrix)).block_elements == 1
-
-
-def allocate(nbytes: int) -> Bytes:
-    """Zeroed, page-aligned bytes, plus 4 KiB padding for kernels that prefetch or complete a group.
-
-    The mapping is private: the default of `mmap` shares memory with forked children, which would overwrite
-    each other's data. From the size of a huge page on, huge pages are requested if available.
-    """
-    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows has no fork.
-        return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)
-    pages = mmap.mmap(-1, nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
 
 
 def address(array: npt.NDArray[Any] | None) -> int:

@@ -12,9 +12,10 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, allocate
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ReadMemoryArgs
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.pages import allocate
 
 MIN_READ = 256 << 20
 CACHES = Path("/sys/devices/system/cpu")

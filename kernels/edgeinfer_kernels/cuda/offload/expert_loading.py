@@ -19,11 +19,12 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.sizes.cuda_buffers import EXPERT_LOAD_BYTES
 
 PIECES_PER_STEP = 3

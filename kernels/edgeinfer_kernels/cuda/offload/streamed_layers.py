@@ -11,7 +11,6 @@ import torch
 
 from edgeinfer_kernels.blocks.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
-from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -30,6 +29,7 @@ from edgeinfer_kernels.decoder import (
     blocks_of,
 )
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.sizes.cuda_buffers import streamed_piece_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes

@@ -6,10 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.packed_matrix import Bytes, expert_bytes, group_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.pages import Bytes
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
-    target_slot,
+    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier,
@@ -180,9 +180,9 @@ def update_decayed_columns(columns, q, k, v, beta, decays, head_dim):
 
 
 @device_function
-def recur(pool, counter, block, step_args):
-    """Phase: the recurrence, sixteen columns of a head's state at a time; results of this step's tokens to
-    the rows of `conv_out`.
+def recur(pool, counter, block, step_args, columns):
+    """Phase: the recurrence, sixteen columns of a head's state at a time, in `columns`; results of this
+    step's tokens to the rows of `conv_out`.
     """
     state = block.state
     head_dim = block.head_dim
@@ -198,7 +198,6 @@ def recur(pool, counter, block, step_args):
             break
         group = item % groups
         offset = state.matrix_at + item * column_bytes
-        columns = target_slot(state, step_args) + offset
         load_matrix(state, step_args, offset, columns, head_dim)
         key = 4 * head_dim * key_head_of(block, head)
         value_at = values_at + 4 * (head * head_dim + 16 * group)
@@ -218,6 +217,7 @@ def recur(pool, counter, block, step_args):
             if row >= pending:
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + 4 * (head * head_dim + 16 * group), result)
+        store_matrix(state, step_args, offset, columns, head_dim)
 
 
 @device_function
@@ -260,7 +260,7 @@ def recur_and_project(pool, counter, thread, step_args, block, scratch):
     ahead = barrier_prefetching(pool, ahead, end)
     convolve(pool, counter, heads, step_args)
     ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, counter + 1, heads, step_args)
+    recur(pool, counter + 1, heads, step_args, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
     keep_rows(pool, counter + 2, heads.state, step_args)
     gate_heads(pool, counter + 3, heads, tokens)

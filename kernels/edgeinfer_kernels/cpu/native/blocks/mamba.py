@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
-    target_slot,
+    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -89,9 +89,9 @@ def read_channels(matrix, c, size, value):
 
 
 @device_function
-def recur(pool, counter, block, step_args):
-    """Phase: the recurrence, sixteen channels at a time; (y + D u) · silu(z) of this step's tokens to the
-    rows of `conv_out`. Δ replaces W_dt dt in the rows of the state.
+def recur(pool, counter, block, step_args, matrix):
+    """Phase: the recurrence, sixteen channels at a time, in `matrix`; (y + D u) · silu(z) of this step's
+    tokens to the rows of `conv_out`. Δ replaces W_dt dt in the rows of the state.
     """
     state, inputs, conv_out = block.state, block.inputs, block.conv_out
     pending = step_args.pending
@@ -104,7 +104,6 @@ def recur(pool, counter, block, step_args):
             break
         offset = 64 * group
         matrix_at = state.matrix_at + offset * size
-        matrix = target_slot(state, step_args) + matrix_at
         load_matrix(state, step_args, matrix_at, matrix, size)
         a = block.a + offset * size
         tap_bias = load_floats(block.tap_bias + offset)
@@ -125,6 +124,7 @@ def recur(pool, counter, block, step_args):
             gate = load_floats(block.z + token * block.z_stride + offset)
             value = multiply(value, multiply(gate, sigmoid(gate)))
             store_floats(conv_out.floats + token * conv_out.float_stride + offset, value)
+        store_matrix(state, step_args, matrix_at, matrix, size)
 
 
 @exports.add("mamba_block", MambaArgs, StepArgs, ThreadPoolArgs, int)
@@ -158,7 +158,7 @@ def mamba_block(block, step_args, pool, thread):
     project(pool, 8, thread, tokens, delta_matrix, dt, deltas, row_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
     ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, 9, block, step_args)
+    recur(pool, 9, block, step_args, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 10, state, step_args)
     quantize_input(pool, 11, step_args, conv_out)

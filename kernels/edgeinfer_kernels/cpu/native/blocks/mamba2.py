@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
-    target_slot,
+    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -87,9 +87,9 @@ def update_columns(columns, b, c, x, decay, state_size):
 
 
 @device_function
-def recur(pool, counter, block, step_args):
-    """Phase: the recurrence, sixteen columns of a head's state at a time; y · silu(z) of the tokens of this
-    step, to the rows of `conv_out`.
+def recur(pool, counter, block, step_args, columns):
+    """Phase: the recurrence, sixteen columns of a head's state at a time, in `columns`; y · silu(z) of the
+    tokens of this step, to the rows of `conv_out`.
     """
     state = block.state
     pending = step_args.pending
@@ -106,7 +106,6 @@ def recur(pool, counter, block, step_args):
             break
         at = 64 * item
         offset = state.matrix_at + item * column_bytes
-        columns = target_slot(state, step_args) + offset
         load_matrix(state, step_args, offset, columns, state_size)
         b_at = 4 * (inner + head // (block.heads // block.groups) * state_size)
         c_at = b_at + 4 * block.groups * state_size
@@ -124,6 +123,7 @@ def recur(pool, counter, block, step_args):
                 gate = load_floats(block.z + (row - pending) * block.z_stride + at)
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + at, multiply(y, multiply(gate, sigmoid(gate))))
+        store_matrix(state, step_args, offset, columns, state_size)
 
 
 @device_function
@@ -173,7 +173,7 @@ def mamba2_block(block, step_args, pool, thread):
     ahead = barrier_prefetching(pool, ahead, end)
     convolve(pool, 4, block, step_args)
     ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, 5, block, step_args)
+    recur(pool, 5, block, step_args, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 6, state, step_args)
     normalize_groups(pool, 7, block, step_args)

@@ -12,6 +12,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     multiply_add,
     splat_f32,
     store_floats,
+    stream_floats,
     subtract,
 )
 from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
@@ -64,6 +65,16 @@ def load_matrix(state, step_args, offset, target, rows):
     for i in range(rows):
         value = splat_f32(np.float32(0)) if is_zero else load_floats(source + 64 * i)
         store_floats(target + 64 * i, value)
+
+
+@device_function
+def store_matrix(state, step_args, offset, source, rows):
+    """Copy `rows` rows of sixteen values to the target slot, at a byte offset. They go past the caches: all
+    weights are read before the next token reads them.
+    """
+    target = target_slot(state, step_args) + offset
+    for i in range(rows):
+        stream_floats(target + 64 * i, load_floats(source + 64 * i))
 
 
 @device_function

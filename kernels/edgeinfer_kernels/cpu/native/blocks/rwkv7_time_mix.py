@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
     mix_piece,
     normalize_rows,
     row_address,
-    target_slot,
+    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier,
@@ -179,9 +179,9 @@ def read_rows(matrix, r, head_dim):
 
 
 @device_function
-def recur(pool, counter, block, step_args):
-    """Phase: the recurrence, sixteen rows of a head's state at a time; S r of this step's tokens to the rows
-    of `conv_out`.
+def recur(pool, counter, block, step_args, matrix):
+    """Phase: the recurrence, sixteen rows of a head's state at a time, in `matrix`; S r of this step's tokens
+    to the rows of `conv_out`.
     """
     state, conv_out = block.state, block.conv_out
     head_dim = block.head_dim
@@ -195,7 +195,6 @@ def recur(pool, counter, block, step_args):
             break
         offset = 4 * head * head_dim
         matrix_at = state.matrix_at + item * 64 * head_dim
-        matrix = target_slot(state, step_args) + matrix_at
         load_matrix(state, step_args, matrix_at, matrix, head_dim)
         for token in range(-pending, step_args.tokens):
             row = row_address(state, step_args, token) + offset
@@ -205,6 +204,7 @@ def recur(pool, counter, block, step_args):
                 r = block.receptance + token * block.row_stride + offset
                 out = conv_out.floats + token * conv_out.float_stride
                 store_floats(out + 64 * item, read_rows(matrix, r, head_dim))
+        store_matrix(state, step_args, matrix_at, matrix, head_dim)
 
 
 @device_function
@@ -301,7 +301,7 @@ def rwkv7_time_mix_block(block, step_args, pool, thread):
     ahead = barrier_prefetching(pool, ahead, end)
     prepare(pool, 4, block, step_args)
     ahead = barrier_prefetching(pool, ahead, end)
-    recur(pool, 5, block, step_args)
+    recur(pool, 5, block, step_args, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 6, state, step_args)
     finish_heads(pool, 7, block, step_args)

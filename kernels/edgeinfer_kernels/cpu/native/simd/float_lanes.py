@@ -21,6 +21,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     part,
     splat,
     store,
+    stream,
 )
 
 
@@ -37,6 +38,12 @@ def load_floats(builder, at):
 @operation(types.void, (address, float16x))
 def store_floats(builder, at, vector):
     store(builder, vector, at)
+
+
+@operation(types.void, (address, float16x))
+def stream_floats(builder, at, vector):
+    """Store to the beginning of a cache line, past the caches."""
+    stream(builder, vector, at)
 
 
 @operation(types.float32, (float16x,))

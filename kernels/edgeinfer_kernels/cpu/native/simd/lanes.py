@@ -6,7 +6,7 @@ instruction, two of 256 bits, four of 128). Only four kinds depend on the instru
 products (`dots`), the byte table lookup, the half-precision conversions, and tiles (`tiles`). They are calls
 until the build adds the bodies for its target (`emit_bodies`), so numba's part of a build is the same for all
 targets.
-Addresses are int64; loads and stores need no alignment.
+Addresses are int64; loads and stores need no alignment, except `stream`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
+
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -138,6 +140,13 @@ def load(builder: Any, at: Any, of_type: ir.Type) -> Any:
 
 def store(builder: Any, value: Any, at: Any) -> None:
     builder.store(value, builder.inttoptr(at, value.type.as_pointer())).align = 1
+
+
+def stream(builder: Any, value: Any, at: Any) -> None:
+    """Store a whole cache line without reading it from memory first, and past the caches."""
+    stored = builder.store(value, builder.inttoptr(at, value.type.as_pointer()))
+    stored.align = CACHE_LINE
+    stored.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(I32, 1)]))
 
 
 def call(builder: Any, name: str, result: ir.Type, values: list[Any]) -> Any:
