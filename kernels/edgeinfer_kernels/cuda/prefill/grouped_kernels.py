@@ -110,16 +110,17 @@ def expert_product_kernel(
         taken = tl.load(index + row, mask=there, other=0) if INDEXED else row
         output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         weights = slot * expert_rows + tl.minimum(output, expert_rows - 1)
-        element = tl.arange(0, 32)
+        element = tl.arange(0, 32 * STEP)
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for begin in range(0, BLOCKS, STEP):
             stored = blocks_at(begin, STEP, 4)
             b = decode_rows(load_tile(matrix, weights, stored, BLOCKS, BLOCKS % STEP > 0, TILE, 4), TILE)
-            block = stored % (BLOCKS // 8) * 8 + stored // (BLOCKS // 8)
-            column = tl.where(stored < BLOCKS, block * 32, COLUMNS)[None, :, None] + element[None, None, :]
-            at = rows + taken[:, None, None] * COLUMNS + column
-            a = tl.load(at, mask=there[:, None, None] & (column < COLUMNS), other=0.0)
-            a = tl.reshape(a, (BLOCK_M, 32 * STEP))
+            place = begin + element // 32
+            block = place % (BLOCKS // 8) * 8 + place // (BLOCKS // 8)
+            column = tl.where(place < BLOCKS, block * 32, COLUMNS) + element % 32
+            column = tl.max_contiguous(tl.multiple_of(column, 32), 32)
+            at = rows + taken[:, None] * COLUMNS + column[None, :]
+            a = tl.load(at, mask=there[:, None] & (column < COLUMNS)[None, :], other=0.0)
             total = tl.dot(a, tl.trans(b), total)
         to = out + row[:, None] * stride + output[None, :]
         tl.store(to, total, mask=there[:, None] & (output < expert_rows)[None, :])

@@ -17,10 +17,13 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     PAIR,
     SIGNED,
     SINGLE,
+    code_offset,
+    code_value,
     high_f16,
     look_up,
     low_f16,
-    quad,
+    scaled_codes,
+    unsigned_quad,
 )
 
 
@@ -47,11 +50,7 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
     if TILE.scale == NO_SCALE:
         return _decode_float(words, ELEMENT, TILE)
     else:
-        codes = quad(words, ELEMENT // 4, TILE)
-        if TILE.code == BYTE or TILE.code == CODEBOOK:
-            value = ((codes << (24 - 8 * (ELEMENT % 4))) >> 24).to(tl.float32)
-        else:
-            value = (((codes >> (8 * (ELEMENT % 4))) & 255) - TILE.offset).to(tl.float32)
+        value = code_value(unsigned_quad(words, ELEMENT // 4, TILE), ELEMENT % 4, code_offset(TILE))
         if TILE.scale == FLOAT16:
             return low_f16(scale) * value
         elif TILE.scale == BFLOAT16:
@@ -72,8 +71,14 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
 def decode_rows(tile, TILE: tl.constexpr):
     """All weights of a tile in the column order of its rows, (rows, 32·blocks) float16."""
     parts = ()
-    for element in tl.static_range(32):
-        parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
+    if TILE.scale == FLOAT16:
+        # One rounding, as of the product in float32: a code is exact in float16.
+        for group in tl.static_range(8):
+            codes = unsigned_quad(tile[0], group, TILE)
+            parts = parts + scaled_codes(codes, tile[1], code_offset(TILE))
+    else:
+        for element in tl.static_range(32):
+            parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
     # Elements that are half the size apart become neighbors in the last step: bit by bit, from the highest.
     for bit in tl.static_range(5):
         joined = ()

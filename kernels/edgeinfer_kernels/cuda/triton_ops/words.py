@@ -131,6 +131,81 @@ def quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
+def unsigned_quad(words, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """As `quad`; 128 is added to signed codes."""
+    codes = quad(words, GROUP, TILE)
+    if TILE.code == BYTE or TILE.code == CODEBOOK:
+        codes = codes ^ -0x7F7F7F80  # 0x80 in every byte.
+    return codes
+
+
+@triton.jit
+def code_offset(TILE: tl.constexpr):
+    """What is subtracted from the codes of `unsigned_quad`."""
+    return tl.constexpr(128 if TILE.code == BYTE or TILE.code == CODEBOOK else TILE.offset)
+
+
+@triton.jit
+def code_value(codes, BYTE_INDEX: tl.constexpr, OFFSET: tl.constexpr):
+    """One of four codes minus the offset, float32.
+
+    A code in the low bits of the float32 2²³ is added to it; this is faster than a conversion.
+    """
+    if INTERPRETED:
+        return (((codes >> (8 * BYTE_INDEX)) & 255) - OFFSET).to(tl.float32)
+    else:
+        POWER: tl.constexpr = 0x4B000000
+        SELECTED: tl.constexpr = 0x7540 + BYTE_INDEX
+        shifted = _instruction("prmt.b32 $0, $1, $2, $3;", codes, POWER, SELECTED)
+        return shifted.to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+
+
+@triton.jit
+def scaled_codes(codes, scale, OFFSET: tl.constexpr):
+    """Four codes minus the offset, times the float16 scale in the low bits of a word, rounded to float16.
+
+    Two at a time, as in `code_value` with 2¹⁰.
+    """
+    if INTERPRETED:
+        factor = low_f16(scale)
+        return (
+            (factor * code_value(codes, 0, OFFSET)).to(tl.float16),
+            (factor * code_value(codes, 1, OFFSET)).to(tl.float16),
+            (factor * code_value(codes, 2, OFFSET)).to(tl.float16),
+            (factor * code_value(codes, 3, OFFSET)).to(tl.float16),
+        )
+    else:
+        POWERS: tl.constexpr = 0x64006400 + 0x00010001 * OFFSET
+        first, second = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 factor;
+            prmt.b32 factor, $3, $3, 0x1010;
+            prmt.b32 $0, $2, 0x64646464, 0x4140;
+            prmt.b32 $1, $2, 0x64646464, 0x4342;
+            sub.f16x2 $0, $0, $4;
+            sub.f16x2 $1, $1, $4;
+            mul.f16x2 $0, $0, factor;
+            mul.f16x2 $1, $1, factor;
+            }""",
+            "=&r,=&r,r,r,r",
+            [codes, scale, POWERS],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        return _halves(first) + _halves(second)
+
+
+@triton.jit
+def _halves(word):
+    """The two float16 of a word."""
+    return (
+        word.to(tl.int16).to(tl.float16, bitcast=True),
+        (word >> 16).to(tl.int16).to(tl.float16, bitcast=True),
+    )
+
+
+@triton.jit
 def low_f16(word):
     """The float16 in the low 16 bits of a word."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
