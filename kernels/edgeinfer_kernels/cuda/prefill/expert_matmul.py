@@ -50,7 +50,9 @@ def expert_tile(capability: int, assignments: int, experts: int) -> ExpertTile:
     rows = max(16, next_power_of_two(assignments // max(1, experts)))
     if 0 < capability < 80:
         return ExpertTile(min(rows, 32), 32, 1, 4)
-    return ExpertTile(16, 64, 8, 4) if rows == 16 else ExpertTile(min(rows, 64), 128, 4, 8)
+    if rows == 16:
+        return ExpertTile(16, 64, 8, 4)
+    return ExpertTile(32, 128, 4, 4) if rows == 32 else ExpertTile(64, 128, 4, 8)
 
 
 def max_tiles(assignments: int, experts: int, rows: int) -> int:
