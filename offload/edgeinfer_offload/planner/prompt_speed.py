@@ -96,6 +96,7 @@ class PromptSpeed:
             _layer(problem, index, costs, devices, unpacked)
             for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True))
         ]
+        self._is_split = any(layer.here or not layer.attends_on_gpu for layer in self._layers)
         head = _Part(problem.sizes.head.nbytes, 2 * problem.sizes.head.weights)
         roof = self._gpu if placement.non_layer.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
@@ -124,10 +125,14 @@ class PromptSpeed:
                 continue
             gpu = self._gpu
             computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            total += max(
-                computing, _moe_launches(tokens, layer.there) if layer.sizes.routed else LAYER_LAUNCH_SECONDS
-            )
+            total += max(computing, self._launching(tokens, layer))
         return total
+
+    def _launching(self, tokens: int, layer: _Layer) -> float:
+        """Host seconds to launch a layer of a chunk; nothing if the chunk is one CUDA graph."""
+        if not self._is_split:
+            return 0.0
+        return _moe_launches(tokens, layer.there) if layer.sizes.routed else LAYER_LAUNCH_SECONDS
 
     def _streamed(self, tokens: int, start: int) -> float:
         """Seconds of a chunk computed wholly on the GPU. Copies are overlapped, except those of experts,
