@@ -115,7 +115,7 @@ class LoadOptions:
     )  # fmt: skip
     engine: EngineName = _option(
         "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
-        commands="run chat pull",
+        commands="run chat serve pull",
     )  # fmt: skip
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench")
     vram: int | None = _option(

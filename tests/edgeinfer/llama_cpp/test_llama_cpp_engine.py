@@ -235,3 +235,18 @@ def test_a_closed_model_raises_an_error(zoo_file: ZooFile) -> None:
         next(stream)
     with pytest.raises(EdgeInferError, match="the model has been closed; load it again"):
         list(stream)
+
+
+@pytest.mark.anyio
+async def test_the_server_completes_with_llama_cpp(theirs: Model) -> None:
+    pytest.importorskip("httpx")
+    from tests.edgeinfer.serving.http_client import post
+
+    body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0}
+    response = await post(theirs, "/v1/completions", {**body, "n": 2})
+    assert response.status_code == 200
+    expected = theirs.generate(PROMPT, max_tokens=5, temperature=0.0).text
+    assert [choice["text"] for choice in response.json()["choices"]] == [expected, expected]
+    refused = await post(theirs, "/v1/embeddings", {"input": PROMPT})
+    assert refused.status_code == 400
+    assert "the engine llama.cpp doesn't support" in refused.json()["error"]["message"]
