@@ -63,14 +63,17 @@ def rows_kernel(
     GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """y (tokens, stride) = rows of two matrices times activations + bias; two, because formats may differ.
+    """y (tokens, stride) = rows of one or two matrices times activations + bias; two, because formats may
+    differ. SECOND: None if there is only the first.
 
     Reads the rows' planes once, and the activations per token; writes 64 bytes per token and program.
     """
     TOKENS: tl.constexpr = GEMV.tokens
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    if program < FIRST_PROGRAMS:
+    if SECOND is None:
+        value = _project_after_producers(first, activations, program * ROWS, SOURCE, GEMV, FIRST, DEPENDENT)
+    elif program < FIRST_PROGRAMS:
         row = program * ROWS
         value = _project_after_producers(first, activations, row, SOURCE, GEMV, FIRST, DEPENDENT)
     else:

@@ -28,10 +28,15 @@ from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import Code, Tile
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+
+
+FEW_BLOCKS = 8
+"""Blocks of F32 rows that a program reads at a time for several tokens."""
 
 
 class StepLaunches:
@@ -61,10 +66,13 @@ class StepLaunches:
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
-    def _gemv(self, kernel: RowKernel, blocks: int, tokens: int) -> dict[str, Any]:
-        """The tile config of a GEMV kernel, and its warps."""
+    def _gemv(self, kernel: RowKernel, blocks: int, tokens: int, *tiles: Tile) -> dict[str, Any]:
+        """The tile config of a GEMV kernel for matrices of these formats, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
         step = shape.step_for(blocks)
+        if any(tile.code == Code.SINGLE for tile in tiles):
+            # A block is 32 words for each token: too many registers take minutes to compile.
+            step = max(min(step, FEW_BLOCKS), step // tokens)
         config = GemvConfig(step, min(shape.vector, step), tokens)
         return {"GEMV": config, "warps": shape.warps_for(blocks)}
 
@@ -122,10 +130,10 @@ class StepLaunches:
             y.stride(0),
             FIRST_PROGRAMS=programs[0],
             FIRST=parts[0].shapes.tile,
-            SECOND=parts[-1].shapes.tile,
+            SECOND=parts[1].shapes.tile if len(parts) > 1 else None,
             BIAS=bias is not None,
             SOURCE=self.source_config(source),
-            **self._gemv(kernel, source.activations.blocks, tokens),
+            **self._gemv(kernel, source.activations.blocks, tokens, *(part.shapes.tile for part in parts)),
         )
 
     def stacked(self, stack: Stack, source: Source, y: Tensor, bias: Tensor | None, tokens: int) -> None:
@@ -155,7 +163,7 @@ class StepLaunches:
             READ=read.config,
             OUT=layout,
             TILE=matrix.shapes.tile,
-            **self._gemv("qkv", read.blocks, tokens),
+            **self._gemv("qkv", read.blocks, tokens, matrix.shapes.tile),
         )
 
     def gated(
@@ -178,7 +186,7 @@ class StepLaunches:
             HIDDEN=out.config,
             GATED=gated,
             SOURCE=self.source_config(source),
-            **self._gemv("gated", source.activations.blocks, tokens),
+            **self._gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, ffn.up.shapes.tile),
         )
 
     def residual(
@@ -211,7 +219,7 @@ class StepLaunches:
             TILE=matrix.shapes.tile,
             BIAS=bias is not None,
             GAIN=gain is not None,
-            **self._gemv(kernel, read.blocks, tokens),
+            **self._gemv(kernel, read.blocks, tokens, matrix.shapes.tile),
         )
 
     def add_norm(
@@ -309,5 +317,5 @@ class StepLaunches:
             TILE=model.head.shapes.tile,
             CAPPED=spec.logit_soft_cap != 0,
             SOURCE=self.source_config(source),
-            **self._gemv("head", source.activations.blocks, tokens),
+            **self._gemv("head", source.activations.blocks, tokens, model.head.shapes.tile),
         )
