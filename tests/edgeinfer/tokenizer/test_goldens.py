@@ -6,8 +6,8 @@ import pytest
 from tokenizers.models import BPE
 
 from edgeinfer.tokenizer import Tokenizer, known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
-from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.encoders.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
+from edgeinfer.tokenizer.encoders.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.encoders.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer
 from edgeinfer.tokenizer.splitting import Splitter
 from edgeinfer.tokenizer.vocabulary import Vocabulary
