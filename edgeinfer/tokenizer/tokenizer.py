@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from edgeinfer.tokenizer.encoders.plamo import PlamoEncoder
 from edgeinfer.tokenizer.encoders.sentence_piece import SentencePieceEncoder
 from edgeinfer.tokenizer.encoders.unigram import UnigramEncoder
 from edgeinfer.tokenizer.encoders.word_piece import WordPieceEncoder
-from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
+from edgeinfer.tokenizer.pre_tokenizers import WHITESPACE, PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, special_tokens
 from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile
@@ -23,6 +24,7 @@ from edgeinfer_quant_formats.errors import printable
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
+    "whitespace": {"bos": 11, "eos": 11},
     "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
     "t5": {"eos": 1, "unk": 2, "pad": 0},
     "plamo2": {"bos": 1, "eos": 2, "unk": 0, "pad": 3},
@@ -32,13 +34,14 @@ KINDS = {
     "llama": "SentencePiece",
     "gpt2": "byte pairs",
     "gemma4": "byte pairs",
+    "whitespace": "byte pairs without whitespace",
     "bert": "WordPiece",
     "t5": "unigram",
     "rwkv": "longest match",
     "plamo2": "PLaMo 2",
 }
 """`tokenizer.ggml.model` -> name of the tokenizer."""
-_BYTE_PAIRS = ("gpt2", "gemma4")
+_BYTE_PAIRS = ("gpt2", "gemma4", "whitespace")
 _Encoder = (
     SentencePieceEncoder
     | BytePairEncoder
@@ -287,6 +290,8 @@ def _pre_tokenizer_of(
     """Return the file's pre-tokenizer, and a warning if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()
+    if metadata["tokenizer.ggml.model"] == "whitespace":
+        return replace(WHITESPACE, lowercase=flag(metadata, "normalizer.lowercase", False)), ()
     pre = name(metadata, "pre")
     if not pre:
         note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; the output may suffer"

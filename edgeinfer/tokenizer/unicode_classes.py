@@ -78,6 +78,26 @@ def is_control(code: int) -> bool:
     return any(first <= code <= last for first, last in _CONTROLS)
 
 
+def lowercased(character: str) -> str:
+    """Return a character's lowercase, one character; one that the class table doesn't have stays as it is,
+    because the Python at hand may be newer than the table.
+    """
+    return character.lower()[0] if is_assigned(character) else character
+
+
+def is_assigned(character: str) -> bool:
+    """Return whether a character is whitespace or of a class other than `OTHER`."""
+    return int(class_table()[ord(character)]) != OTHER
+
+
+class LowercaseTable(dict[int, str]):
+    """Each code point's lowercase, for `str.translate`; entries are made on use."""
+
+    def __missing__(self, code: int) -> str:
+        text = self[code] = lowercased(chr(code))
+        return text
+
+
 def class_text(text: str, table: npt.NDArray[np.uint8]) -> str:
     """Return `text` with each character replaced by its class; ASCII text is returned as it is."""
     if text.isascii():

@@ -7,11 +7,12 @@ from typing import Any
 from edgeinfer.tokenizer.encoders.piece_table import SPACE, PieceTable, plain_tokens
 from edgeinfer.tokenizer.unicode_classes import (
     MARK,
-    OTHER,
     PUNCTUATION,
     class_table,
+    is_assigned,
     is_control,
     is_whitespace,
+    lowercased,
 )
 from edgeinfer.tokenizer.vocabulary import Vocabulary, flag
 
@@ -92,8 +93,7 @@ class _Normalization(dict[int, str]):
         return text
 
     def _made(self, character: str) -> str:
-        # A character that the class table doesn't have may be known to a newer Python: it stays as it is.
-        if self._strips_accents and _is_assigned(character):
+        if self._strips_accents and is_assigned(character):
             character = unicodedata.normalize("NFD", character)[0]
         code = ord(character)
         kind = int(class_table()[code])
@@ -101,11 +101,7 @@ class _Normalization(dict[int, str]):
             return " "
         if is_control(code) or code == 0xFFFD or (self._strips_accents and kind == MARK):
             return ""
-        text = character.lower()[0] if self._lowercase and _is_assigned(character) else character
+        text = lowercased(character) if self._lowercase else character
         separate = kind == PUNCTUATION or character in _ASCII_PUNCTUATION or character in _ASCII_SYMBOLS
         chinese = any(first <= code <= last for first, last in _CHINESE)
         return f" {text} " if separate or chinese else text
-
-
-def _is_assigned(character: str) -> bool:
-    return int(class_table()[ord(character)]) != OTHER

@@ -245,7 +245,13 @@ def main() -> None:
     texts = corpus(sys.argv[1])
     names = {name: {"tokenizer.ggml.pre": name} for name in known_pre_tokenizers()}
     write("byte_pair", byte_pair_vocabulary(texts), names)
-    write("raw_byte_pair", raw_byte_pair_vocabulary(texts), {"gemma4": {}})
+    whitespace = {"tokenizer.ggml.model": "whitespace", "tokenizer.ggml.pre": "whitespace"}
+    raw: dict[str, dict[str, Any]] = {
+        "gemma4": {},
+        "whitespace": whitespace,
+        "lowercase": whitespace | {"tokenizer.ggml.normalizer.lowercase": True},
+    }
+    write("raw_byte_pair", raw_byte_pair_vocabulary(texts), raw)
     prefix, both = "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_eos_token"
     variants: dict[str, dict[str, Any]] = {
         "plain": {},

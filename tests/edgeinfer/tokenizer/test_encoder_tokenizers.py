@@ -131,6 +131,14 @@ def test_plamo_round_trips_text(plamo: Tokenizer, plamo_pieces: Any) -> None:
         assert with_streaming(plamo, plamo.encode(text)) == text
 
 
+def test_byte_pairs_without_whitespace_drop_it(raw_byte_pairs: Any) -> None:
+    tokenizer = Tokenizer.from_metadata(raw_byte_pairs.metadata_of("whitespace"))
+    assert tokenizer.kind == "byte pairs without whitespace"
+    assert tokenizer.decode(tokenizer.encode(" The\u3000king\n中文 é ")) == "Theking中文é"
+    lower = Tokenizer.from_metadata(raw_byte_pairs.metadata_of("lowercase"))
+    assert lower.decode(lower.encode("The ÉCOLE")) == "theécole"
+
+
 def test_replacements_take_the_longest_key() -> None:
     table = Charsmap({CHARSMAP: charsmap(REPLACEMENTS)})
     for key, replacement in REPLACEMENTS.items():

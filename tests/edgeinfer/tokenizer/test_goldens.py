@@ -32,9 +32,10 @@ def test_byte_pairs_round_trip_text(name: str, byte_pairs: Any) -> None:
         assert [tokenizer.decode(tokenizer.encode(text)) for text in byte_pairs.texts] == byte_pairs.texts
 
 
-def test_byte_pairs_over_raw_utf8_give_the_ids_of_llama_cpp(raw_byte_pairs: Any) -> None:
-    tokenizer = Tokenizer.from_metadata(raw_byte_pairs.metadata_of("gemma4"))
-    assert differing(raw_byte_pairs, "gemma4", tokenizer) == []
+@pytest.mark.parametrize("variant", ["gemma4", "whitespace", "lowercase"])
+def test_byte_pairs_over_raw_utf8_give_the_ids_of_llama_cpp(variant: str, raw_byte_pairs: Any) -> None:
+    tokenizer = Tokenizer.from_metadata(raw_byte_pairs.metadata_of(variant))
+    assert differing(raw_byte_pairs, variant, tokenizer) == []
 
 
 @pytest.mark.parametrize("variant", ["plain", "no space prefix", "eos", "phi-3"])
