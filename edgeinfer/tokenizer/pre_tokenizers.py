@@ -49,6 +49,8 @@ class PreTokenizer:
     always_adds_bos: bool = False
     """BOS is added whatever the file sets."""
     merges_are_optional: bool = False
+    drops_whitespace: bool = False
+    lowercase: bool = False
     newline_runs: bool = False
     """A run of newlines that is a token is not merged."""
 
@@ -238,6 +240,9 @@ _ALIASES: dict[str, str] = {
     }.items()
     for alias in aliases.split()
 }
+
+WHITESPACE = PreTokenizer((Split(r"\S+"),), byte_level=False, drops_whitespace=True)
+"""Of `tokenizer.ggml.model` = "whitespace" (jina-embeddings-v2-base-zh), whatever pre-tokenizer it names."""
 
 
 def known_pre_tokenizers() -> list[str]:

@@ -11,7 +11,9 @@ Cuts = list[int]
 
 _SHORT = 64
 """Up to this length a repeated search is faster than an iterator."""
-_WIDE_WHITESPACE = re.compile("[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+_WIDE = "\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_WIDE_WHITESPACE = re.compile(f"[{_WIDE}]")
+NOT_WHITESPACE = re.compile(f"[^\t-\r {_WIDE}]+")
 
 
 class Splitter:

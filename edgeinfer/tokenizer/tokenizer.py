@@ -2,24 +2,54 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.tokenizer import special_texts
-from edgeinfer.tokenizer.byte_pair import BytePairEncoder
 from edgeinfer.tokenizer.detokenizer import StreamDecoder
-from edgeinfer.tokenizer.longest_match import LongestMatchEncoder
-from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer, is_known, pre_tokenizer
-from edgeinfer.tokenizer.sentence_piece import SentencePieceEncoder
+from edgeinfer.tokenizer.encoders.byte_pair import BytePairEncoder
+from edgeinfer.tokenizer.encoders.longest_match import LongestMatchEncoder
+from edgeinfer.tokenizer.encoders.plamo import PlamoEncoder
+from edgeinfer.tokenizer.encoders.sentence_piece import SentencePieceEncoder
+from edgeinfer.tokenizer.encoders.unigram import UnigramEncoder
+from edgeinfer.tokenizer.encoders.word_piece import WordPieceEncoder
+from edgeinfer.tokenizer.pre_tokenizers import WHITESPACE, PreTokenizer, is_known, pre_tokenizer
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, special_tokens
 from edgeinfer.tokenizer.vocabulary import SpecialIds, TokenType, Vocabulary, flag, name, string_list
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
 
-_SENTENCE_PIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}
-_BYTE_PAIR_IDS = {"bos": 11, "eos": 11}
-_KNOWN_MODELS = ("llama", "gpt2", "gemma4", "rwkv")
+_DEFAULT_IDS: dict[str, dict[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unk": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "whitespace": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101, "sep": 102, "unk": 100, "pad": 0, "mask": 103},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
+    "plamo2": {"bos": 1, "eos": 2, "unk": 0, "pad": 3},
+}
+"""Tokenizer type -> ids of roles if the file sets none. Source: llama.cpp."""
+KINDS = {
+    "llama": "SentencePiece",
+    "gpt2": "byte pairs",
+    "gemma4": "byte pairs",
+    "whitespace": "byte pairs without whitespace",
+    "bert": "WordPiece",
+    "t5": "unigram",
+    "rwkv": "longest match",
+    "plamo2": "PLaMo 2",
+}
+"""`tokenizer.ggml.model` -> name of the tokenizer."""
+_BYTE_PAIRS = ("gpt2", "gemma4", "whitespace")
+_Encoder = (
+    SentencePieceEncoder
+    | BytePairEncoder
+    | LongestMatchEncoder
+    | WordPieceEncoder
+    | UnigramEncoder
+    | PlamoEncoder
+)
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 _MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.REASONING_TEXTS))
 _REASONING_TEXTS = frozenset(mark.encode() for mark in special_texts.REASONING_TEXTS)
@@ -27,16 +57,17 @@ _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 
 class Tokenizer:
-    """A model's tokenizer: SentencePiece (`llama`), byte pairs (`gpt2`, `gemma4`), longest match (`rwkv`)."""
+    """A model's tokenizer, of one of `KINDS`."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        encoder: SentencePieceEncoder | BytePairEncoder | LongestMatchEncoder,
+        encoder: _Encoder,
         metadata: Mapping[str, Any],
         *,
         add_bos: bool,
-        add_space_prefix: bool,
+        add_eos: bool | None = None,
+        add_space_prefix: bool = False,
         warnings: tuple[str, ...] = (),
     ) -> None:
         """Initialize from parts; normally use `from_metadata` or `from_gguf`."""
@@ -53,10 +84,17 @@ class Tokenizer:
         self.end_ids = vocabulary.end_ids
         """The tokens that end generation."""
         self.add_bos = add_bos
-        self.add_eos = flag(metadata, "add_eos_token", False)
-        self.add_space_prefix = flag(metadata, "add_space_prefix", add_space_prefix)
+        self.add_eos = flag(metadata, "add_eos_token", False) if add_eos is None else add_eos
+        self._closing_id = vocabulary.special.sep if isinstance(encoder, WordPieceEncoder) else self.eos_id
+        self._prefix = " " if add_space_prefix else ""
+        # These two add the space on their own, after normalization.
+        self._strips_space = add_space_prefix or isinstance(encoder, WordPieceEncoder)
+        if isinstance(encoder, UnigramEncoder):
+            self._strips_space = encoder.begins_with_space
         self.warnings = warnings
         """Warnings about values that the file doesn't define and their replacements, one line each."""
+        self.kind = tokenizer_kind(metadata)
+        """The name of the algorithm, see `KINDS`."""
         self._encoder = encoder
         self._types: list[int] = vocabulary.types.tolist()
         specials = special_tokens(vocabulary, metadata)
@@ -90,38 +128,42 @@ class Tokenizer:
             UnsupportedModelError: the tokenizer or its pre-tokenizer is not known, or a list is missing.
         """
         cls.check(metadata, unknown_pre)
-        if metadata["tokenizer.ggml.model"] == "llama":
-            vocabulary = Vocabulary(metadata, _SENTENCE_PIECE_IDS)
-            return cls(
-                vocabulary,
-                SentencePieceEncoder(vocabulary),
-                metadata,
-                add_bos=flag(metadata, "add_bos_token", True),
-                add_space_prefix=True,
-            )
-        if metadata["tokenizer.ggml.model"] == "rwkv":
-            vocabulary = Vocabulary(metadata, {})
-            adds_bos = flag(metadata, "add_bos_token", False)
-            encoder = LongestMatchEncoder(vocabulary)
-            return cls(vocabulary, encoder, metadata, add_bos=adds_bos, add_space_prefix=False)
-        return cls._byte_pair(metadata, unknown_pre)
+        model = metadata["tokenizer.ggml.model"]
+        if model in _BYTE_PAIRS:
+            return cls._byte_pair(metadata, unknown_pre)
+        vocabulary = Vocabulary(metadata, _DEFAULT_IDS.get(model, {}))
+        adds_bos = flag(metadata, "add_bos_token", model == "llama")
+        if model == "llama":
+            prefix = flag(metadata, "add_space_prefix", True)
+            encoder = SentencePieceEncoder(vocabulary)
+            return cls(vocabulary, encoder, metadata, add_bos=adds_bos, add_space_prefix=prefix)
+        if model == "bert":
+            words = WordPieceEncoder(vocabulary, metadata)
+            return cls(vocabulary, words, metadata, add_bos=True, add_eos=True)
+        if model == "t5":
+            adds_eos = flag(metadata, "add_eos_token", True)
+            unigram = UnigramEncoder(vocabulary, metadata)
+            return cls(vocabulary, unigram, metadata, add_bos=adds_bos, add_eos=adds_eos)
+        if model == "plamo2":
+            return cls(vocabulary, PlamoEncoder(vocabulary), metadata, add_bos=False, add_eos=False)
+        return cls(vocabulary, LongestMatchEncoder(vocabulary), metadata, add_bos=adds_bos)
 
     @staticmethod
     def check(metadata: Mapping[str, Any], unknown_pre: str | None = None) -> None:
         """Raise `UnsupportedModelError` for an unknown tokenizer type; reads no vocabulary."""
         model = name(metadata, "model")
-        if model not in _KNOWN_MODELS:
+        if model not in KINDS:
             raise UnsupportedModelError(
                 f"tokenizer.ggml.model: {'missing' if model is None else printable(repr(model))}; wanted one "
-                f"of {', '.join(_KNOWN_MODELS)}. --engine llama.cpp may run this file"
+                f"of {', '.join(KINDS)}. --engine llama.cpp may run this file"
             )
-        if model not in ("llama", "rwkv"):
+        if model in _BYTE_PAIRS:
             _pre_tokenizer_of(metadata, unknown_pre)
 
     @classmethod
     def _byte_pair(cls, metadata: Mapping[str, Any], unknown_pre: str | None) -> Self:
         pre_tokenizer, warnings = _pre_tokenizer_of(metadata, unknown_pre)
-        default_ids = {} if metadata["tokenizer.ggml.model"] == "gemma4" else dict(_BYTE_PAIR_IDS)
+        default_ids = dict(_DEFAULT_IDS.get(metadata["tokenizer.ggml.model"], {}))
         if not pre_tokenizer.has_default_bos:
             default_ids.pop("bos", None)
         vocabulary = Vocabulary(metadata, default_ids)
@@ -132,7 +174,6 @@ class Tokenizer:
             BytePairEncoder(vocabulary, merges, pre_tokenizer),
             metadata,
             add_bos=pre_tokenizer.always_adds_bos or flag(metadata, "add_bos_token", pre_tokenizer.add_bos),
-            add_space_prefix=False,
             warnings=warnings,
         )
 
@@ -160,30 +201,30 @@ class Tokenizer:
                 ids.append(fragment)
                 after_special = True
                 continue
-            prefix = " " if after_special and self.add_space_prefix else ""
+            prefix = self._prefix if after_special else ""
             plain = _without_surrogates(restore(fragment)) if restore else fragment
             ids += self._encoder.encode(prefix + plain)
             after_special = False
-        if bos and self.add_eos and self.eos_id is not None:
-            ids.append(self.eos_id)
+        if bos and self.add_eos and self._closing_id is not None:
+            ids.append(self._closing_id)
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of `ids`, the inverse of `encode`; `special` shows control tokens by their names.
 
-        The space that `encode` adds before a text (`add_space_prefix`) is removed again. Bytes that are not
+        The space that `encode` adds before a text is removed again. Bytes that are not
         UTF-8 become U+FFFD. Spaces before punctuation stay, even if the original tokenizer removes them.
 
         Raises:
             ValueError: an id is not in the vocabulary.
         """
         pieces: list[bytes] = []
-        strip = self.add_space_prefix
+        strip = self._strips_space
         for token_id in ids:
             piece = self.token_bytes(token_id)
             kind = self._types[token_id]
             if kind in _SPECIAL_TYPES:
-                strip = self.add_space_prefix
+                strip = self._strips_space
                 if kind in _HIDDEN_TYPES and not special:
                     continue
             elif strip:
@@ -238,12 +279,19 @@ class Tokenizer:
         return TokenType(kind) if kind in TokenType.__members__.values() else TokenType.UNUSED
 
 
+def tokenizer_kind(metadata: Mapping[str, Any]) -> str:
+    """Return the name of a file's tokenizer, "" for an unknown one."""
+    return KINDS.get(str(metadata.get("tokenizer.ggml.model")), "")
+
+
 def _pre_tokenizer_of(
     metadata: Mapping[str, Any], unknown_pre: str | None
 ) -> tuple[PreTokenizer, tuple[str, ...]]:
     """Return the file's pre-tokenizer, and a warning if it had to be assumed."""
     if metadata["tokenizer.ggml.model"] == "gemma4":
         return pre_tokenizer("gemma4"), ()
+    if metadata["tokenizer.ggml.model"] == "whitespace":
+        return replace(WHITESPACE, lowercase=flag(metadata, "normalizer.lowercase", False)), ()
     pre = name(metadata, "pre")
     if not pre:
         note = "tokenizer.ggml.pre is missing: the pre-tokenizer 'default' is assumed; the output may suffer"

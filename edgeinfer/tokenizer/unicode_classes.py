@@ -33,6 +33,14 @@ _HAN_RANGES = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
+_CONTROLS = (
+    *((0x00, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x600, 0x605), (0x61C, 0x61C), (0x6DD, 0x6DD)),
+    *((0x70F, 0x70F), (0x890, 0x891), (0x8E2, 0x8E2), (0x180E, 0x180E), (0x200B, 0x200F)),
+    *((0x202A, 0x202E), (0x2060, 0x2064), (0x2066, 0x206F), (0xD800, 0xF8FF), (0xFEFF, 0xFEFF)),
+    *((0xFFF9, 0xFFFB), (0x110BD, 0x110BD), (0x110CD, 0x110CD), (0x13430, 0x1343F), (0x1BCA0, 0x1BCA3)),
+    *((0x1D173, 0x1D17A), (0xE0001, 0xE0001), (0xE0020, 0xE007F), (0xF0000, 0xFFFFD)),
+    (0x100000, 0x10FFFD),
+)
 
 
 @functools.cache
@@ -58,6 +66,36 @@ def class_table_with_han() -> npt.NDArray[np.uint8]:
         part = table[first : last + 1]
         part[:] = np.where(part == LETTER, HAN_LETTER, HAN_OTHER)
     return table
+
+
+def is_whitespace(code: int) -> bool:
+    """Return whether a code point is whitespace, the characters that an ASCII `\\s` matches included."""
+    return code in _WHITESPACE
+
+
+def is_control(code: int) -> bool:
+    """Return whether a code point is a control, format, private or surrogate character."""
+    return any(first <= code <= last for first, last in _CONTROLS)
+
+
+def lowercased(character: str) -> str:
+    """Return a character's lowercase, one character; one that the class table doesn't have stays as it is,
+    because the Python at hand may be newer than the table.
+    """
+    return character.lower()[0] if is_assigned(character) else character
+
+
+def is_assigned(character: str) -> bool:
+    """Return whether a character is whitespace or of a class other than `OTHER`."""
+    return int(class_table()[ord(character)]) != OTHER
+
+
+class LowercaseTable(dict[int, str]):
+    """Each code point's lowercase, for `str.translate`; entries are made on use."""
+
+    def __missing__(self, code: int) -> str:
+        text = self[code] = lowercased(chr(code))
+        return text
 
 
 def class_text(text: str, table: npt.NDArray[np.uint8]) -> str:

@@ -15,14 +15,29 @@ from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.gguf.metadata import Metadata
 from edgeinfer_tui.output.file_report import file_report, print_report
+from tests.edgeinfer.tokenizer.charsmap_writer import charsmap
 from tests.faults.outcomes import Case, report
 from tests.model_zoo import ZOO
 from tests.quant_formats import raw_gguf as raw
 from tests.random_models import VOCABULARY
 
 Value = tuple[str, int, bytes]
-BYTE_PAIRS = "byte-pairs"
-"""The keys of a model with a byte-pair tokenizer."""
+BYTE_PAIRS, WORD_PIECES, UNIGRAM = "byte-pairs", "word-pieces", "unigram"
+TOKENIZERS: dict[str, dict[str, object]] = {
+    BYTE_PAIRS: {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.merges": ["t h", "h e"],
+        "tokenizer.ggml.add_bos_token": True,
+    },
+    WORD_PIECES: {"tokenizer.ggml.model": "bert", "tokenizer.ggml.normalizer.lowercase": True},
+    UNIGRAM: {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.precompiled_charsmap": charsmap({"\t": " ", "e\u0301": "é", "²": "2"}),
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+    },
+}
+"""Metadata of models with another tokenizer than SentencePiece, by the name of the case."""
 TOKENIZER_KEYS = [
     "add_bos_token",
     "add_eos_token",
@@ -34,6 +49,10 @@ TOKENIZER_KEYS = [
     "pre",
     "merges",
     "seperator_token_id",
+    "precompiled_charsmap",
+    "remove_extra_whitespaces",
+    "normalizer.lowercase",
+    "normalizer.strip_accents",
 ]
 ARCHITECTURE_KEYS = [
     "rope.scaling.type",
@@ -117,13 +136,12 @@ def values() -> Iterator[Value]:
 
 def source_file(folder: Path, name: str) -> Path:
     """A valid model."""
-    path = ZOO["llama" if name == BYTE_PAIRS else name].write(folder / "sound.gguf")
-    if name != BYTE_PAIRS:
+    path = ZOO["llama" if name in TOKENIZERS else name].write(folder / "sound.gguf")
+    if name not in TOKENIZERS:
         return path
-    target = folder / "pairs.gguf"
+    target = folder / "other.gguf"
     with GGUFFile.open(path) as file:
-        metadata = {**file.metadata, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "llama-bpe"}
-        metadata |= {"tokenizer.ggml.merges": ["t h", "h e"], "tokenizer.ggml.add_bos_token": True}
+        metadata = {**file.metadata, **TOKENIZERS[name]}
         with GGUFWriter(target, metadata) as writer:
             for tensor in file.tensors:
                 writer.add_tensor(tensor, file.decode(tensor), "F32")
@@ -164,7 +182,7 @@ def use(path: Path) -> None:
 
 def cases(folder: Path, name: str, share: float) -> Iterator[Case]:
     """A `share` of all keys times all values, seeded."""
-    architecture = "llama" if name == BYTE_PAIRS else ZOO[name].architecture
+    architecture = "llama" if name in TOKENIZERS else ZOO[name].architecture
     more = [f"tokenizer.ggml.{key}" for key in TOKENIZER_KEYS]
     more += [f"{architecture}.{key}" for key in ARCHITECTURE_KEYS] + OTHER_KEYS
     noise, path = random.Random(name), folder / "damaged.gguf"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.metadata_cases import BYTE_PAIRS
+from tests.faults.metadata_cases import BYTE_PAIRS, UNIGRAM, WORD_PIECES
 from tests.faults.outcomes import run_in_child
 
 pytestmark = pytest.mark.slow
@@ -13,7 +13,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("model", "share"),
-    [("llama-yarn", 1.0), (BYTE_PAIRS, 0.5), ("gpt-oss", 0.3), ("phi3-longrope", 0.3), ("gemma3", 0.3)],
+    [
+        *(("llama-yarn", 1.0), (BYTE_PAIRS, 0.5), (WORD_PIECES, 0.3), (UNIGRAM, 0.3)),
+        *(("gpt-oss", 0.3), ("phi3-longrope", 0.3), ("gemma3", 0.3)),
+    ],
 )
 def test_metadata_of_wrong_types_and_extreme_values(
     tmp_path: Path, scaled: Callable[[int], int], model: str, share: float

@@ -1,4 +1,4 @@
-"""Writes tokenizer/*.json: three small vocabularies and llama.cpp's ids of odd texts.
+"""Writes tokenizer/*.json: small vocabularies and llama.cpp's ids of odd texts.
 
 Run by hand where llama-cpp-python is installed, with the folders of the five parts on the path:
 
@@ -20,8 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.tokenizer import known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
+from edgeinfer.tokenizer.encoders.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
 from edgeinfer_quant_formats import GGUFWriter
+from tests.edgeinfer.data.encoder_vocabularies import (
+    plamo_vocabulary,
+    unigram_vocabulary,
+    word_piece_vocabulary,
+)
+from tests.edgeinfer.tokenizer.charsmap_writer import charsmap
 
 FOLDER = Path(__file__).parent / "tokenizer"
 MERGES = 900
@@ -190,6 +196,9 @@ def llama_cpp_ids(metadata: dict[str, Any], texts: list[str]) -> list[list[int]]
     import llama_cpp
 
     path = Path(tempfile.mkdtemp()) / "vocabulary.gguf"
+    key = "tokenizer.ggml.precompiled_charsmap"
+    if key in metadata:
+        metadata = metadata | {key: charsmap(metadata[key])}
     GGUFWriter(path, metadata).write()
     parameters = llama_cpp.llama_model_default_params()
     parameters.vocab_only = True
@@ -236,7 +245,13 @@ def main() -> None:
     texts = corpus(sys.argv[1])
     names = {name: {"tokenizer.ggml.pre": name} for name in known_pre_tokenizers()}
     write("byte_pair", byte_pair_vocabulary(texts), names)
-    write("raw_byte_pair", raw_byte_pair_vocabulary(texts), {"gemma4": {}})
+    whitespace = {"tokenizer.ggml.model": "whitespace", "tokenizer.ggml.pre": "whitespace"}
+    raw: dict[str, dict[str, Any]] = {
+        "gemma4": {},
+        "whitespace": whitespace,
+        "lowercase": whitespace | {"tokenizer.ggml.normalizer.lowercase": True},
+    }
+    write("raw_byte_pair", raw_byte_pair_vocabulary(texts), raw)
     prefix, both = "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_eos_token"
     variants: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -245,6 +260,28 @@ def main() -> None:
     }
     variants["phi-3"] = {"general.name": "Phi-3 test"}
     write("sentence_piece", sentence_piece_vocabulary(texts), variants)
+    write_encoders(texts)
+
+
+def write_encoders(texts: list[str]) -> None:
+    prefix, merged = "tokenizer.ggml.add_space_prefix", "tokenizer.ggml.remove_extra_whitespaces"
+    lowercase, accents = (f"tokenizer.ggml.normalizer.{key}" for key in ("lowercase", "strip_accents"))
+    words: dict[str, dict[str, Any]] = {
+        "uncased": {},
+        "cased": {lowercase: False},
+        "accents": {accents: False},
+        "cased without accents": {lowercase: False, accents: True},
+    }
+    write("word_piece", SHAPE | word_piece_vocabulary(texts, learned_merges), words)
+    spaces: dict[str, dict[str, Any]] = {
+        "xlm-r": {},
+        "all spaces": {merged: False},
+        "no space prefix": {merged: False, prefix: False},
+        "merged spaces": {prefix: False},
+        "no eos": {"tokenizer.ggml.add_eos_token": False, "tokenizer.ggml.add_bos_token": False},
+    }
+    write("unigram", SHAPE | unigram_vocabulary(texts, learned_merges), spaces)
+    write("plamo", SHAPE | plamo_vocabulary(texts, learned_merges), {"plain": {}})
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.edgeinfer.tokenizer.charsmap_writer import charsmap
+
 DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 
 
@@ -37,6 +39,9 @@ def read(name: str) -> Goldens:
         values = content["metadata"].get(f"tokenizer.ggml.{key}")
         if values is not None:
             content["metadata"][f"tokenizer.ggml.{key}"] = np.array(values, dtype)
+    key = "tokenizer.ggml.precompiled_charsmap"
+    if key in content["metadata"]:
+        content["metadata"][key] = charsmap(content["metadata"][key])
     return Goldens(**content)
 
 
@@ -53,3 +58,18 @@ def raw_byte_pairs() -> Goldens:
 @pytest.fixture(scope="session")
 def sentence_pieces() -> Goldens:
     return read("sentence_piece")
+
+
+@pytest.fixture(scope="session")
+def word_pieces() -> Goldens:
+    return read("word_piece")
+
+
+@pytest.fixture(scope="session")
+def unigrams() -> Goldens:
+    return read("unigram")
+
+
+@pytest.fixture(scope="session")
+def plamo_pieces() -> Goldens:
+    return read("plamo")

@@ -110,6 +110,35 @@ def test_pieces_over_utf8_agree_with_llama_cpp_on_random_texts(
     compare(path, texts=250, seed=3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "variant"),
+    [
+        *(("word_pieces", variant) for variant in ("uncased", "cased", "accents", "cased without accents")),
+        *(("unigrams", variant) for variant in ("xlm-r", "all spaces", "no space prefix", "merged spaces")),
+        ("plamo_pieces", "plain"),
+    ],
+)
+def test_tokenizers_of_encoders_agree_with_llama_cpp_on_random_texts(
+    kind: str, variant: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    GGUFWriter(path, request.getfixturevalue(kind).metadata_of(variant)).write()
+    compare(path, texts=250, seed=5)
+
+
+@pytest.mark.parametrize("variant", ["whitespace", "lowercase"])
+def test_byte_pairs_without_whitespace_agree_with_llama_cpp_on_random_texts(
+    variant: str, raw_byte_pairs: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    GGUFWriter(path, raw_byte_pairs.metadata_of(variant)).write()
+    # Pieces are not compared: llama.cpp shows those with characters beyond ASCII as bytes.
+    ours, theirs = Tokenizer.from_gguf(path), LlamaVocabulary(path)
+    for text in random_texts(400, seed=6):
+        assert ours.encode(text, special=True) == theirs.encode(text, special=True), ascii(text)
+    theirs.close()
+
+
 def test_a_vocabulary_with_gaps_agrees_with_llama_cpp(byte_pairs: Any, tmp_path: Path) -> None:
     metadata = byte_pairs.metadata_of("gpt-2")
     tokens = list(metadata["tokenizer.ggml.tokens"])

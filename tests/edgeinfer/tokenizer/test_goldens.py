@@ -6,8 +6,8 @@ import pytest
 from tokenizers.models import BPE
 
 from edgeinfer.tokenizer import Tokenizer, known_pre_tokenizers
-from edgeinfer.tokenizer.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
-from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.encoders.byte_pair import CHARACTER_OF_BYTE, to_byte_alphabet
+from edgeinfer.tokenizer.encoders.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import pre_tokenizer
 
 
@@ -32,9 +32,10 @@ def test_byte_pairs_round_trip_text(name: str, byte_pairs: Any) -> None:
         assert [tokenizer.decode(tokenizer.encode(text)) for text in byte_pairs.texts] == byte_pairs.texts
 
 
-def test_byte_pairs_over_raw_utf8_give_the_ids_of_llama_cpp(raw_byte_pairs: Any) -> None:
-    tokenizer = Tokenizer.from_metadata(raw_byte_pairs.metadata_of("gemma4"))
-    assert differing(raw_byte_pairs, "gemma4", tokenizer) == []
+@pytest.mark.parametrize("variant", ["gemma4", "whitespace", "lowercase"])
+def test_byte_pairs_over_raw_utf8_give_the_ids_of_llama_cpp(variant: str, raw_byte_pairs: Any) -> None:
+    tokenizer = Tokenizer.from_metadata(raw_byte_pairs.metadata_of(variant))
+    assert differing(raw_byte_pairs, variant, tokenizer) == []
 
 
 @pytest.mark.parametrize("variant", ["plain", "no space prefix", "eos", "phi-3"])

@@ -15,6 +15,7 @@ def test_show_lists_the_contents_of_the_file(edgeinfer: CommandLine) -> None:
     assert "architecture arcee" in lines
     assert "parameters 31.7M (31,730,176, 5.14 bits each)" in lines
     assert "vocabulary 8192 tokens, gpt2 (gpt-2)" in lines
+    assert "tokenizer byte pairs" in lines
     assert "Q4_K 50 21,954,560 12,349,440 60.5%" in lines
     assert "tokenizer.ggml.tokens 8192 values: '<|endoftext|>', '<|system|>', '<|user|>', ..." in lines
     assert "Tensors (rows x columns)" not in lines
@@ -30,6 +31,7 @@ def test_show_tensors_lists_every_tensor(edgeinfer: CommandLine) -> None:
 def test_show_json_has_the_same_values(edgeinfer: CommandLine) -> None:
     report = json.loads(edgeinfer("show", "tiny", "--json").out)
     assert report["parameters"] == 31_730_176
+    assert report["vocabulary"]["tokenizer"] == "byte pairs"
     assert report["tensor_types"]["Q6_K"]["tensors"] == 11
     assert sum(row["share"] for row in report["tensor_types"].values()) == pytest.approx(1)
     assert report["metadata"]["tokenizer.ggml.merges"]["count"] == 7931

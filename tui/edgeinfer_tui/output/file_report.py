@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from edgeinfer.tokenizer import tokenizer_kind
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, shown_bytes
 
 LONGEST_ARRAY = 16
@@ -105,7 +106,8 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("runs with", one_line(report["runs_with"])),
             ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
             *(_fact(label, value) for label, value in report["facts"].items()),
-            ("vocabulary", f"{vocabulary['tokens']} tokens, {vocabulary['model']} ({vocabulary['pre']})"),
+            ("vocabulary", _shown_vocabulary(vocabulary)),
+            ("tokenizer", vocabulary["tokenizer"] or "unknown"),
             ("chat template", "yes" if report["chat_template"] else "no"),
             *([("sampling", shown_sampling(report["sampling"]))] if report["sampling"] else []),
         ]
@@ -170,10 +172,16 @@ def _by_type(tensors: Mapping[str, TensorMetadata]) -> dict[str, dict[str, Any]]
     return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
 
 
+def _shown_vocabulary(vocabulary: Mapping[str, Any]) -> str:
+    pre = "" if vocabulary["pre"] is None else f" ({one_line(vocabulary['pre'])})"
+    return f"{vocabulary['tokens']} tokens, {one_line(vocabulary['model'])}{pre}"
+
+
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens = metadata.get("tokenizer.ggml.tokens")
     return {
         "tokens": len(tokens) if isinstance(tokens, list) else 0,
+        "tokenizer": tokenizer_kind(metadata),
         "model": _plain(metadata.get("tokenizer.ggml.model")),
         "pre": _plain(metadata.get("tokenizer.ggml.pre")),
     }

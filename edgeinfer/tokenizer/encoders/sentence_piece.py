@@ -1,12 +1,9 @@
 """SentencePiece encoding: symbols are merged by the score of the resulting piece."""
 
-import re
-from itertools import pairwise
-
-from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.encoders.merging import merge
+from edgeinfer.tokenizer.encoders.piece_table import SPACE, word_boundary
 from edgeinfer.tokenizer.vocabulary import Vocabulary
 
-_SPACE = "▁"
 _CACHED_PIECES = 100_000
 _CACHED_LENGTH = 32
 
@@ -22,21 +19,21 @@ class SentencePieceEncoder:
         self._vocabulary = vocabulary
         self._priorities = dict(zip(vocabulary.texts, (-vocabulary.scores).tolist(), strict=True))
         self._byte_ids = vocabulary.byte_ids()
-        self._boundary = _boundary(vocabulary)
+        self._boundary = word_boundary(vocabulary.texts)
         self._cache: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
         ids: list[int] = []
         cached = self._cache.get
-        for piece in self._boundary.split(text.replace(" ", _SPACE)):
+        for piece in self._boundary.split(text.replace(" ", SPACE)):
             ids_of_piece = cached(piece)
             ids += self._piece_ids(piece) if ids_of_piece is None else ids_of_piece
         return ids
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes of a normal token with this text."""
-        return text.replace(_SPACE, " ").encode("utf-8", "surrogateescape")
+        return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
     def _piece_ids(self, piece: str) -> list[int]:
         ids: list[int] = []
@@ -55,14 +52,3 @@ class SentencePieceEncoder:
         ids_of_bytes = (self._byte_ids[byte] for byte in symbol.encode("utf-8"))
         ids = (unknown if token is None else token for token in ids_of_bytes)
         return [token for token in ids if token is not None]
-
-
-def _boundary(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Return where a text may be split before merging with the same result: where no token crosses.
-
-    That is before a space, unless some token contains the character before the space together with it.
-    """
-    inner = (text for text in vocabulary.texts if _SPACE in text[1:])
-    joined = {before for text in inner for before, after in pairwise(text) if after == _SPACE}
-    uncut = "".join(re.escape(character) for character in sorted(joined | {_SPACE}))
-    return re.compile(f"(?<=[^{uncut}])(?={_SPACE})")

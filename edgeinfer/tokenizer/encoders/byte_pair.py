@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.tokenizer.merging import merge
+from edgeinfer.tokenizer.encoders.merging import merge
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer
-from edgeinfer.tokenizer.splitting import Splitter
+from edgeinfer.tokenizer.splitting import NOT_WHITESPACE, Splitter
+from edgeinfer.tokenizer.unicode_classes import LowercaseTable
 from edgeinfer.tokenizer.vocabulary import Vocabulary
 
 _CACHED_WORDS = 100_000
@@ -29,11 +30,14 @@ class BytePairEncoder:
         self._splitter = Splitter(pre_tokenizer)
         # The first of two equal merges has priority, so the list is read from its end.
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
+        self._lowercase = LowercaseTable()
         self._cache: dict[str, list[int]] = {}
         self._byte_ids = vocabulary.byte_ids()
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
+        if self._pre_tokenizer.drops_whitespace:
+            return self._ids_without_whitespace(text)
         if self._pre_tokenizer.escape_spaces:
             text = text.replace(" ", "▁")
         ids: list[int] = []
@@ -45,6 +49,12 @@ class BytePairEncoder:
             ids_of_word = cached(word)
             ids += self._word_ids(word) if ids_of_word is None else ids_of_word
         return ids
+
+    def _ids_without_whitespace(self, text: str) -> list[int]:
+        if self._pre_tokenizer.lowercase:
+            text = text.translate(self._lowercase)
+        words = NOT_WHITESPACE.findall(text)
+        return [token for word in words for token in self._cache.get(word) or self._word_ids(word)]
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes of a normal token with this text."""
