@@ -41,6 +41,8 @@ class RandomModel:
     context: int = 256
     tied: bool = False
     fused: bool = False
+    fused_gate: bool = False
+    """Gate and up of feed-forwards are one tensor, `ffn_up`."""
     fused_experts: bool = False
     draft_head: bool = False
     """An MTP layer follows the last one."""
@@ -201,6 +203,7 @@ class RandomModel:
             rows["ffn_gate"] = hidden
         if self.fused:
             rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
+        if self.fused or self.fused_gate:
             rows["ffn_up"] += rows.pop("ffn_gate")
         shapes: dict[str, tuple[int, ...]] = {
             f"{name}.weight": (count, columns.get(name, width)) for name, count in rows.items()

@@ -26,6 +26,8 @@ class Architecture:
 
     rope_neox: bool = False
     """RoPE rotates the pairs (i, i + d/2); otherwise (2i, 2i + 1)."""
+    rope_neox_with_sections: bool = False
+    """RoPE rotates the pairs (i, i + d/2) if the file has `rope.dimension_sections`."""
     norm: Literal["rms", "layer"] = "rms"
     activation: Activation = "silu"
     gated: bool = True
@@ -127,6 +129,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         shared_expert="plain",
         latent_attention=True,
     ),
+    "ernie4_5": Architecture(),
+    "exaone": Architecture(rope_neox=True),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -159,6 +163,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         query_scale_by_heads_at=62,
     ),
+    "glm4": Architecture(post_norm=True, rope_neox_with_sections=True),
     "gpt-oss": Architecture(
         rope_neox=True,
         activation="clamped_swiglu",
@@ -204,6 +209,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias=True,
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(
         **_NEMOTRON_H,
@@ -224,6 +230,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
     ),
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
+    "orion": Architecture(rope_neox=True, norm="layer"),
+    "pangu-embedded": Architecture(rope_neox=True),
     "phi3": Architecture(rope_neox=True),
     "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
@@ -255,6 +263,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pre_attention_router=True,
     ),
     "smollm3": Architecture(rope_skipped_every=4),
+    "stablelm": Architecture(rope_neox=True, norm="layer"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
 }
 """GGUF `general.architecture` -> its properties."""

@@ -69,6 +69,7 @@ class ModelConfig:
     recurrent_feed_forward: BlockSpec | None = None
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
+    rope_neox: bool = False
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -110,7 +111,7 @@ class ModelConfig:
             base = self.window_rope_base
             if self.architecture_spec.window_rope_unscaled:
                 scaling, factors = RopeScaling(), None
-        return rope_specification(self.rope_dim, base, self.architecture_spec.rope_neox, scaling, factors)
+        return rope_specification(self.rope_dim, base, self.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpec:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
@@ -297,6 +298,12 @@ class _Reader(ExpertsReader):
         rope = self.architecture_spec.rope
         return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
 
+    def has_sections(self) -> bool:
+        """Whether RoPE has sections of positions; those of text are the same in all of them."""
+        given = self.get("rope.dimension_sections")
+        values = given.tolist() if isinstance(given, np.ndarray) else given
+        return isinstance(values, list) and bool(values) and all(values[:2])
+
     def head_dim(self, width: int, heads: int) -> int:
         if not heads:
             return 2  # No layer has attention.
@@ -353,6 +360,7 @@ class _Reader(ExpertsReader):
             recurrent_layers=self.recurrent_layers(shapes),
             recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
+            rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
             latent=latent,
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,

@@ -193,6 +193,13 @@ def test_exaone4_has_rope_in_windowed_layers_only_and_everywhere_without_windows
     assert not any(spec.window or spec.rope is None for spec in specs)
 
 
+def test_sections_of_positions_determine_which_pairs_glm4_rotates() -> None:
+    assert not config_of("glm4").rope_neox
+    assert not config_of("glm4", rope__dimension_sections=[0, 0, 0, 0]).rope_neox
+    assert config_of("glm4", rope__dimension_sections=[2, 3, 3, 0]).rope_neox
+    assert not config_of("llama", rope__dimension_sections=[2, 3, 3, 0]).rope_neox
+
+
 def test_layers_without_kv_heads_of_kimi_linear_have_delta_attention() -> None:
     config = ModelConfig.from_metadata(ZOO["kimi-linear"].metadata(), VOCABULARY)
     blocks = [layer.blocks[0].block for layer in config.specification().layers]
