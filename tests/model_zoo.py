@@ -35,6 +35,10 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
+    "cohere2": RandomModel(
+        "cohere2", layers=5, tied=True, extra={"attention.sliding_window": 6, "logit_scale": 0.25}
+    ),
+    "command-r": RandomModel("command-r", tied=True, extra={"logit_scale": 0.0625}),
     "deepseek2": RandomModel(
         "deepseek2",
         experts=8,
@@ -256,6 +260,7 @@ ZOO: dict[str, RandomModel] = {
     ),
     "internlm2": RandomModel("internlm2"),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
+    "olmo": RandomModel("olmo"),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
     "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_per_token=4),

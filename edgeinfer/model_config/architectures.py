@@ -29,6 +29,8 @@ class Architecture:
     rope_neox_with_sections: bool = False
     """RoPE rotates the pairs (i, i + d/2) if the file has `rope.dimension_sections`."""
     norm: Literal["rms", "layer"] = "rms"
+    norm_weights: bool = True
+    """Norms have weights."""
     activation: Activation = "silu"
     gated: bool = True
     pre_norm: bool = True
@@ -87,6 +89,10 @@ class Architecture:
     single_blocks: bool = False
     """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
     recurrent block."""
+    parallel_feed_forward: bool = False
+    """Attention and the feed-forward read the same norm, and both results are added to its input."""
+    logits_multiplied: bool = False
+    """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"
     """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
     attention_gate: bool = False
@@ -120,6 +126,14 @@ _NEMOTRON_H: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "cohere2": Architecture(
+        norm="layer",
+        parallel_feed_forward=True,
+        logits_multiplied=True,
+        window_pattern=4,
+        rope_in_windows_only=True,
+    ),
+    "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
     "deepseek2": Architecture(
         experts="always",
         gating=None,
@@ -221,6 +235,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_length_by_share=True,
         shared_expert="plain",
     ),
+    "olmo": Architecture(norm="layer", norm_weights=False),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,

@@ -144,6 +144,9 @@ class ModelConfig:
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
+        if spec.parallel_feed_forward:  # The divisible block is the first.
+            first = replace(last, norm_name=mixer.norm_name)
+            blocks = [first, replace(mixer, norm_name="", shares_input=True)]
         if spec.embedding_norm and index == 0:
             blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
         if spec.recurrent_layers == "parallel":
@@ -250,7 +253,8 @@ class _Reader(ExpertsReader):
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
         default = self.get("attention.layer_norm_epsilon", 1e-5)
-        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", default, above=0))
+        epsilon = self.number(f"attention.{key}", default, above=0)
+        return NormSpec(self.architecture_spec.norm, epsilon, self.architecture_spec.norm_weights)
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
@@ -318,8 +322,14 @@ class _Reader(ExpertsReader):
             return math.sqrt(width)
         return self.factor("embedding_scale") or 1.0
 
+    def logit_scale(self) -> float:
+        scale = self.factor("logit_scale") or 1.0
+        return scale if self.architecture_spec.logits_multiplied else 1 / scale
+
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
+        if self.factor("attention.clamp_kqv"):
+            raise self.refused("attention.clamp_kqv", self.get("attention.clamp_kqv"), "0, no clamp")
         draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
@@ -354,7 +364,7 @@ class _Reader(ExpertsReader):
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
             residual_scale=self.factor("residual_scale") or 1.0,
-            logit_scale=1 / (self.factor("logit_scale") or 1.0),
+            logit_scale=self.logit_scale(),
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
