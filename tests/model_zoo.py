@@ -259,6 +259,17 @@ ZOO: dict[str, RandomModel] = {
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
     "internlm2": RandomModel("internlm2"),
+    "mistral3": RandomModel(
+        "mistral3",
+        tied=True,
+        extra={
+            "attention.temperature_scale": 0.4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 8,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+        },
+    ),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
     "olmo": RandomModel("olmo"),
     "olmo2": RandomModel("olmo2", kv_heads=4),

@@ -95,6 +95,9 @@ class Architecture:
     """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"
     """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
+    query_temperature: bool = False
+    """Queries are multiplied by a factor that grows with the position, if the file has an
+    `attention.temperature_scale`."""
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
@@ -223,6 +226,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias=True,
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "mistral3": Architecture(experts="maybe", query_temperature=True),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(

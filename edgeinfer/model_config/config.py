@@ -57,6 +57,8 @@ class ModelConfig:
     window: int
     windowed: tuple[bool, ...]
     query_scale: float
+    temperature: float = 0.0
+    """That of queries by their position, see `AttentionSpec`."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     embedding_scale: float = 1.0
@@ -178,6 +180,8 @@ class ModelConfig:
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
+            temperature=self.temperature,
+            temperature_length=self.rope_scaling.original_context if self.temperature else 1,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -360,6 +364,7 @@ class _Reader(ExpertsReader):
             query_scale=latent_scale(scaling, head_dim)
             if latent
             else self.query_scale(layers, width, heads, head_dim),
+            temperature=self.factor("attention.temperature_scale") if spec.query_temperature else 0.0,
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),

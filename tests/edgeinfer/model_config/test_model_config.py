@@ -200,6 +200,15 @@ def test_sections_of_positions_determine_which_pairs_glm4_rotates() -> None:
     assert not config_of("llama", rope__dimension_sections=[2, 3, 3, 0]).rope_neox
 
 
+def test_the_temperature_of_queries_grows_with_whole_original_contexts() -> None:
+    keys = {"attention__temperature_scale": 0.1, "rope__scaling__original_context_length": 16}
+    (spec, *_) = config_of("mistral3", **keys).specification().specs(AttentionSpec)
+    factors = spec.temperatures(np.array([0, 15, 16, 47]))
+    assert factors.tolist() == [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]
+    (plain, *_) = config_of("llama", **keys).specification().specs(AttentionSpec)
+    assert (plain.temperature, plain.temperature_length) == (0.0, 1)
+
+
 def test_logit_scales_multiply_or_divide_by_architecture() -> None:
     assert config_of("command-r", logit_scale=0.0625).logit_scale == 0.0625
     assert config_of("granite", logit_scale=16.0).logit_scale == 0.0625
