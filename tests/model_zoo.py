@@ -8,7 +8,8 @@ from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 
-_Q5 = ("attn_q", "attn_k", "attn_v", "attn_output")
+_QKV = ("attn_q", "attn_k", "attn_v")
+_Q5 = (*_QKV, "attn_output")
 _ALL_BIASES = (*_Q5, "ffn_up", "ffn_down")
 
 
@@ -34,6 +35,10 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
+    "cohere2": RandomModel(
+        "cohere2", layers=5, tied=True, extra={"attention.sliding_window": 6, "logit_scale": 0.25}
+    ),
+    "command-r": RandomModel("command-r", tied=True, extra={"logit_scale": 0.0625}),
     "deepseek2": RandomModel(
         "deepseek2",
         experts=8,
@@ -61,6 +66,8 @@ ZOO: dict[str, RandomModel] = {
             "expert_gating_func": 1,
         },
     ),
+    "ernie4_5": RandomModel("ernie4_5", tied=True),
+    "exaone": RandomModel("exaone", rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}),
     "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
@@ -177,6 +184,7 @@ ZOO: dict[str, RandomModel] = {
         hybrid=mamba_layers("mam", 8, 16, 16),
         extra={"logit_scale": 2.0},
     ),
+    "nemotron": RandomModel("nemotron", extra={"rope.dimension_count": 8}),
     "nemotron_h": RandomModel("nemotron_h", layers=4, hybrid=mamba_layers("mfam", 4, 16, 32, groups=2)),
     "nemotron_h_moe": RandomModel(
         "nemotron_h_moe",
@@ -215,6 +223,16 @@ ZOO: dict[str, RandomModel] = {
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
     ),
+    "glm4": RandomModel(
+        "glm4", head_dim=32, fused_gate=True, biases=_QKV, extra={"rope.dimension_count": 16}
+    ),
+    "glm4-sections": RandomModel(
+        "glm4",
+        tied=True,
+        fused_gate=True,
+        biases=_QKV,
+        extra={"rope.dimension_sections": np.array([2, 3, 3, 0], np.int32)},
+    ),
     "gpt-oss": RandomModel(
         "gpt-oss",
         layers=4,
@@ -241,10 +259,24 @@ ZOO: dict[str, RandomModel] = {
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
     "internlm2": RandomModel("internlm2"),
+    "mistral3": RandomModel(
+        "mistral3",
+        tied=True,
+        extra={
+            "attention.temperature_scale": 0.4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 8,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+        },
+    ),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
+    "olmo": RandomModel("olmo"),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
     "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_per_token=4),
+    "orion": RandomModel("orion"),
+    "pangu-embedded": RandomModel("pangu-embedded", biases=_Q5),
     "phi3": RandomModel("phi3", fused=True),
     "phi3-longrope": RandomModel(
         "phi3",
@@ -259,10 +291,10 @@ ZOO: dict[str, RandomModel] = {
             "rope_factors_short.weight": _long_factors(8, 2.0),
         },
     ),
-    "qwen2": RandomModel("qwen2", biases=("attn_q", "attn_k", "attn_v")),
+    "qwen2": RandomModel("qwen2", biases=_QKV),
     "qwen2moe": RandomModel(
         "qwen2moe",
-        biases=("attn_q", "attn_k", "attn_v"),
+        biases=_QKV,
         experts=7,
         experts_per_token=3,
         expert_length=32,
@@ -270,7 +302,7 @@ ZOO: dict[str, RandomModel] = {
     ),
     "qwen3": RandomModel("qwen3", head_dim=32),
     "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_per_token=5, expert_length=64),
-    "seed_oss": RandomModel("seed_oss", biases=("attn_q", "attn_k", "attn_v")),
+    "seed_oss": RandomModel("seed_oss", biases=_QKV),
     "smallthinker": RandomModel(
         "smallthinker",
         layers=5,
@@ -288,6 +320,7 @@ ZOO: dict[str, RandomModel] = {
         extra={"expert_gating_func": 1},
     ),
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
+    "stablelm": RandomModel("stablelm", biases=_QKV, extra={"rope.dimension_count": 4}),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
     "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
     "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),

@@ -27,6 +27,9 @@ SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
 """Offsets of a block's float16 scales, and values with which a row of weights has about unit length."""
 
 
+WITHOUT_NORM_BIASES = ("command-r", "cohere2", "olmo")
+
+
 @dataclass(frozen=True)
 class RandomModel:
     """One file's architecture, sizes and formats. `extra` metadata keys lack the architecture's prefix."""
@@ -41,6 +44,8 @@ class RandomModel:
     context: int = 256
     tied: bool = False
     fused: bool = False
+    fused_gate: bool = False
+    """Gate and up of feed-forwards are one tensor, `ffn_up`."""
     fused_experts: bool = False
     draft_head: bool = False
     """An MTP layer follows the last one."""
@@ -108,6 +113,12 @@ class RandomModel:
             **vocabulary_metadata(),
         }
 
+    @property
+    def has_norm_biases(self) -> bool:
+        """Whether norms have biases; llama.cpp reads none of those in `WITHOUT_NORM_BIASES`."""
+        is_layer_norm = ARCHITECTURES[self.architecture].norm == "layer"
+        return is_layer_norm and self.architecture not in WITHOUT_NORM_BIASES
+
     def _convolution_metadata(self) -> dict[str, Any]:
         if not self.convolutions:
             return {}
@@ -131,9 +142,9 @@ class RandomModel:
         spec = ARCHITECTURES[self.architecture]
         shapes: dict[str, tuple[int, ...]] = {
             "token_embd.weight": (VOCABULARY, self.width),
-            f"{spec.output_norm}.weight": (self.width,),
+            **({f"{spec.output_norm}.weight": (self.width,)} if spec.norm_weights else {}),
         }
-        if spec.norm == "layer":
+        if self.has_norm_biases:
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
         if spec.embedding_norm:
             shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
@@ -201,6 +212,7 @@ class RandomModel:
             rows["ffn_gate"] = hidden
         if self.fused:
             rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
+        if self.fused or self.fused_gate:
             rows["ffn_up"] += rows.pop("ffn_gate")
         shapes: dict[str, tuple[int, ...]] = {
             f"{name}.weight": (count, columns.get(name, width)) for name, count in rows.items()
@@ -213,12 +225,12 @@ class RandomModel:
         if spec.sinks:
             shapes["attn_sinks.weight"] = (self.heads,)
         norms = []
-        if spec.pre_norm:
-            norms += ["attn_norm", spec.feed_forward_norm]
+        if spec.pre_norm and spec.norm_weights:
+            norms += ["attn_norm"] if spec.parallel_feed_forward else ["attn_norm", spec.feed_forward_norm]
         if spec.post_norm:
             norms += ["post_attention_norm", "post_ffw_norm"]
         shapes |= {f"{name}.weight": (width,) for name in norms}
-        if spec.norm == "layer":
+        if self.has_norm_biases:
             shapes |= {f"{name}.bias": (width,) for name in norms}
         if spec.qk_norm != "none":
             by_row = spec.qk_norm == "row"

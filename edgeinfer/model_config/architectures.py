@@ -26,7 +26,11 @@ class Architecture:
 
     rope_neox: bool = False
     """RoPE rotates the pairs (i, i + d/2); otherwise (2i, 2i + 1)."""
+    rope_neox_with_sections: bool = False
+    """RoPE rotates the pairs (i, i + d/2) if the file has `rope.dimension_sections`."""
     norm: Literal["rms", "layer"] = "rms"
+    norm_weights: bool = True
+    """Norms have weights."""
     activation: Activation = "silu"
     gated: bool = True
     pre_norm: bool = True
@@ -85,8 +89,15 @@ class Architecture:
     single_blocks: bool = False
     """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
     recurrent block."""
+    parallel_feed_forward: bool = False
+    """Attention and the feed-forward read the same norm, and both results are added to its input."""
+    logits_multiplied: bool = False
+    """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"
     """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
+    query_temperature: bool = False
+    """Queries are multiplied by a factor that grows with the position, if the file has an
+    `attention.temperature_scale`."""
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate."""
     output_norm: str = "output_norm"
@@ -118,6 +129,14 @@ _NEMOTRON_H: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "cohere2": Architecture(
+        norm="layer",
+        parallel_feed_forward=True,
+        logits_multiplied=True,
+        window_pattern=4,
+        rope_in_windows_only=True,
+    ),
+    "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
     "deepseek2": Architecture(
         experts="always",
         gating=None,
@@ -127,6 +146,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         shared_expert="plain",
         latent_attention=True,
     ),
+    "ernie4_5": Architecture(),
+    "exaone": Architecture(rope_neox=True),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -159,6 +180,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         query_scale_by_heads_at=62,
     ),
+    "glm4": Architecture(post_norm=True, rope_neox_with_sections=True),
     "gpt-oss": Architecture(
         rope_neox=True,
         activation="clamped_swiglu",
@@ -204,6 +226,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias=True,
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "mistral3": Architecture(experts="maybe", query_temperature=True),
+    "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(
         **_NEMOTRON_H,
@@ -215,6 +239,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_length_by_share=True,
         shared_expert="plain",
     ),
+    "olmo": Architecture(norm="layer", norm_weights=False),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -224,6 +249,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
     ),
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
+    "orion": Architecture(rope_neox=True, norm="layer"),
+    "pangu-embedded": Architecture(rope_neox=True),
     "phi3": Architecture(rope_neox=True),
     "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
@@ -255,6 +282,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         pre_attention_router=True,
     ),
     "smollm3": Architecture(rope_skipped_every=4),
+    "stablelm": Architecture(rope_neox=True, norm="layer"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
 }
 """GGUF `general.architecture` -> its properties."""

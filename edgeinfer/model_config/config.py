@@ -57,6 +57,8 @@ class ModelConfig:
     window: int
     windowed: tuple[bool, ...]
     query_scale: float
+    temperature: float = 0.0
+    """That of queries by their position, see `AttentionSpec`."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     embedding_scale: float = 1.0
@@ -69,6 +71,7 @@ class ModelConfig:
     recurrent_feed_forward: BlockSpec | None = None
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
+    rope_neox: bool = False
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -110,7 +113,7 @@ class ModelConfig:
             base = self.window_rope_base
             if self.architecture_spec.window_rope_unscaled:
                 scaling, factors = RopeScaling(), None
-        return rope_specification(self.rope_dim, base, self.architecture_spec.rope_neox, scaling, factors)
+        return rope_specification(self.rope_dim, base, self.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpec:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
@@ -143,6 +146,9 @@ class ModelConfig:
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
+        if spec.parallel_feed_forward:  # The divisible block is the first.
+            first = replace(last, norm_name=mixer.norm_name)
+            blocks = [first, replace(mixer, norm_name="", shares_input=True)]
         if spec.embedding_norm and index == 0:
             blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
         if spec.recurrent_layers == "parallel":
@@ -174,6 +180,8 @@ class ModelConfig:
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
+            temperature=self.temperature,
+            temperature_length=self.rope_scaling.original_context if self.temperature else 1,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
@@ -249,7 +257,8 @@ class _Reader(ExpertsReader):
     def norm(self) -> NormSpec:
         key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
         default = self.get("attention.layer_norm_epsilon", 1e-5)
-        return NormSpec(self.architecture_spec.norm, self.number(f"attention.{key}", default, above=0))
+        epsilon = self.number(f"attention.{key}", default, above=0)
+        return NormSpec(self.architecture_spec.norm, epsilon, self.architecture_spec.norm_weights)
 
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
@@ -297,6 +306,12 @@ class _Reader(ExpertsReader):
         rope = self.architecture_spec.rope
         return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
 
+    def has_sections(self) -> bool:
+        """Whether RoPE has sections of positions; those of text are the same in all of them."""
+        given = self.get("rope.dimension_sections")
+        values = given.tolist() if isinstance(given, np.ndarray) else given
+        return isinstance(values, list) and bool(values) and all(values[:2])
+
     def head_dim(self, width: int, heads: int) -> int:
         if not heads:
             return 2  # No layer has attention.
@@ -311,8 +326,14 @@ class _Reader(ExpertsReader):
             return math.sqrt(width)
         return self.factor("embedding_scale") or 1.0
 
+    def logit_scale(self) -> float:
+        scale = self.factor("logit_scale") or 1.0
+        return scale if self.architecture_spec.logits_multiplied else 1 / scale
+
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
+        if self.factor("attention.clamp_kqv"):
+            raise self.refused("attention.clamp_kqv", self.get("attention.clamp_kqv"), "0, no clamp")
         draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
         width = self.count("embedding_length", maximum=1 << 20)
@@ -343,16 +364,18 @@ class _Reader(ExpertsReader):
             query_scale=latent_scale(scaling, head_dim)
             if latent
             else self.query_scale(layers, width, heads, head_dim),
+            temperature=self.factor("attention.temperature_scale") if spec.query_temperature else 0.0,
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
             residual_scale=self.factor("residual_scale") or 1.0,
-            logit_scale=1 / (self.factor("logit_scale") or 1.0),
+            logit_scale=self.logit_scale(),
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
             recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
+            rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
             latent=latent,
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,

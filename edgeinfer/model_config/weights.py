@@ -195,7 +195,8 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
     width, shape = spec.hidden_size, (spec.vocabulary_size, spec.hidden_size)
     embedding = tensors.matrix("token_embd.weight", shape)
     norm_name = f"{spec.norm_name}.weight"
-    output_norm = tensors.vector(norm_name, width)
+    has_weights = spec.norm.has_weights
+    output_norm = tensors.vector(norm_name, width) if has_weights else np.ones(width, np.float32)
     for name, tensor in (("token_embd.weight", embedding), (norm_name, output_norm)):
         if tensor is None:
             raise tensors.missing(name)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from edgeinfer_kernels.blocks.block import NormSpec, TensorReader
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape, slots_for
@@ -43,14 +45,16 @@ class ResidualBlock(Generic[S]):
         spec: Any = self.block
         return ResidualWeights(
             block=spec.read(tensors),
-            norm=_norm_weight(tensors, name) if name else None,
+            norm=_norm_weight(tensors, name, self.norm) if name else None,
             norm_bias=tensors.vector(f"{name}.bias", width) if name else None,
             post_norm=tensors.required(f"{post}.weight", width) if post else None,
         )
 
 
-def _norm_weight(tensors: TensorReader, name: str) -> Vector:
+def _norm_weight(tensors: TensorReader, name: str, norm: NormSpec) -> Vector:
     """The weight of a norm; Falcon-H1's files have one without `.weight` in its name."""
+    if not norm.has_weights:
+        return np.ones(tensors.hidden_size, np.float32)
     bare = tensors.vector(name, tensors.hidden_size)
     return tensors.required(f"{name}.weight", tensors.hidden_size) if bare is None else bare
 
@@ -80,6 +84,10 @@ class LayerSpec:
         while last + 1 < len(self.blocks) and self.blocks[last + 1].shares_input:
             last += 1
         return range(first, last + 1)
+
+    def has_shared_norm(self, position: int) -> bool:
+        """Whether the block after the one at `position` reads the same normed input."""
+        return position + 1 < len(self.blocks) and self.blocks[position + 1].shares_input
 
     def block_of(self, kind: type[B]) -> B:
         """The layer's first block of a kind. Raises `LookupError`: it has none."""

@@ -156,29 +156,30 @@ def part_of_decoder(
     """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split, one whose norm another block reads would
-            be wholly on another device, or a layer reads results of another one.
+        ValueError: a feed-forward with a post-norm would be split, or a layer reads results of another one.
     """
     if spec.specs(Rwkv7TimeMixSpec):
         raise ValueError("time mixings read values of the first layer: they can't be on different devices")
-    for layer, shard in shards.items():
-        first, *others = spec.layers[layer].blocks
-        without_norm = first.block.is_divisible and not (shard.neurons or shard.experts)
-        if others and others[0].shares_input and without_norm:
-            raise ValueError(f"layer {layer}: parallel blocks can't be on different devices")
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
-        LayerWeights(tuple(part_of_block(residual, shard) for residual in weights.layers[layer].blocks))
+        LayerWeights(
+            tuple(
+                part_of_block(residual, shard, keeps_norm=spec.layers[layer].has_shared_norm(position))
+                for position, residual in enumerate(weights.layers[layer].blocks)
+            )
+        )
         for layer, shard in shards.items()
     )
     return replace(spec, layers=specs), replace(weights, layers=layers)
 
 
-def part_of_block(residual: ResidualWeights[Any], shard: Shard) -> ResidualWeights[Any]:
+def part_of_block(
+    residual: ResidualWeights[Any], shard: Shard, *, keeps_norm: bool = False
+) -> ResidualWeights[Any]:
     """The part of a block in a shard of its layer, that of a divisible block with the experts it holds.
 
     A part of a feed-forward has its down bias if it is on the device of the undivided blocks, which adds up
-    the parts; without neurons it has no vectors.
+    the parts; without neurons it has no vectors, but with `keeps_norm` the norm, which another block reads.
 
     Raises:
         ValueError: a feed-forward with a post-norm would be split.
@@ -191,7 +192,8 @@ def part_of_block(residual: ResidualWeights[Any], shard: Shard) -> ResidualWeigh
     if not isinstance(block, FeedForwardWeights) or len(neurons) == block.ffn_up.rows:
         return residual
     if not neurons:
-        return ResidualWeights(block.bare().of_neurons(0, 0))
+        norms = (residual.norm, residual.norm_bias) if keeps_norm else ()
+        return ResidualWeights(block.bare().of_neurons(0, 0), *norms)
     if residual.post_norm is not None:
         raise ValueError(f"{block.ffn_up.name}: a feed-forward with a post-norm can't be split")
     part = block.of_neurons(neurons.start, neurons.stop)

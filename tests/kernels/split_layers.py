@@ -42,4 +42,7 @@ def _placement(layer: LayerSpec, split: LayerSplit) -> LayerPlacement:
         )
     if not isinstance(block, FeedForwardSpec):
         return LayerPlacement(device, device)
-    return LayerPlacement(device, device, hot_neurons=split.neurons, neurons=block.neurons)
+    is_joined = layer.blocks[0].block is block and layer.has_shared_norm(0)
+    return LayerPlacement(
+        device, device, hot_neurons=split.neurons, neurons=block.neurons, is_joined=is_joined
+    )

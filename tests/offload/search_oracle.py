@@ -139,7 +139,7 @@ def _feed_forward(costs: LayerCosts, side: int, sync_seconds: float) -> tuple[Ar
         (costs.gpu_seconds, costs.cpu_seconds) if side == GPU else (costs.cpu_seconds, costs.gpu_seconds)
     )
     elsewhere = granules < costs.granules if side == GPU else granules > 0
-    if costs.is_moe:
+    if costs.is_joined:
         always = costs.always[side] if costs.always else None
         begin = always.seconds if always else 0.0
         if costs.granules == 0 and side == GPU:  # no expert can be on the GPU

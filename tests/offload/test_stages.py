@@ -53,6 +53,18 @@ def test_a_feed_forward_entirely_on_the_cpu_moves_the_hidden_states_there() -> N
     )
 
 
+def test_the_attention_in_parallel_with_a_feed_forward_on_the_cpu_follows_on_the_gpu() -> None:
+    stages = plan_stages([replace(ON_GPU, hot_neurons=0, is_joined=True), ON_CPU], "gpu", "cpu")
+    assert stages == (
+        Stage(CPU, (), "hidden_states"),
+        Stage(GPU, (Shard(0, True),), "hidden_states"),
+        Stage(CPU, (Shard(0, False, range(1024)),), "partial_sums"),
+        Stage(GPU, (), "hidden_states"),
+        Stage(CPU, (Shard(1, True, range(1024)),), "hidden_states"),
+        Stage(GPU, ()),
+    )
+
+
 def test_an_moe_layer_without_experts_on_the_gpu_adds_the_sums_of_the_cpu() -> None:
     stages = plan_stages([LayerPlacement("gpu", "gpu", experts=4)] * 2, "gpu", "disk")
     assert [(stage.device, stage.exchange) for stage in stages] == [

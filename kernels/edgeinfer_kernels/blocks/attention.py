@@ -47,7 +47,8 @@ class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
     window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
-    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate.
+    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate. `temperature`:
+    queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
     """
 
     kind: ClassVar[str] = "attention"
@@ -64,6 +65,12 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     gated: bool = False
+    temperature: float = 0.0
+    temperature_length: int = 1
+
+    def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The factors of the queries at these positions."""
+        return 1 + self.temperature * np.log1p(positions // self.temperature_length)
 
     @property
     def head_shape(self) -> tuple[int, ...]:

@@ -17,10 +17,14 @@ from edgeinfer_kernels.sizes.cuda_matrices import taken
 
 @dataclass(frozen=True)
 class NormSpec:
-    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if given."""
+    """x / √(mean x² + ε) (rms) or (x - mean) / √(variance + ε) (layer), times weight, plus bias if given.
+
+    `has_weights` False: the file has no weights of the norms around blocks; they are 1.
+    """
 
     kind: Literal["rms", "layer"]
     epsilon: float
+    has_weights: bool = True
 
 
 class TensorReader(Protocol):
@@ -169,10 +173,14 @@ class RecurrentSpec:
 
 
 class NormLengths(NamedTuple):
-    """The vectors of the norms around a block: their lengths, and whether one of them follows the block."""
+    """The vectors of the norms around a block: their lengths, and whether one of them follows the block.
+
+    `is_shared`: another block reads the result of the norm before the block.
+    """
 
     vectors: tuple[int, ...] = ()
     has_post_norm: bool = False
+    is_shared: bool = False
 
 
 NO_NORMS = NormLengths()
@@ -364,6 +372,13 @@ class DivisibleSizes(BlockSizes):
     def granules_per_token(self) -> int:
         """Number of units that a token reads."""
         return self.granules
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the sum of the units is added on the device of the undivided blocks, also if that has no
+        units.
+        """
+        return self.is_routed
 
     def undivided_vectors(self) -> tuple[int, ...]:
         """Lengths of the vectors that exist once, however the units are divided."""

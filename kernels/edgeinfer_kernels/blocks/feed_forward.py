@@ -111,7 +111,8 @@ class FeedForwardWeights:
 class FeedForwardSizes(DivisibleSizes):
     """The sizes of a feed-forward, or of one expert. `vectors`: lengths of its norms and of the down bias.
 
-    `biased`: gate or up has a bias. `post_normed`: a norm follows the sum.
+    `biased`: gate or up has a bias. `post_normed`: a norm follows the sum. `shared_norm`: the lengths of the
+    norm before it, if another block reads that too.
     """
 
     label: ClassVar[str] = "feed-forward"
@@ -125,6 +126,7 @@ class FeedForwardSizes(DivisibleSizes):
     vectors: tuple[int, ...] = ()
     biased: bool = False
     post_normed: bool = False
+    shared_norm: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, w: FeedForwardWeights, norms: NormLengths = NO_NORMS) -> "FeedForwardSizes":
@@ -133,9 +135,10 @@ class FeedForwardSizes(DivisibleSizes):
             MatrixSize.of(w.ffn_up),
             MatrixSize.of(w.ffn_down),
             None if w.ffn_gate is None else MatrixSize.of(w.ffn_gate),
-            (*vector_lengths(w.ffn_down_bias), *norms.vectors),
+            (*vector_lengths(w.ffn_down_bias), *(() if norms.is_shared else norms.vectors)),
             w.ffn_gate_bias is not None or w.ffn_up_bias is not None,
             norms.has_post_norm,
+            norms.vectors if norms.is_shared else (),
         )
 
     @property
@@ -145,6 +148,14 @@ class FeedForwardSizes(DivisibleSizes):
     @property
     def granules(self) -> int:
         return self.neurons
+
+    @property
+    def is_joined(self) -> bool:
+        """Of parallel blocks, the others follow on their device."""
+        return bool(self.shared_norm)
+
+    def undivided_vectors(self) -> tuple[int, ...]:
+        return self.shared_norm
 
     def granule_counts(self) -> list[int]:
         """In groups of NEURON_GROUP; all or none if a post-norm follows the sum."""
@@ -198,7 +209,7 @@ class FeedForwardSizes(DivisibleSizes):
         return ChunkRows(chunk * self.neurons, chunk, chunk * max(2 * self.neurons, hidden_size))
 
     def streamed_vector_bytes(self) -> int:
-        return self._bias_bytes + vector_bytes(self.vectors)
+        return self._bias_bytes + vector_bytes((*self.vectors, *self.shared_norm))
 
     @property
     def _bias_bytes(self) -> int:

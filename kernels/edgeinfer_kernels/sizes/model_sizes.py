@@ -65,9 +65,10 @@ class ModelSizes:
         layers = []
         for layer, given in zip(spec.layers, weights.layers, strict=True):
             blocks = []
-            for residual, w in zip(layer.blocks, given.blocks, strict=True):
+            for position, (residual, w) in enumerate(zip(layer.blocks, given.blocks, strict=True)):
                 lengths = vector_lengths(w.norm, w.norm_bias, w.post_norm)
-                blocks.append(residual.block.sizes(w.block, NormLengths(lengths, w.post_norm is not None)))
+                norms = NormLengths(lengths, w.post_norm is not None, layer.has_shared_norm(position))
+                blocks.append(residual.block.sizes(w.block, norms))
             layers.append(LayerSizes(tuple(blocks)))
         tied = weights.token_embd is weights.output
         return cls(

@@ -131,6 +131,8 @@ class LayerCosts:
     cpu_reading: Array
     gpu_reading: Array
     is_moe: bool
+    is_joined: bool
+    """Whether the sum of the granules is added on the device of the attention, also if that has none."""
     file_bytes: int
     """Bytes of the whole feed-forward in the file."""
     is_divisible: bool = True
@@ -205,6 +207,7 @@ def _layer(
         cpu_reading=column(cpu, "reading"),
         gpu_reading=column(gpu, "reading"),
         is_moe=block is not None and block.is_routed,
+        is_joined=block is not None and block.is_joined,
         file_bytes=0 if block is None else block.file_bytes,
         is_divisible=block is not None,
     )

@@ -15,7 +15,8 @@ class LayerPlacement:
 
     Dense: the first `hot_neurons` of `neurons` (in file order) are on the GPU. MoE: the experts in
     `gpu_experts`, of `experts` in total; router and shared expert are on the attention's device. `rest`:
-    where the other neurons or experts are; all experts with an `expert_cache`.
+    where the other neurons or experts are; all experts with an `expert_cache`. `is_joined`: the sum of the
+    neurons is added on the attention's device, also if that has none (parallel blocks).
     """
 
     attention: DeviceName
@@ -26,6 +27,7 @@ class LayerPlacement:
     experts: int = 0
     rest: DeviceName = "cpu"
     expert_cache: bool = False
+    is_joined: bool = False
 
     @property
     def granules(self) -> int:
@@ -75,7 +77,7 @@ def plan_stages(layers: Sequence[LayerPlacement], head: str, embedding: str) -> 
             continue
         stages.add(Shard(index, undivided=True))
         others = layer.shard(index, on_gpu=False, undivided=False)
-        if not is_split and not layer.experts:
+        if not is_split and not layer.experts and not layer.is_joined:
             stages.go_to(rest)
             stages.add(others)
             continue

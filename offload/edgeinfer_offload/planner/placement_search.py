@@ -74,7 +74,8 @@ def _feed_forward(costs: LayerCosts, device_index: int, sync_seconds: float) -> 
     and the device of the output; both by the number of granules on the GPU.
 
     Both shards overlap. The cost is the slower one, the overlap loss of the other, and one synchronization.
-    A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router.
+    A dense feed-forward wholly on the other device moves the activations there; an MoE joins at its router,
+    a feed-forward in parallel with attention before that.
     """
     if device_index == CPU or not costs.is_divisible:
         return costs.cpu_seconds[:1], np.array([device_index])
@@ -83,7 +84,7 @@ def _feed_forward(costs: LayerCosts, device_index: int, sync_seconds: float) -> 
     out = np.full(len(seconds), GPU)
     split = np.arange(len(seconds)) < max(costs.granules, 1)
     seconds = seconds + sync_seconds * split
-    if not costs.is_moe:
+    if not costs.is_joined:
         seconds[0], out[0] = there[0] + sync_seconds / 2, CPU
     return seconds, out
 

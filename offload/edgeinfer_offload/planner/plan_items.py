@@ -143,7 +143,10 @@ def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevice
     cache, own = DEVICES[devices.attention], problem.costs[index].granule_neurons[devices.granules]
     if block is None or not block.is_routed:
         neurons = 0 if block is None else block.granules
-        return LayerPlacement(attention, cache, hot_neurons=own, neurons=neurons, rest=rest)
+        is_joined = block is not None and block.is_joined
+        return LayerPlacement(
+            attention, cache, hot_neurons=own, neurons=neurons, rest=rest, is_joined=is_joined
+        )
     routing, numbers = problem.options.routing, range(block.granules)
     hottest = sorted(numbers, key=lambda number: -routing[index][number]) if routing else numbers
     experts = tuple(sorted(hottest[:own]))

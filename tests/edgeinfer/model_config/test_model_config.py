@@ -193,6 +193,43 @@ def test_exaone4_has_rope_in_windowed_layers_only_and_everywhere_without_windows
     assert not any(spec.window or spec.rope is None for spec in specs)
 
 
+def test_sections_of_positions_determine_which_pairs_glm4_rotates() -> None:
+    assert not config_of("glm4").rope_neox
+    assert not config_of("glm4", rope__dimension_sections=[0, 0, 0, 0]).rope_neox
+    assert config_of("glm4", rope__dimension_sections=[2, 3, 3, 0]).rope_neox
+    assert not config_of("llama", rope__dimension_sections=[2, 3, 3, 0]).rope_neox
+
+
+def test_the_temperature_of_queries_grows_with_whole_original_contexts() -> None:
+    keys = {"attention__temperature_scale": 0.1, "rope__scaling__original_context_length": 16}
+    (spec, *_) = config_of("mistral3", **keys).specification().specs(AttentionSpec)
+    factors = spec.temperatures(np.array([0, 15, 16, 47]))
+    assert factors.tolist() == [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]
+    (plain, *_) = config_of("llama", **keys).specification().specs(AttentionSpec)
+    assert (plain.temperature, plain.temperature_length) == (0.0, 1)
+
+
+def test_logit_scales_multiply_or_divide_by_architecture() -> None:
+    assert config_of("command-r", logit_scale=0.0625).logit_scale == 0.0625
+    assert config_of("granite", logit_scale=16.0).logit_scale == 0.0625
+    assert config_of("command-r").logit_scale == 1.0
+
+
+def test_the_feed_forward_is_the_first_of_parallel_blocks_and_attention_reads_its_norm() -> None:
+    for layer in config_of("command-r").specification().layers:
+        feed_forward, attention = layer.blocks
+        assert isinstance(attention.block, AttentionSpec)
+        assert (feed_forward.norm_name, attention.norm_name) == ("attn_norm", "")
+        assert layer.has_shared_norm(0)
+        assert not layer.has_shared_norm(1)
+
+
+def test_a_clamp_of_queries_keys_and_values_is_refused() -> None:
+    text = refusal("olmo", attention__clamp_kqv=8.0)
+    assert text == "olmo.attention.clamp_kqv: 8.0, wanted 0, no clamp"
+    assert config_of("olmo", attention__clamp_kqv=0.0).norm.has_weights is False
+
+
 def test_layers_without_kv_heads_of_kimi_linear_have_delta_attention() -> None:
     config = ModelConfig.from_metadata(ZOO["kimi-linear"].metadata(), VOCABULARY)
     blocks = [layer.blocks[0].block for layer in config.specification().layers]

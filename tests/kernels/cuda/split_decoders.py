@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 
@@ -26,9 +27,16 @@ CPU_ONLY = LayerSplit(on_gpu=False)
 """The whole layer on the CPU."""
 
 
+def divisible_weights(decoder: Decoder, index: int) -> Any:
+    """The weights of the block of a layer that can be divided, or of its last one."""
+    blocks = decoder.specification.layers[index].blocks
+    found = [at for at, residual in enumerate(blocks) if residual.block.is_divisible]
+    return decoder.weights.layers[index].blocks[found[0] if found else -1].block
+
+
 def device_layer(decoder: Decoder, index: int) -> LayerSplit:
     """The whole layer on the GPU."""
-    last = decoder.weights.layers[index].blocks[-1].block
+    last = divisible_weights(decoder, index)
     if isinstance(last, MoeWeights):
         return LayerSplit(True, experts=tuple(range(last.ffn_up_exps.experts)))
     return LayerSplit(True, neurons=last.ffn_up.rows if isinstance(last, FeedForwardWeights) else 0)

@@ -83,6 +83,7 @@ STREAMING = {
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
+    "command-r": LayerSplit(True),
     "lfm2": LayerSplit(False),
     "qwen35": LayerSplit(False),
     "kimi-linear": LayerSplit(True),

@@ -1,11 +1,14 @@
 """The structure that the attention kernel reads."""
 
+import numpy as np
+
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import LayerCache, padded
+from edgeinfer_kernels.matrix import Vector
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 UNITS: tuple[str, ...] = ()
@@ -34,6 +37,8 @@ def build(
         normed=builder.input("normed", builder.width, [w.attn_q, w.attn_k, w.attn_v]),
         attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
         sinks=builder.arena.keep(w.attn_sinks),
+        temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
+        temperature_length=spec.temperature_length,
         **_specification(spec),
         **_cache(builder, state.cache),
         **_buffers(builder),
@@ -41,6 +46,13 @@ def build(
         **builder.scratch(),
     )
     return BuiltBlock((Call("attention_block", block, ends_by_token=True),), rope=spec.rope)
+
+
+def _temperatures(spec: AttentionSpec, positions: int) -> Vector | None:
+    """The factors of queries of a cache, one for each range of positions; None: there are none."""
+    if not spec.temperature:
+        return None
+    return spec.temperatures(np.arange(0, positions, spec.temperature_length)).astype(np.float32)
 
 
 def _specification(spec: AttentionSpec) -> dict[str, float]:

@@ -27,7 +27,8 @@ class AttentionArgs(Structure):
     qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
-    pieces_per_thread, of at least positions_per_piece.
+    pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
+    for temperature_length positions each.
     """
 
     heads: Int
@@ -41,6 +42,8 @@ class AttentionArgs(Structure):
     rope_dim: Int
     rope_neox: Int
     qk_norm: Int
+    temperatures: Int
+    temperature_length: Int
     cache_kind: Int
     key_cache: Int
     value_cache: Int

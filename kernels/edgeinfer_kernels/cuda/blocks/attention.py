@@ -204,6 +204,7 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
         head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
+        temperature=spec.temperature, temperature_length=spec.temperature_length,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.step_words import at_temperature
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -144,10 +145,10 @@ def decode_attention_kernel(
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
     queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    position = tl.load(state + 8 + token, mask=is_query, other=0)
     if CACHE == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
-    queries = queries.to(tl.float16)
-    position = tl.load(state + 8 + token, mask=is_query, other=0)
+    queries = at_temperature(queries, position[:, None], ATTENTION).to(tl.float16)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)

@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import at_temperature, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
@@ -101,6 +101,7 @@ def rope_append_kernel(
     row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + 2 * KV_HEADS * HEAD_DIM)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
+    q = at_temperature(q, position, ROPE)
     if CACHE == Q4_0:
         q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
@@ -153,7 +154,8 @@ def rope_append(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
         spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
-        cache=int(CACHES[cache.k.dtype]),
+        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
+        temperature_length=spec.temperature_length,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

@@ -129,7 +129,8 @@ class NormRowsConfig(NamedTuple):
 
 class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
-    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none.
+    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature: as
+    in `AttentionSpec`.
     """
 
     kv_heads: int
@@ -144,6 +145,8 @@ class AttentionConfig(NamedTuple):
     window: int
     is_capped: bool
     has_sinks: bool
+    temperature: float
+    temperature_length: int
 
 
 class SplitConfig(NamedTuple):
@@ -190,7 +193,7 @@ class PromptConfig(NamedTuple):
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm.
+    is_row_norm; temperature: as in `AttentionSpec`.
     """
 
     heads: int
@@ -204,6 +207,8 @@ class RopeConfig(NamedTuple):
     is_row_norm: bool
     has_bias: bool
     cache: int
+    temperature: float
+    temperature_length: int
 
 
 class DeltaNetConfig(NamedTuple):

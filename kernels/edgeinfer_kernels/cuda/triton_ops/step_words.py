@@ -1,4 +1,6 @@
-"""What kernels read of the int32 words of a decode step or of a chunk: see `cuda_buffers.py`."""
+"""What kernels read of the int32 words of a decode step or of a chunk: see `cuda_buffers.py`; and
+what follows from a position.
+"""
 
 import triton
 import triton.language as tl
@@ -30,3 +32,12 @@ def step_target(words):
 def step_tokens(words):
     """Number of tokens of a step, without padding."""
     return tl.load(words + 29)
+
+
+@triton.jit
+def at_temperature(queries, position, CONFIG: tl.constexpr):
+    """Queries times the factor of their positions, 1 + temperature · ln(1 + ⌊position / length⌋)."""
+    if CONFIG.temperature != 0.0:
+        LENGTH: tl.constexpr = CONFIG.temperature_length
+        queries *= 1.0 + CONFIG.temperature * tl.log(1.0 + (position // LENGTH).to(tl.float32))
+    return queries

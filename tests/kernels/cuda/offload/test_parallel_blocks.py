@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.decoder import (
@@ -85,17 +86,20 @@ def test_a_divided_feed_forward_is_the_first_of_parallel_blocks(
 ) -> None:
     with opened(MODEL, tmp_path) as decoder:
         both, ids = in_parallel(decoder), decoder.ids(14)
-        splits = [LayerSplit(True, neurons=64), LayerSplit(True, neurons=160)]
+        splits = [LayerSplit(True, neurons=64), LayerSplit(True)]
         with split_decoder(both, device, splits, kernels, stream_min_tokens) as backend:
             result = read_split(backend, ids, (10, 1, 3))
         assert worst(result, both.reference_logits(ids)) < TOLERANCE
 
 
-def test_a_feed_forward_whose_norm_another_block_reads_has_a_part_on_its_device(tmp_path: Path) -> None:
+def test_a_feed_forward_on_another_device_leaves_its_norm_to_the_block_that_reads_it(tmp_path: Path) -> None:
     with opened(MODEL, tmp_path) as decoder:
-        both = in_parallel(decoder)
-        with pytest.raises(ValueError, match="layer 1: parallel blocks can't be on different devices"):
-            part_of_decoder(both.specification, both.weights, {1: Shard(1, undivided=True)})
+        shards = {1: Shard(1, undivided=True)}
+        for tested, keeps_norm in ((decoder, False), (in_parallel(decoder), True)):
+            _, part = part_of_decoder(tested.specification, tested.weights, shards)
+            (feed_forward,) = (w for w in part.layers[0].blocks if isinstance(w.block, FeedForwardWeights))
+            assert feed_forward.block.ffn_up.rows == 0
+            assert (feed_forward.norm is not None) == keeps_norm
 
 
 def test_a_block_without_a_block_before_it_and_a_divisible_one_share_no_input(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
-from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, split_decoder
+from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, divisible_weights, split_decoder
 from tests.kernels.split_layers import LayerSplit
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
@@ -53,7 +53,7 @@ def mixed(decoder: Decoder, index: int) -> LayerSplit:
 
 def split_halves(decoder: Decoder, index: int) -> LayerSplit:
     """Some neurons of every feed-forward on the GPU, in one layer all; of every MoE layer some experts."""
-    second = decoder.weights.layers[index].blocks[-1].block
+    second = divisible_weights(decoder, index)
     if isinstance(second, MoeWeights):
         numbers = range(second.ffn_up_exps.experts)
         return LayerSplit(True, experts=tuple(n for n in numbers if n % 3 == index % 3))
@@ -92,6 +92,7 @@ CASES = [
     ("granitehybrid", mixed),
     ("falcon-h1", mixed),
     on_a_gpu("falcon-h1", split_halves),
+    ("command-r", mixed),
     ("nemotron_h", mixed),
     ("mamba", mixed),
     ("deepseek2", mixed),
@@ -151,6 +152,7 @@ STREAMED = [
     ("qwen35", mixed),
     ("kimi-linear", mixed),
     ("falcon-h1", mixed),
+    ("command-r", mixed),
     ("nemotron_h", mixed),
     ("mamba", mixed),
     ("deepseek2 dense", mixed),

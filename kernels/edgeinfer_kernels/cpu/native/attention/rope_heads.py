@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.blocks.phases import normalize
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
-from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs
@@ -86,6 +86,16 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @device_function
+def apply_temperature(block, position, query):
+    """Multiply a query by the factor of its position, if there are any."""
+    temperatures = block.temperatures
+    if temperatures != 0:
+        factor = splat_f32(load_f32(temperatures + 4 * (position // block.temperature_length)))
+        for i in range(0, block.padded_head, 16):
+            store_floats(query + 4 * i, multiply(load_floats(query + 4 * i), factor))
+
+
+@device_function
 def has_hadamard_heads(block):
     """Whether the cache holds keys and values in the Hadamard basis."""
     return block.cache_kind == 3
@@ -114,6 +124,7 @@ def rope_and_store(block, step_args, token, index, head):
         norm = block.q_norm
         take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target)
         apply_rope(target, table, rope_dim, is_neox)
+        apply_temperature(block, position, target)
         if has_hadamard_heads(block):
             hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
