@@ -46,6 +46,8 @@ class RandomModel:
     fused: bool = False
     fused_gate: bool = False
     """Gate and up of feed-forwards are one tensor, `ffn_up`."""
+    fused_qkv: bool = False
+    """Queries, keys and values are one tensor; `fused`: gate and up of feed-forwards too."""
     fused_experts: bool = False
     draft_head: bool = False
     """An MTP layer follows the last one."""
@@ -63,6 +65,8 @@ class RandomModel:
     hybrid: Hybrid | None = None
     """The recurrent layers of other kinds."""
     biases: tuple[str, ...] = ()
+    qk_norm: bool = True
+    """Whether there are norms of queries and keys, if they are optional."""
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     formats: tuple[str, ...] = ("F32",)
@@ -182,7 +186,8 @@ class RandomModel:
         if not spec.gated:
             shapes = {name: shape for name, shape in shapes.items() if "gate_exps" not in name}
             shapes.pop("ffn_gate_shexp.weight", None)
-        if spec.expert_selection_bias and self.extra.get("expert_gating_func", 2) == 2:
+        is_sigmoid = self.extra.get("expert_gating_func", 2) == 2
+        if spec.expert_selection_bias == "always" or (spec.expert_selection_bias != "never" and is_sigmoid):
             shapes["exp_probs_b.bias"] = (count,)
         if spec.shared_expert == "gated":
             shapes["ffn_gate_inp_shexp.weight"] = (width,)
@@ -210,7 +215,7 @@ class RandomModel:
         columns = {"attn_output": q, "ffn_down": hidden}
         if spec.gated:
             rows["ffn_gate"] = hidden
-        if self.fused:
+        if self.fused or self.fused_qkv:
             rows["attn_qkv"] = rows.pop("attn_q") + rows.pop("attn_k") + rows.pop("attn_v")
         if self.fused or self.fused_gate:
             rows["ffn_up"] += rows.pop("ffn_gate")
@@ -232,7 +237,7 @@ class RandomModel:
         shapes |= {f"{name}.weight": (width,) for name in norms}
         if self.has_norm_biases:
             shapes |= {f"{name}.bias": (width,) for name in norms}
-        if spec.qk_norm != "none":
+        if spec.qk_norm != "none" and self.qk_norm:
             by_row = spec.qk_norm == "row"
             shapes["attn_q_norm.weight"] = (q if by_row else self.head_dim,)
             shapes["attn_k_norm.weight"] = (kv if by_row else self.head_dim,)

@@ -36,6 +36,8 @@ class Architecture:
     pre_norm: bool = True
     post_norm: bool = False
     qk_norm: Literal["none", "head", "row"] = "none"
+    qk_norm_optional: bool = False
+    """Queries and keys are normalized if the file has the norms."""
     embedding_scale_by_width: bool = False
     """Embeddings are multiplied by √hidden_size."""
     window_pattern: int = 0
@@ -68,14 +70,18 @@ class Architecture:
     """That of files without one; None: the file must have one."""
     expert_weights_normalized: bool | None = True
     """None: given by the file."""
-    expert_selection_bias: bool = False
-    """The selection of experts has a bias, `exp_probs_b`, if their gating is a sigmoid."""
+    expert_selection_bias: Literal["never", "sigmoid", "always"] = "never"
+    """Whether the selection of experts has a bias, `exp_probs_b`; "sigmoid": if their gating is one."""
+    expert_groups: bool = False
+    """The selection of experts may be limited to groups of them."""
     latent_experts: bool = False
     """The experts may read a latent projection, of `moe_latent_size` elements."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
     shared_expert: Literal["none", "plain", "gated"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    shared_length_of_one: bool = False
+    """`expert_shared_feed_forward_length` is that of one of `expert_shared_count` shared experts."""
     recurrent: RecurrentReader | None = None
     """Reads the block that some layers have instead of attention."""
     recurrent_feed_forward: RecurrentReader | None = None
@@ -125,6 +131,15 @@ _NEMOTRON_H: dict[str, Any] = {
     "rope": "never",
 }
 
+_BIASED_EXPERTS: dict[str, Any] = {
+    "experts": "always",
+    "gating": None,
+    "expert_weights_normalized": None,
+    "expert_selection_bias": "sigmoid",
+    "expert_groups": True,
+    "shared_expert": "plain",
+}
+
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
@@ -137,17 +152,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_in_windows_only=True,
     ),
     "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
+    "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
     "deepseek2": Architecture(
         experts="always",
         gating=None,
         default_gating="softmax",
         expert_weights_normalized=None,
-        expert_selection_bias=True,
+        expert_selection_bias="sigmoid",
+        expert_groups=True,
         shared_expert="plain",
         latent_attention=True,
     ),
     "ernie4_5": Architecture(),
     "exaone": Architecture(rope_neox=True),
+    "dots1": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -181,6 +199,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         query_scale_by_heads_at=62,
     ),
     "glm4": Architecture(post_norm=True, rope_neox_with_sections=True),
+    "glm4moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        qk_norm_optional=True,
+        feed_forward_norm="post_attention_norm",
+        **_BIASED_EXPERTS,
+        default_gating="sigmoid",
+    ),
     "gpt-oss": Architecture(
         rope_neox=True,
         activation="clamped_swiglu",
@@ -203,7 +229,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "kimi-linear": Architecture(
         experts="always",
         gating=None,
-        expert_selection_bias=True,
+        expert_selection_bias="sigmoid",
         shared_expert="plain",
         recurrent=kimi_delta_attention,
         latent_attention=True,
@@ -223,11 +249,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         output_norm="token_embd_norm",
         experts="always",
         gating=None,
-        expert_selection_bias=True,
+        expert_selection_bias="sigmoid",
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
+    "minimax-m2": Architecture(
+        rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
+    ),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(
         **_NEMOTRON_H,
@@ -235,7 +264,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         latent_experts=True,
         gating="sigmoid",
         expert_weights_normalized=None,
-        expert_selection_bias=True,
+        expert_selection_bias="sigmoid",
         expert_length_by_share=True,
         shared_expert="plain",
     ),

@@ -201,8 +201,10 @@ class ModelConfig:
             shared_neurons=experts.shared,
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
-            selection_bias=self.architecture_spec.expert_selection_bias and experts.gating == "sigmoid",
+            selection_bias=self.architecture_spec.expert_selection_bias in ("always", experts.gating),
             latent_size=experts.latent,
+            groups=experts.groups,
+            groups_per_token=experts.groups_per_token,
         )
 
 

@@ -32,6 +32,9 @@ class ExpertsConfig:
     dense_layers: int
     latent: int = 0
     """Elements of the latent projection that experts read; 0: they read the hidden states."""
+    groups: int = 1
+    groups_per_token: int = 1
+    """Groups of experts, and how many of them the experts of a token are selected from."""
 
 
 class ExpertsReader(MetadataReader):
@@ -40,9 +43,9 @@ class ExpertsReader(MetadataReader):
     def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
         super().__init__(metadata)
         if self.name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
             raise UnsupportedModelError(
-                f"architecture {self.name} isn't one that edgeinfer runs ({known}); "
+                f"architecture {self.name} isn't one of the {len(ARCHITECTURES)} that edgeinfer runs "
+                "(docs/user/models.md lists them); "
                 "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
             )
         self.architecture_spec = ARCHITECTURES[self.name]
@@ -75,10 +78,8 @@ class ExpertsReader(MetadataReader):
         if latent % 16 or (latent and not self.architecture_spec.latent_experts):
             expected = "a multiple of 16" if latent % 16 else "experts without a latent projection"
             raise self.refused("moe_latent_size", latent, expected)
-        groups = self.count("expert_group_count", 1, minimum=0)
-        if groups > 1:
-            raise self.refused("expert_group_count", groups, "no groups of experts")
         experts_per_token = self.count("expert_used_count", maximum=count)
+        groups, groups_per_token = self.expert_groups(count, experts_per_token)
         return ExpertsConfig(
             count=count,
             experts_per_token=experts_per_token,
@@ -89,7 +90,28 @@ class ExpertsReader(MetadataReader):
             scale=self.factor("expert_weights_scale") or 1.0,
             dense_layers=self.count("leading_dense_block_count", 0, minimum=0, maximum=layers),
             latent=latent,
+            groups=groups,
+            groups_per_token=groups_per_token,
         )
+
+    def expert_groups(self, count: int, experts_per_token: int) -> tuple[int, int]:
+        """The number of groups of experts, and of those that a token's experts are selected from."""
+        groups = self.count("expert_group_count", 1, minimum=0)
+        if groups <= 1:
+            return 1, 1
+        if not self.architecture_spec.expert_groups:
+            raise self.refused("expert_group_count", groups, "no groups of experts")
+        size = count // groups
+        if count % groups or size < 2:
+            raise self.refused("expert_group_count", groups, f"{count} experts in groups of two or more")
+        if self.gating() == "softmax_of_selected":
+            raise self.refused("expert_group_count", groups, "no groups of experts with gating function 3")
+        used = self.count("expert_group_used_count", maximum=groups)
+        if used * size < experts_per_token:
+            raise self.refused(
+                "expert_group_used_count", used, f"groups with {experts_per_token} experts for a token"
+            )
+        return groups, used
 
     def weights_normalized(self) -> bool:
         given = self.architecture_spec.expert_weights_normalized
@@ -108,6 +130,8 @@ class ExpertsReader(MetadataReader):
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
         shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)
+        if length and shared and self.architecture_spec.shared_length_of_one:
+            return shared * length
         if not length and shared:
             return shared * self.expert_length(layers, experts_per_token)
         if not length and self.architecture_spec.shared_expert == "gated":

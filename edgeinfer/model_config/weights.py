@@ -183,7 +183,11 @@ def read_config(file: GGUFFile) -> ModelConfig:
     routers = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
     found = [match for match in map(routers.fullmatch, file.tensors) if match]
     routed_layers = frozenset(int(match[1]) for match in found)
-    return ModelConfig.from_metadata(file.metadata, embedding_rows(file), routed_layers)
+    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file), routed_layers)
+    spec = config.architecture_spec
+    if spec.qk_norm_optional and "blk.0.attn_q_norm.weight" not in file.tensors:
+        return replace(config, architecture_spec=replace(spec, qk_norm="none"))
+    return config
 
 
 def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:

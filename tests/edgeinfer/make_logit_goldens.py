@@ -28,10 +28,12 @@ def quantized(model: RandomModel) -> RandomModel:
         name: np.linspace(1.0, float(values[-1]), 16, dtype=np.float32)
         for name, values in model.rope_tensors.items()
     }
+    has_length = "expert_feed_forward_length" in model.extra
     return replace(
         model,
         width=256,
         feed_forward=512,
+        extra={**model.extra, **({"expert_feed_forward_length": 512} if has_length else {})},
         expert_length=256 if model.expert_length else 0,
         shared_length=256 if model.shared_length else 0,
         latent_size=256 if model.latent_size else 0,

@@ -80,6 +80,7 @@ ARCHITECTURE_KEYS = [
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "expert_group_count",
+    "expert_group_used_count",
     "leading_dense_block_count",
 ]
 OTHER_KEYS = [

@@ -41,10 +41,12 @@ class MoeSpec(StatelessSpec):
 
     With scores s = router(h), the experts with the largest s are selected; ties go to the lower index.
     `gating` defines their weights: softmax(s) over all experts, sigmoid(s), or softmax over the selected
-    ones. With `selection_bias` (and sigmoid) the experts with the largest sigmoid(s) + bias are selected. If
-    `normalized`, the weights are divided by their sum (at least MIN_WEIGHT_SUM); then they are multiplied by
-    `scale`. The result is Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there
-    is one; with `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
+    ones. With `selection_bias` the experts with the largest ranks are selected: softmax(s) or sigmoid(s),
+    plus the bias. With `groups` above 1, of equal size, a token's experts are those of `groups_per_token`
+    groups, the ones with the largest sum of their two best ranks. If `normalized`, the weights are divided
+    by their sum (at least MIN_WEIGHT_SUM); then they are multiplied by `scale`. The result is
+    Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there is one; with
+    `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
     `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
     latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
@@ -67,8 +69,17 @@ class MoeSpec(StatelessSpec):
     gated: bool = True
     selection_bias: bool = False
     latent_size: int = 0
+    groups: int = 1
+    groups_per_token: int = 1
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether experts are selected by ranks, which are not in the order of the scores."""
+        return self.selection_bias or self.groups > 1
 
     def __post_init__(self) -> None:
+        if self.is_ranked and self.gating == "softmax_of_selected":
+            raise ValueError("saw softmax of the selected experts and ranks of experts")
         if self.latent_size and (self.shared_gate or self.pre_attention_router):
             raise ValueError("saw a latent projection of experts and a shared gate or a pre-attention router")
 
@@ -293,7 +304,7 @@ class MoeSizes(DivisibleSizes):
             "expert.gate": rows * lines(4 * padded(neurons)),
             "expert.out": rows * lines(4 * padded(width)),
         }
-        if self.spec.selection_bias:
+        if self.spec.is_ranked:
             buffers["expert.selection"] = 4 * padded(self.granules)
         if any(is_float_format(matrix) for matrix in self.expert.inputs()):
             buffers["expert.gathered"] = rows * lines(4 * padded(width))

@@ -45,6 +45,12 @@ def moe_spec(config: ModelConfig) -> MoeSpec:
         ("mixtral", "expert_used_count", None, "missing, wanted a whole number from 1 to 4"),
         ("mixtral", "expert_used_count", np.array([2, 1, 2]), "array([2, 1, 2]), wanted a whole number"),
         ("mixtral", "expert_group_count", 2, "2, wanted no groups of experts"),
+        ("bailingmoe2", "expert_group_count", 5, "5, wanted 12 experts in groups of two or more"),
+        ("bailingmoe2", "expert_group_count", 12, "12, wanted 12 experts in groups of two or more"),
+        ("bailingmoe2", "expert_group_used_count", 0, "0, wanted a whole number from 1 to 4"),
+        ("bailingmoe2", "expert_group_used_count", None, "missing, wanted a whole number from 1 to 4"),
+        ("bailingmoe2", "expert_used_count", 13, "13, wanted a whole number from 1 to 12"),
+        ("dots1", "expert_gating_func", None, "missing, wanted a whole number from 1 to 3"),
         ("olmoe", "expert_weights_scale", -1.0, "-1.0, wanted a finite number above 0"),
         ("qwen3moe", "expert_feed_forward_length", 0, "0, wanted a whole number from 1"),
         ("qwen2moe", "expert_shared_feed_forward_length", "x", "'x', wanted a whole number from 0"),
@@ -83,8 +89,13 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "bailingmoe2": ("sigmoid", True, False),
         "deepseek2": ("sigmoid", True, False),
+        "deepseek2-groups": ("softmax", False, False),
         "deepseek2-lite": ("softmax", False, False),
+        "dots1": ("sigmoid", True, False),
+        "glm4moe": ("sigmoid", True, False),
+        "glm4moe-unnormed": ("sigmoid", False, False),
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitehybrid-moe": ("softmax", True, False),
         "granitemoe": ("softmax", True, False),
@@ -93,6 +104,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "kimi-linear": ("sigmoid", True, False),
         "kimi-linear-wide-heads": ("sigmoid", True, False),
         "lfm2moe": ("sigmoid", True, False),
+        "minimax-m2": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),
         "nemotron_h_moe-latent": ("sigmoid", True, False),
@@ -121,6 +133,36 @@ def test_omitted_expert_sizes_follow_from_the_feed_forward_size() -> None:
     assert experts is not None
     assert (experts.feed_forward, experts.shared) == (96, 0)
     assert config_of("gpt-oss", "feed_forward_length").experts is not None
+
+
+def test_experts_are_selected_from_groups() -> None:
+    spec = moe_spec(config_of("bailingmoe2"))
+    assert (spec.groups, spec.groups_per_token, spec.selection_bias) == (4, 2, True)
+    for groups in (0, 1):
+        spec = moe_spec(config_of("bailingmoe2", expert_group_count=groups))
+        assert (spec.groups, spec.groups_per_token) == (1, 1)
+    expected = r"expert_group_used_count: 1, wanted groups with 3 experts for a token"
+    with pytest.raises(UnsupportedModelError, match=expected):
+        config_of("bailingmoe2", expert_group_count=6, expert_group_used_count=1)
+    expected = r"expert_group_count: 4, wanted no groups of experts with gating function 3"
+    with pytest.raises(UnsupportedModelError, match=expected):
+        config_of("bailingmoe2", expert_gating_func=3)
+
+
+def test_a_length_of_one_shared_expert_is_multiplied_by_their_number() -> None:
+    for name, expected in (("bailingmoe2", 96), ("dots1", 32)):
+        experts = config_of(name, expert_shared_count=3).experts
+        assert experts is not None
+        assert experts.shared == expected
+
+
+def test_queries_and_keys_are_normalized_if_the_file_has_the_norms(tmp_path: Path) -> None:
+    for name, expected in (("glm4moe", "head"), ("glm4moe-unnormed", "none")):
+        path = ZOO[name].write(tmp_path / f"{name}.gguf")
+        with GGUFFile.open(path) as file:
+            config = read_config(file)
+            assert {spec.qk_norm for spec in config.specification().specs(AttentionSpec)} == {expected}
+            assert read_weights(file, config)
 
 
 def test_leading_layers_may_be_dense() -> None:

@@ -234,6 +234,36 @@ def test_expert_weights_follow_the_gating_function(
     assert np.allclose(route(scores, replace(spec, scale=2.5))[1], 2.5 * np.array([expected]))
 
 
+def test_experts_come_from_the_groups_with_the_best_pairs() -> None:
+    weights = np.array([[0.9, 0.0, 0.1], [0.55, 0.6, 0.0], [0.5, 0.52, 0.4]])
+    scores = np.log(weights + 1e-9) - np.log(1 - weights + 1e-9)
+    spec = MoeSpec("silu", 9, 3, 32, "sigmoid", False, groups=3, groups_per_token=1)
+    assert route(scores.reshape(1, 9), spec)[0].tolist() == [[4, 3, 5]]
+    two = replace(spec, groups_per_token=2)
+    selected, found = route(scores.reshape(1, 9), two)
+    assert selected.tolist() == [[4, 3, 7]]
+    assert np.allclose(found, [[0.6, 0.55, 0.52]])
+    bias = np.zeros(9, np.float32)
+    bias[2] = 0.3
+    assert route(scores.reshape(1, 9), replace(spec, selection_bias=True), bias)[0].tolist() == [[0, 2, 1]]
+
+
+@pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("groups", "used"), [(1, 1), (2, 1), (4, 2), (5, 5), (10, 3)])
+def test_the_kernel_selects_as_the_formula(tmp_path: Path, gating: Gating, groups: int, used: int) -> None:
+    extra = {
+        "expert_gating_func": 1 + (gating == "sigmoid"),
+        "expert_group_count": groups,
+        "expert_group_used_count": used,
+        "leading_dense_block_count": 0,
+    }
+    model = replace(ZOO["deepseek2-groups"], experts=20, experts_per_token=4, dense_layers=0, extra=extra)
+    with both_backends(model.write(tmp_path / "model.gguf")) as (backend, exact):
+        x = rows(BATCH, model.width)
+        assert relative(block_of(backend, x), block_of(exact, x)) < 2e-6
+        assert (selected_experts(backend, BATCH) == selected_experts(exact, BATCH)).all()
+
+
 def test_equal_scores_select_the_lower_expert_and_tiny_sums_do_not_normalize() -> None:
     spec = MoeSpec("silu", 4, 2, 32, "sigmoid", normalized=True)
     selected, weights = route(np.full((1, 4), -30.0), spec)

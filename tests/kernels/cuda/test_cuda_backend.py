@@ -72,6 +72,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         replace(ZOO["nemotron_h_moe-latent"], formats=QUANTIZED),
         (0,),
     ),
+    "experts of groups, a bias of the selection": (ZOO["bailingmoe2"], (0, 1)),
+    "experts of groups by softmax": (replace(ZOO["deepseek2-groups"], dense_layers=0), (0,)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
     "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }

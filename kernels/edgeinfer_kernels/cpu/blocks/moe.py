@@ -63,7 +63,7 @@ def _routed(
         ids=ids,
         ids_stride=ids_stride,
         weights=rows("expert.weights")[0],
-        **_selection(builder, w),
+        **_selection(builder, spec, w),
         normed=normed,
         **_own(builder, residual, weights, normed),
         **_pre_attention(builder, residual, w),
@@ -145,12 +145,18 @@ def _first_stacks(w: MoeWeights) -> list[Matrix]:
     return [w.ffn_up_exps, *([w.ffn_gate_exps] if w.ffn_gate_exps else [])]
 
 
-def _selection(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
-    if w.exp_probs_b is None:
+def _selection(builder: BlockBuilder, spec: MoeSpec, w: MoeWeights) -> dict[str, int]:
+    """The fields of the experts' ranks."""
+    if not spec.is_ranked:
         return {}
     selection, stride = builder.workspace.rows("expert.selection")
-    bias = builder.arena.keep(padded_vector(w.exp_probs_b))
-    return {"selection": selection, "selection_stride": stride, "selection_bias": bias}
+    return {
+        "selection": selection,
+        "selection_stride": stride,
+        "selection_bias": builder.arena.keep(padded_vector(w.exp_probs_b)),
+        "groups": spec.groups,
+        "groups_per_token": spec.groups_per_token,
+    }
 
 
 def _assignment_input(

@@ -215,8 +215,8 @@ class ExpertsArgs(Structure):
     `assignment_rows`[number] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`.
     `entries`[number] is the index of its expert in `active`. pre_attention_router: the scores are already
     computed (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no
-    shared expert; gate_matrix 0: experts have no gate. selection_bias: 0 or float32 of each expert;
-    `selection` is then for the biased scores of a token. shared_router: 0 or its float32 vector. If a device
+    shared expert; gate_matrix 0: experts have no gate. selection: 0 or for the ranks of a token's experts;
+    selection_bias: 0 or float32 of each expert. shared_router: 0 or its float32 vector. If a device
     selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
     minus the expert number. assignments_seen,
     assignments_here: how many assignments the device has made in total, and of experts on this host.
@@ -242,6 +242,8 @@ class ExpertsArgs(Structure):
     selection: Int
     selection_stride: Int
     selection_bias: Int
+    groups: Int
+    groups_per_token: Int
     ids: Int
     ids_stride: Int
     weights: Int

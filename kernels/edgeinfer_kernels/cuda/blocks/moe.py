@@ -119,6 +119,8 @@ def decode(
         GATING=GATINGS[spec.gating],
         NORMALIZED=spec.normalized,
         BIASED=w.selection_bias is not None,
+        GROUPS=spec.groups,
+        GROUPS_PER_TOKEN=spec.groups_per_token,
         warps=1,
     )
     if stage:

@@ -27,6 +27,26 @@ SHARED_AND_WEIGHED = tl.constexpr(2)
 
 
 @triton.jit
+def _best_groups(rank, inside, COUNT: tl.constexpr, GROUPS: tl.constexpr, GROUPS_PER_TOKEN: tl.constexpr):
+    """The ranks of experts; LOWEST in all but the groups with the largest sum of their two best ranks."""
+    SIZE: tl.constexpr = COUNT // GROUPS
+    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    expert = tl.arange(0, PADDED)
+    group = expert // SIZE
+    group_score = tl.full([PADDED], float("-inf"), tl.float32)
+    for index in range(GROUPS):
+        within = tl.where(inside & (group == index), rank, float("-inf"))
+        first = tl.max(within, axis=0)
+        second = tl.max(tl.where(expert == tl.argmax(within, axis=0), float("-inf"), within), axis=0)
+        group_score = tl.where(group == index, first + second, group_score)
+    left = tl.where(inside, group_score, float("-inf"))
+    for _ in range(GROUPS_PER_TOKEN):
+        best_group = tl.argmax(left, axis=0) // SIZE
+        left = tl.where(group == best_group, float("-inf"), left)
+    return tl.where(left == float("-inf"), rank, LOWEST)
+
+
+@triton.jit
 def select_experts_kernel(
     scores,
     stride,
@@ -39,10 +59,12 @@ def select_experts_kernel(
     GATING: tl.constexpr,
     NORMALIZED: tl.constexpr,
     BIASED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_PER_TOKEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """ids and weights (tokens, USED) from scores (tokens, stride), as `reference.route`; one program per
-    token. BIASED: weight + bias is what is selected by.
+    token. BIASED: softmax or sigmoid of the scores plus a bias is what is selected by.
 
     NaN scores count as the lowest. Reads 4·COUNT bytes per token, writes 8·USED.
     """
@@ -60,8 +82,12 @@ def select_experts_kernel(
     else:
         weight = tl.where(inside, tl.exp(score - top), 0.0)
     rank = score
+    if BIASED or GROUPS > 1:
+        rank = weight if GATING == SIGMOID else weight / tl.sum(weight, axis=0)
     if BIASED:
-        rank = weight + tl.load(bias + expert, mask=inside, other=0.0)
+        rank += tl.load(bias + expert, mask=inside, other=0.0)
+    if GROUPS > 1:
+        rank = _best_groups(rank, inside, COUNT, GROUPS, GROUPS_PER_TOKEN)
     left = tl.where(inside, rank, float("-inf"))
     for _ in range(EXPERTS_PER_TOKEN):
         best_expert = tl.argmax(left, axis=0)

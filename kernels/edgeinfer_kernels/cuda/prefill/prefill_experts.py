@@ -175,6 +175,7 @@ class PrefillExperts:
             space.scores if w.selection_bias is None else w.selection_bias, spec.scale,
             COUNT=spec.experts, EXPERTS_PER_TOKEN=spec.experts_per_token, GATING=GATINGS[spec.gating],
             NORMALIZED=spec.normalized, BIASED=w.selection_bias is not None,
+            GROUPS=spec.groups, GROUPS_PER_TOKEN=spec.groups_per_token,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip
 

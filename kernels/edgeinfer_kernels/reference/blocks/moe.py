@@ -43,7 +43,7 @@ def route(scores: Array, spec: MoeSpec, bias: Vector | None = None) -> tuple[npt
     """Experts (tokens, experts_per_token), highest score first, and their weights, from scores (tokens,
     experts). `bias` (experts,): of the selection.
     """
-    ranks = scores if bias is None else sigmoid(scores) + bias
+    ranks = _ranks(scores, spec, bias) if spec.is_ranked else scores
     selected = np.argsort(-ranks, axis=1, kind="stable")[:, : spec.experts_per_token]
     if spec.gating == "softmax_of_selected":
         weights = softmax(np.take_along_axis(scores, selected, axis=1))
@@ -53,3 +53,15 @@ def route(scores: Array, spec: MoeSpec, bias: Vector | None = None) -> tuple[npt
     if spec.normalized:
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), MIN_WEIGHT_SUM)
     return selected, np.asarray(weights * spec.scale)
+
+
+def _ranks(scores: Array, spec: MoeSpec, bias: Vector | None) -> Array:
+    """The ranks of experts (tokens, experts); -inf in groups that no expert is selected from."""
+    ranks = softmax(scores) if spec.gating == "softmax" else sigmoid(scores)
+    ranks = np.asarray(ranks if bias is None else ranks + bias)
+    if spec.groups > 1:
+        groups = ranks.reshape(len(ranks), spec.groups, -1)
+        best = np.argsort(-np.sort(groups, axis=2)[:, :, -2:].sum(axis=2), axis=1, kind="stable")
+        left_out = best[:, spec.groups_per_token :]
+        np.put_along_axis(groups, left_out[:, :, None], -np.inf, axis=1)
+    return ranks

@@ -99,6 +99,7 @@ CASES = [
     on_a_gpu("deepseek2-lite", attention_alone),
     ("jamba-moe", mixed),
     ("nemotron_h", split_halves),
+    ("bailingmoe2", split_halves),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
     ("nemotron_h_moe-latent", attention_alone),

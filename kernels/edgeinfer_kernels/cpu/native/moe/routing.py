@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
+from edgeinfer_kernels.cpu.native.moe.expert_ranks import largest_score, rank_experts, sum_of_exponentials
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, lanes_max, load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import (
@@ -43,25 +44,14 @@ def take_best(scores, count, experts_per_token, ids, weights, taken):
 
 
 @device_function
-def take_biased(block, scores, selection, ids, weights, taken):
-    """As `take_best` of sigmoid(score) + bias; `weights` become the scores of the selected experts."""
+def take_ranked(block, scores, ranks, ids, weights, scratch):
+    """As `take_best` of the ranks of experts; `weights` become the scores of the selected experts."""
     experts_per_token = block.experts_per_token
-    for i in range(0, block.count, 16):
-        bias = load_floats(block.selection_bias + 4 * i)
-        store_floats(selection + 4 * i, add(sigmoid(load_floats(scores + 4 * i)), bias))
-    take_best(selection, block.count, experts_per_token, ids, weights, taken)
+    rank_experts(block, scores, ranks, scratch)
+    take_best(ranks, block.count, experts_per_token, ids, weights, scratch)
     for slot in range(experts_per_token):
         score = load_f32(scores + 4 * load_i64(ids + 8 * slot))
         store_f32(weights + 4 * slot, score)
-
-
-@device_function
-def sum_of_exponentials(scores, count, top):
-    """Σ e^(score - top)."""
-    total = np.float32(0)
-    for i in range(count):
-        total += lanes_max(exponential(splat_f32(load_f32(scores + 4 * i) - top)))
-    return total
 
 
 @device_function
@@ -69,7 +59,7 @@ def expert_weights_from_scores(block, scores, weights):
     """Convert the selected scores in `weights` to the weights of their experts."""
     experts_per_token = block.experts_per_token
     gating = block.gating
-    top = load_f32(weights)
+    top = load_f32(weights) if block.selection == 0 else largest_score(scores, block.count)
     total = np.float32(1)
     if gating == SOFTMAX:
         total = sum_of_exponentials(scores, block.count, top)
@@ -107,9 +97,9 @@ def select_experts(pool, counter, block, step_args, scratch):
                 store_floats(scores + 4 * i, add(load_floats(scores + 4 * i), load_floats(bias + 4 * i)))
         ids = block.ids + token * block.ids_stride
         weights = block.weights + 4 * experts_per_token * token
-        if block.selection_bias != 0:
-            selection = block.selection + token * block.selection_stride
-            take_biased(block, scores, selection, ids, weights, scratch)
+        if block.selection != 0:
+            ranks = block.selection + token * block.selection_stride
+            take_ranked(block, scores, ranks, ids, weights, scratch)
         else:
             take_best(scores, count, experts_per_token, ids, weights, scratch)
         expert_weights_from_scores(block, scores, weights)
