@@ -219,8 +219,8 @@ def test_an_instruction_set_can_be_selected_and_an_unknown_one_is_refused(zoo_fi
 
 
 def test_an_unknown_tokenizer_names_the_alternative_engine(tmp_path: Path) -> None:
-    path = written(tmp_path / "model.gguf", tokenizer__ggml__model="t5")
-    with pytest.raises(UnsupportedModelError, match=r"'t5'; wanted one of .* --engine llama\.cpp"):
+    path = written(tmp_path / "model.gguf", tokenizer__ggml__model="hybriddna")
+    with pytest.raises(UnsupportedModelError, match=r"'hybriddna'; wanted one of .* --engine llama\.cpp"):
         edgeinfer.load(path)
 
 
