@@ -36,6 +36,8 @@ class Architecture:
     pre_norm: bool = True
     post_norm: bool = False
     qk_norm: Literal["none", "head", "row"] = "none"
+    qk_norm_after_rope: bool = False
+    """The q/k norm follows RoPE."""
     embedding_scale_by_width: bool = False
     """Embeddings are multiplied by √hidden_size."""
     window_pattern: int = 0
@@ -194,6 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
+    "hunyuan-dense": Architecture(rope_neox=True, qk_norm="head", qk_norm_after_rope=True),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -226,6 +229,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias=True,
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),

@@ -36,7 +36,7 @@ def test_an_unknown_architecture_lists_the_known_ones_and_the_alternative(archit
         ModelConfig.from_metadata(metadata, VOCABULARY)
     text = str(caught.value)
     assert "\n" not in text
-    assert len(text) < 700
+    assert len(text) < 900
     assert architecture[:5].split("\n")[0] in text
     assert ", ".join(ARCHITECTURES) in text
     assert "--engine llama.cpp" in text
@@ -207,6 +207,15 @@ def test_the_temperature_of_queries_grows_with_whole_original_contexts() -> None
     assert factors.tolist() == [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]
     (plain, *_) = config_of("llama", **keys).specification().specs(AttentionSpec)
     assert (plain.temperature, plain.temperature_length) == (0.0, 1)
+
+
+def test_scalings_that_a_norm_after_rope_does_not_permit_are_refused() -> None:
+    text = refusal("hunyuan-dense", rope__scaling__type="yarn", rope__scaling__factor=4.0)
+    assert text == "hunyuan-dense.rope.scaling.type: 'yarn', wanted a scaling that keeps the length of heads"
+    text = refusal("hunyuan-dense", rope__scaling__alpha=1000.0)
+    assert text == "hunyuan-dense.rope.scaling.alpha: 1000.0, wanted 0, a base that includes it"
+    specs = config_of("hunyuan-dense").specification().specs(AttentionSpec)
+    assert all(spec.norm_after_rope and spec.qk_norm == "head" for spec in specs)
 
 
 def test_logit_scales_multiply_or_divide_by_architecture() -> None:
