@@ -328,7 +328,9 @@ ZOO: dict[str, RandomModel] = {
     "granitemoe-shared": RandomModel(
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
+    "hunyuan-dense": RandomModel("hunyuan-dense", tied=True, head_dim=32),
     "internlm2": RandomModel("internlm2"),
+    "maincoder": RandomModel("maincoder", biases=_QKV),
     "mistral3": RandomModel(
         "mistral3",
         tied=True,

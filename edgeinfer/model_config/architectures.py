@@ -38,6 +38,8 @@ class Architecture:
     qk_norm: Literal["none", "head", "row"] = "none"
     qk_norm_optional: bool = False
     """Queries and keys are normalized if the file has the norms."""
+    qk_norm_after_rope: bool = False
+    """The q/k norm follows RoPE."""
     embedding_scale_by_width: bool = False
     """Embeddings are multiplied by √hidden_size."""
     window_pattern: int = 0
@@ -220,6 +222,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
+    "hunyuan-dense": Architecture(rope_neox=True, qk_norm="head", qk_norm_after_rope=True),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -252,6 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias="sigmoid",
     ),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "minimax-m2": Architecture(

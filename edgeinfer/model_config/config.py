@@ -180,6 +180,7 @@ class ModelConfig:
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
+            norm_after_rope=self.architecture_spec.qk_norm_after_rope,
             temperature=self.temperature,
             temperature_length=self.rope_scaling.original_context if self.temperature else 1,
         )
@@ -266,6 +267,11 @@ class _Reader(ExpertsReader):
         kind = str(self.get("rope.scaling.type", "linear"))
         if kind not in ROPE_SCALINGS:
             raise self.refused("rope.scaling.type", kind, f"one of {', '.join(ROPE_SCALINGS)}")
+        if kind == "yarn" and self.architecture_spec.qk_norm_after_rope:
+            raise self.refused("rope.scaling.type", kind, "a scaling that keeps the length of heads")
+        alpha = self.factor("rope.scaling.alpha")
+        if alpha:
+            raise self.refused("rope.scaling.alpha", alpha, "0, a base that includes it")
         factor = self.factor("rope.scaling.factor") or self.factor("rope.scale_linear") or 1.0
         return RopeScaling(
             kind=kind,

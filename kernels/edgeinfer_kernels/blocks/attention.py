@@ -49,6 +49,9 @@ class AttentionSpec:
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
     sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate. `temperature`:
     queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
+    `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head. Queries
+    and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
+    cached keys can still be moved to other positions.
     """
 
     kind: ClassVar[str] = "attention"
@@ -67,6 +70,7 @@ class AttentionSpec:
     gated: bool = False
     temperature: float = 0.0
     temperature_length: int = 1
+    norm_after_rope: bool = False
 
     def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The factors of the queries at these positions."""
@@ -94,11 +98,13 @@ class AttentionSpec:
         rows = (self.heads * self.q_head, kv_rows, kv_rows)
         q, k, v = _projections(tensors, rows)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
-        q_norm = k_norm = None
+        q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
             by_row = self.qk_norm == "row"
             q_norm = tensors.required("attn_q_norm.weight", q_rows if by_row else self.head_dim)
             k_norm = tensors.required("attn_k_norm.weight", kv_rows if by_row else self.head_dim)
+        if self.norm_after_rope and q_norm is not None and k_norm is not None:
+            query_weights, q_norm, k_norm = q_norm * k_norm, np.ones_like(q_norm), np.ones_like(k_norm)
         return AttentionWeights(
             attn_q=q,
             attn_k=k,
@@ -110,6 +116,7 @@ class AttentionSpec:
             attn_output_bias=tensors.vector("attn_output.bias", width),
             attn_q_norm=q_norm,
             attn_k_norm=k_norm,
+            query_weights=query_weights,
             attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
         )
 
@@ -117,7 +124,8 @@ class AttentionSpec:
         w = weights
         biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
         stacked = _stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
-        others = vector_lengths(w.attn_output_bias, w.attn_q_norm, w.attn_k_norm, w.attn_sinks)
+        norm_weights = w.attn_q_norm, w.attn_k_norm, w.query_weights
+        others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks)
         q, k, v, output = map(MatrixSize.of, w.matrices())
         return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
 
@@ -162,6 +170,8 @@ class AttentionWeights:
     attn_output_bias: Vector | None = None
     attn_q_norm: Vector | None = None
     attn_k_norm: Vector | None = None
+    query_weights: Vector | None = None
+    """Factors of a head's query after RoPE."""
     attn_sinks: Vector | None = None
 
     def matrices(self) -> list[Matrix]:

@@ -209,6 +209,15 @@ def test_the_temperature_of_queries_grows_with_whole_original_contexts() -> None
     assert (plain.temperature, plain.temperature_length) == (0.0, 1)
 
 
+def test_scalings_that_a_norm_after_rope_does_not_permit_are_refused() -> None:
+    text = refusal("hunyuan-dense", rope__scaling__type="yarn", rope__scaling__factor=4.0)
+    assert text == "hunyuan-dense.rope.scaling.type: 'yarn', wanted a scaling that keeps the length of heads"
+    text = refusal("hunyuan-dense", rope__scaling__alpha=1000.0)
+    assert text == "hunyuan-dense.rope.scaling.alpha: 1000.0, wanted 0, a base that includes it"
+    specs = config_of("hunyuan-dense").specification().specs(AttentionSpec)
+    assert all(spec.norm_after_rope and spec.qk_norm == "head" for spec in specs)
+
+
 def test_logit_scales_multiply_or_divide_by_architecture() -> None:
     assert config_of("command-r", logit_scale=0.0625).logit_scale == 0.0625
     assert config_of("granite", logit_scale=16.0).logit_scale == 0.0625

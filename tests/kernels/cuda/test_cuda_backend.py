@@ -37,6 +37,7 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "attention and a feed-forward in parallel": (ZOO["command-r"], (0, 1)),
     "parallel blocks, windows, RoPE only in them": (replace(ZOO["cohere2"], formats=QUANTIZED), (2, 3)),
     "queries with a factor of their position": (ZOO["mistral3"], (0, 1)),
+    "norms of heads after RoPE": (ZOO["hunyuan-dense"], (0, 1)),
     "norms without weights": (ZOO["olmo"], (0,)),
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),

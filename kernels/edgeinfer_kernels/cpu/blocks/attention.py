@@ -4,6 +4,7 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
@@ -39,6 +40,7 @@ def build(
         sinks=builder.arena.keep(w.attn_sinks),
         temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
         temperature_length=spec.temperature_length,
+        query_weights=builder.arena.keep(padded_vector(w.query_weights)),
         **_specification(spec),
         **_cache(builder, state.cache),
         **_buffers(builder),

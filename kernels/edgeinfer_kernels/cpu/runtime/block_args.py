@@ -28,7 +28,7 @@ class AttentionArgs(Structure):
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
-    for temperature_length positions each.
+    for temperature_length positions each. query_weights: 0 or the float32 factors of a head after RoPE.
     """
 
     heads: Int
@@ -44,6 +44,7 @@ class AttentionArgs(Structure):
     qk_norm: Int
     temperatures: Int
     temperature_length: Int
+    query_weights: Int
     cache_kind: Int
     key_cache: Int
     value_cache: Int

@@ -61,6 +61,7 @@ class DeviceAttention:
     output_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
+    query_weights: Tensor | None
     sinks: Tensor | None
     table: Tensor
 
@@ -92,6 +93,7 @@ def take(
         output_bias=builder.vector(w.attn_output_bias),
         q_norm=builder.vector(reordered(w.attn_q_norm, order)),
         k_norm=builder.vector(reordered(w.attn_k_norm, order)),
+        query_weights=builder.vector(reordered(w.query_weights, order)),
         sinks=builder.vector(w.attn_sinks),
         table=builder.rope_table(spec.rope, spec.head_dim),
     )
@@ -161,7 +163,7 @@ def _attend(
         space.qkv.shape[1],
         CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, launches.model.positions),
         launches.workspace.state,
-        RopeArgs(w.table, q_norm, k_norm, spec.norm.epsilon),
+        RopeArgs(w.table, q_norm, k_norm, launches.or_nothing(w.query_weights), spec.norm.epsilon),
         spec.scale,
         spec.soft_cap,
         SplitArgs(space.parts, space.peaks, space.arrived),
@@ -205,6 +207,7 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature, temperature_length=spec.temperature_length,
+        has_query_weights=spec.norm_after_rope,
     )  # fmt: skip
 
 
@@ -225,7 +228,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
     args = cache.args
-    heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm)
+    heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
     rope_append(heads, w.table, spec, chunk.words, queries, args)
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
     flash_attention(queries, args, chunk.words, spec, attn_out, _tile(prompt, spec, cache), w.sinks)

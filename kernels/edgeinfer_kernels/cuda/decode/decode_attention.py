@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile
-from edgeinfer_kernels.cuda.triton_ops.step_words import at_temperature
+from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -146,19 +146,18 @@ def decode_attention_kernel(
     base = qkv + token * stride + q_at
     queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     position = tl.load(state + 8 + token, mask=is_query, other=0)
+    queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
     if CACHE == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
-    queries = at_temperature(queries, position[:, None], ATTENTION).to(tl.float16)
+    queries = queries.to(tl.float16)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
-        key_tile, value_tile = append_new(
-            qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS
-        )
+        new = append_new(qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS)
         visible = visible_new(state, token, is_query, position, TOKENS, WINDOW)
         highest, total, attn_out = _attend(
-            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
+            queries, new[0], new[1], visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
         )
     highest, total, attn_out = _attend_cached(
         queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,

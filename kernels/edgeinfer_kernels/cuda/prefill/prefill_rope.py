@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import at_temperature, step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
@@ -74,8 +74,9 @@ def _value_heads(projected, row_scale, bias, HEADS: tl.constexpr, HEADS_2: tl.co
 
 @triton.jit
 def rope_append_kernel(
-    qkv, row_scales, bias, q_norm, k_norm, table, queries, cache, words, epsilon, ROPE: tl.constexpr
-):
+    qkv, row_scales, bias, q_norm, k_norm, query_weights, table, queries, cache, words, epsilon,
+    ROPE: tl.constexpr,
+):  # fmt: skip
     """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
 
     Reads (heads + 2 kv_heads) · head_dim · 4 bytes (q and k twice, the second time from cache), writes half.
@@ -101,7 +102,7 @@ def rope_append_kernel(
     row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + 2 * KV_HEADS * HEAD_DIM)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
-    q = at_temperature(q, position, ROPE)
+    q = scaled_queries(q, query_weights, position, ROPE)
     if CACHE == Q4_0:
         q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
@@ -124,7 +125,8 @@ def rope_append_kernel(
 
 class ProjectedHeads(NamedTuple):
     """Heads before norm and RoPE: qkv (tokens, rows of q, k and v) is still to be multiplied by row_scales
-    (tokens,); `bias` is for the whole row; q_norm and k_norm are weights of a head or of the row.
+    (tokens,); `bias` is for the whole row; q_norm and k_norm are weights of a head or of the row;
+    query_weights are the factors of a head's query after RoPE.
     """
 
     qkv: torch.Tensor
@@ -132,6 +134,7 @@ class ProjectedHeads(NamedTuple):
     bias: torch.Tensor | None = None
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    query_weights: torch.Tensor | None = None
 
 
 def rope_append(
@@ -155,7 +158,7 @@ def rope_append(
         spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
-        temperature_length=spec.temperature_length,
+        temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

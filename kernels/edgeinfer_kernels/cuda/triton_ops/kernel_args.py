@@ -38,11 +38,14 @@ class CacheArgs(NamedTuple):
 
 
 class RopeArgs(NamedTuple):
-    """RoPE `table` (positions, head_dim) float32: cosines, then sines; the q and k norms, and their ε."""
+    """RoPE `table` (positions, head_dim) float32: cosines, then sines; the q and k norms, and their ε; the
+    factors of a query after RoPE.
+    """
 
     table: Any
     q_norm: Any
     k_norm: Any
+    query_weights: Any
     epsilon: Any
 
 
@@ -147,6 +150,7 @@ class AttentionConfig(NamedTuple):
     has_sinks: bool
     temperature: float
     temperature_length: int
+    has_query_weights: bool
 
 
 class SplitConfig(NamedTuple):
@@ -209,6 +213,7 @@ class RopeConfig(NamedTuple):
     cache: int
     temperature: float
     temperature_length: int
+    has_query_weights: bool
 
 
 class DeltaNetConfig(NamedTuple):

@@ -35,8 +35,13 @@ def step_tokens(words):
 
 
 @triton.jit
-def at_temperature(queries, position, CONFIG: tl.constexpr):
-    """Queries times the factor of their positions, 1 + temperature · ln(1 + ⌊position / length⌋)."""
+def scaled_queries(queries, weights, position, CONFIG: tl.constexpr):
+    """Queries (n, DIMENSIONS) times `weights`, and times the factor of their positions, 1 + temperature ·
+    ln(1 + ⌊position / length⌋).
+    """
+    if CONFIG.has_query_weights:
+        dimension = tl.arange(0, CONFIG.dimensions)[None, :]
+        queries *= tl.load(weights + dimension, mask=dimension < CONFIG.head_dim, other=0.0)
     if CONFIG.temperature != 0.0:
         LENGTH: tl.constexpr = CONFIG.temperature_length
         queries *= 1.0 + CONFIG.temperature * tl.log(1.0 + (position // LENGTH).to(tl.float32))

@@ -39,7 +39,7 @@ def forward(step: BlockStep, h: Array) -> Array:
     if step.batch is None:
         cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
         keys, values = (held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim))
-        out = attend(_rope_queries(q, spec, step.start), keys, values, step.start, spec, w.attn_sinks)
+        out = attend(_rope_queries(step, q, step.start), keys, values, step.start, spec, w.attn_sinks)
     else:
         out = _attend_batch(step, step.batch, q, k, v)
     out = out.reshape(len(h), -1)
@@ -62,9 +62,11 @@ def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:
     return normalize(heads, spec.norm, norm) if spec.qk_norm == "head" else heads
 
 
-def _rope_queries(q: Array, spec: AttentionSpec, start: int) -> Array:
-    """`apply_rope` to queries, with the factors of their positions."""
-    rows, factors = apply_rope(q, spec.rope, start), spec.temperatures(np.arange(start, start + len(q)))
+def _rope_queries(step: BlockStep, q: Array, start: int) -> Array:
+    """`apply_rope` to queries, with the factors of their elements and of their positions."""
+    spec, weights, rows = step.spec, step.weights.query_weights, apply_rope(q, step.spec.rope, start)
+    rows = rows if weights is None else np.asarray(rows * weights)
+    factors = spec.temperatures(np.arange(start, start + len(q)))
     return np.asarray(rows * factors.astype(q.dtype)[:, None, None]) if spec.temperature else rows
 
 
@@ -127,7 +129,7 @@ def _attend_batch(step: BlockStep, batch: BatchPositions, q: Array, k: Array, v:
             cache.write(slot, key, v[token : token + 1])
     out = np.empty_like(q)
     for token, position in enumerate(positions):
-        query = _rope_queries(q[token : token + 1], spec, position)
+        query = _rope_queries(step, q[token : token + 1], position)
         slots = batch.slots(token, position + 1)
         held = cache.read(cache.positions, spec.head_dim)
         keys, values = (part[:, slots].astype(step.dtype) for part in held)

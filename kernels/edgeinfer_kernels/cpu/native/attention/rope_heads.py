@@ -86,8 +86,13 @@ def scale_by_row(norm, row, rows, first, count, target):
 
 
 @device_function
-def apply_temperature(block, position, query):
-    """Multiply a query by the factor of its position, if there are any."""
+def scale_query(block, position, query):
+    """Multiply a query by the factors of its elements and of its position, if there are any."""
+    weights = block.query_weights
+    if weights != 0:
+        for i in range(0, block.padded_head, 16):
+            at = query + 4 * i
+            store_floats(at, multiply(load_floats(at), load_floats(weights + 4 * i)))
     temperatures = block.temperatures
     if temperatures != 0:
         factor = splat_f32(load_f32(temperatures + 4 * (position // block.temperature_length)))
@@ -124,7 +129,7 @@ def rope_and_store(block, step_args, token, index, head):
         norm = block.q_norm
         take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target)
         apply_rope(target, table, rope_dim, is_neox)
-        apply_temperature(block, position, target)
+        scale_query(block, position, target)
         if has_hadamard_heads(block):
             hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
