@@ -104,6 +104,16 @@ ZOO: dict[str, RandomModel] = {
             "expert_weights_scale": 2.5,
         },
     ),
+    "ernie4_5-moe": RandomModel(
+        "ernie4_5-moe",
+        tied=True,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        dense_layers=1,
+        extra={"interleave_moe_layer_step": 1},
+    ),
     "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
@@ -309,6 +319,14 @@ ZOO: dict[str, RandomModel] = {
     ),
     "granitemoe-shared": RandomModel(
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
+    ),
+    "hunyuan-moe": RandomModel(
+        "hunyuan-moe",
+        tied=True,
+        experts=8,
+        experts_per_token=3,
+        shared_length=64,
+        extra={"expert_feed_forward_length": 96},
     ),
     "internlm2": RandomModel("internlm2"),
     "minimax-m2": RandomModel(

@@ -47,7 +47,7 @@ class ContextShift:
         if not engine.capabilities.can_evict:
             raise SettingError(
                 f"context_overflow: saw {shown(context_overflow)}, but tokens can't be evicted from the "
-                "state of recurrent layers, or of llama.cpp; take 'stop'"
+                "state of recurrent layers, from keys with a norm after RoPE, or of llama.cpp; take 'stop'"
             )
         if policy is HeavyHitters and not engine.capabilities.has_attention_scores:
             raise SettingError(

@@ -32,6 +32,8 @@ class Architecture:
     pre_norm: bool = True
     post_norm: bool = False
     qk_norm: Literal["none", "head", "row"] = "none"
+    qk_norm_after_rope: bool = False
+    """Queries and keys are normalized after RoPE, not before it."""
     qk_norm_optional: bool = False
     """Queries and keys are normalized if the file has the norms."""
     embedding_scale_by_width: bool = False
@@ -145,6 +147,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         latent_attention=True,
     ),
     "dots1": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS),
+    "ernie4_5-moe": Architecture(experts="by_router", expert_selection_bias="always", shared_expert="plain"),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -198,6 +201,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture(),
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
+    "hunyuan-moe": Architecture(
+        rope_neox=True, qk_norm="head", qk_norm_after_rope=True, experts="always", shared_expert="plain"
+    ),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),

@@ -170,6 +170,7 @@ class ModelConfig:
             norm=self.norm,
             rope=self._rope(index, factors),
             qk_norm=self.architecture_spec.qk_norm,
+            qk_norm_after_rope=self.architecture_spec.qk_norm_after_rope,
             window=self.window if self.windowed[index] else 0,
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,

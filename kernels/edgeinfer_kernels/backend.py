@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -49,10 +50,11 @@ class Capabilities:
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
         """The same capabilities without those that need a state of separate positions, if the model has
-        another.
+        another. Keys with a norm after RoPE can't get the RoPE of other positions.
         """
         if not spec.is_recurrent:
-            return self
+            has_fixed_keys = any(each.qk_norm_after_rope for each in spec.specs(AttentionSpec))
+            return replace(self, can_evict=self.can_evict and not has_fixed_keys)
         return replace(
             self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
         )

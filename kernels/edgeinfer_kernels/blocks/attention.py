@@ -44,10 +44,11 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
-    window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
-    more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
-    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate.
+    """Attention of one layer. `norm`: of queries and keys, before RoPE or, of heads only, after it.
+    `window`: a token attends to itself and the window - 1 tokens before it; 0: no limit. soft_cap 0: none.
+    `sinks`: the softmax of every head has one more score, a learned weight, without a value. `gated`: the
+    result of every head is multiplied by sigmoid(gate); a head's rows of `attn_q` are those of its query,
+    then those of its gate.
     """
 
     kind: ClassVar[str] = "attention"
@@ -64,6 +65,13 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     gated: bool = False
+    qk_norm_after_rope: bool = False
+
+    def __post_init__(self) -> None:
+        if self.qk_norm_after_rope and (self.qk_norm == "row" or self.norm.kind != "rms"):
+            raise ValueError(
+                "saw a norm after RoPE of whole rows or with a mean, wanted an RMS norm of heads"
+            )
 
     @property
     def head_shape(self) -> tuple[int, ...]:

@@ -234,6 +234,12 @@ def test_expert_weights_follow_the_gating_function(
     assert np.allclose(route(scores, replace(spec, scale=2.5))[1], 2.5 * np.array([expected]))
 
 
+def test_keys_with_a_norm_after_rope_can_not_be_moved(tmp_path: Path) -> None:
+    for name, can_evict in (("hunyuan-moe", False), ("glm4moe", True)):
+        with both_backends(ZOO[name].write(tmp_path / "model.gguf")) as backends:
+            assert [backend.capabilities.can_evict for backend in backends] == [can_evict] * 2
+
+
 def test_experts_come_from_the_groups_with_the_best_pairs() -> None:
     weights = np.array([[0.9, 0.0, 0.1], [0.55, 0.6, 0.0], [0.5, 0.52, 0.4]])
     scores = np.log(weights + 1e-9) - np.log(1 - weights + 1e-9)

@@ -8,6 +8,7 @@ from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import LayerCache, padded
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
+QK_NORM_AFTER_ROPE = 3
 UNITS: tuple[str, ...] = ()
 """Units of compiled kernels besides the common one."""
 
@@ -54,7 +55,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "soft_cap": spec.soft_cap,
         "rope_dim": spec.rope.dimensions if spec.rope else 0,
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
-        "qk_norm": QK_NORMS[spec.qk_norm],
+        "qk_norm": QK_NORM_AFTER_ROPE if spec.qk_norm_after_rope else QK_NORMS[spec.qk_norm],
         "gated": int(spec.gated),
         "value_dim": spec.head_dim,
         "padded_value": padded(spec.head_dim),

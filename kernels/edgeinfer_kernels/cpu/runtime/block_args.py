@@ -24,10 +24,10 @@ Input = Annotated[int, InputArgs]
 class AttentionArgs(Structure):
     """An attention block.
 
-    qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
-    sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
-    A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
-    pieces_per_thread, of at least positions_per_piece.
+    qk_norm 0: none, 1: each head, 2: the whole row, 3: each head, after RoPE. cache_kind: one of
+    CACHE_KINDS, the last two with scales. sinks: 0 or a float32 for each head. gated: whether a head of
+    projected_q is followed by its gate. A value has value_dim elements, the first of a cached row of
+    row_width. KV splits: at most pieces_per_thread, of at least positions_per_piece.
     """
 
     heads: Int

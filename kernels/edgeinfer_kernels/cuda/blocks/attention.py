@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 MAX_WARPS = 16
 """Maximum warps of an attention program; with more, its threads would have too few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
+QK_NORM_AFTER_ROPE = 3
 PART = "attention"
 """The name of the weights in lists of device memory."""
 HostStates = HostCaches
@@ -202,8 +203,8 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
         head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
-        int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
-        spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
+        QK_NORM_AFTER_ROPE if spec.qk_norm_after_rope else QK_NORMS[spec.qk_norm],
+        int(CACHES[cache.keys.dtype]), spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
     )  # fmt: skip
 
 

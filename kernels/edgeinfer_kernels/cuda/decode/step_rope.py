@@ -10,6 +10,7 @@ NEW = tl.constexpr(16)
 NO_QK_NORM = tl.constexpr(0)
 HEAD_QK_NORM = tl.constexpr(1)
 ROW_QK_NORM = tl.constexpr(2)
+QK_NORM_AFTER_ROPE = tl.constexpr(3)
 
 
 @triton.jit
@@ -38,7 +39,7 @@ def rope_heads(
     inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
     value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
     other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
-    if QK_NORM != NO_QK_NORM:
+    if QK_NORM != NO_QK_NORM and QK_NORM != QK_NORM_AFTER_ROPE:
         if QK_NORM == HEAD_QK_NORM:
             inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + rope.epsilon)
         else:
@@ -51,7 +52,12 @@ def rope_heads(
     cosine = tl.load(rope.table + position[:, None] * HEAD_DIM + pair, mask=inside, other=0.0)
     sine = tl.load(rope.table + position[:, None] * HEAD_DIM + HALF_DIM + pair, mask=inside, other=0.0)
     sign = tl.where(dimension < HALF_DIM, -1.0, 1.0)[None, :]
-    return value * cosine + other * sine * sign
+    value = value * cosine + other * sine * sign
+    if QK_NORM == QK_NORM_AFTER_ROPE:
+        inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + rope.epsilon)
+        weight = norm_weight + norm_at[:, None] + dimension[None, :]
+        value *= inverse[:, None] * tl.load(weight, mask=inside, other=0.0)
+    return value
 
 
 @triton.jit

@@ -39,7 +39,7 @@ def _rope_heads(
     if ROPE.has_bias:
         own += tl.load(bias + own_at, mask=mask, other=0.0)
         other += tl.load(bias + partner_at, mask=mask, other=0.0)
-    if NORM != NO_NORM:
+    if NORM != NO_NORM and not ROPE.is_norm_after:
         COUNT: tl.constexpr = HEADS * HEAD_DIM if ROW else HEAD_DIM
         if NORM == LAYER:
             mean = tl.sum(own, axis=1)[:, None] / COUNT
@@ -57,7 +57,11 @@ def _rope_heads(
         else:
             own = own / root * tl.load(weight + dimension, mask=dimension < HEAD_DIM, other=0.0)
             other = other / root * tl.load(weight + partner, mask=dimension < HEAD_DIM, other=0.0)
-    return own * cosine[None, :] + other * sine[None, :]
+    own = own * cosine[None, :] + other * sine[None, :]
+    if NORM != NO_NORM and ROPE.is_norm_after:
+        root = tl.sqrt(tl.sum(own * own, axis=1)[:, None] / HEAD_DIM + epsilon)
+        own = own / root * tl.load(weight + dimension, mask=dimension < HEAD_DIM, other=0.0)
+    return own
 
 
 @triton.jit
@@ -152,8 +156,8 @@ def rope_append(
     rope = RopeConfig(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
         spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
-        is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
-        cache=int(CACHES[cache.k.dtype]),
+        is_row_norm=spec.qk_norm == "row", is_norm_after=spec.qk_norm_after_rope,
+        has_bias=heads.bias is not None, cache=int(CACHES[cache.k.dtype]),
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

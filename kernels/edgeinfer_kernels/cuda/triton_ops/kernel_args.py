@@ -190,7 +190,7 @@ class PromptConfig(NamedTuple):
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm.
+    is_row_norm, after RoPE if is_norm_after.
     """
 
     heads: int
@@ -202,6 +202,7 @@ class RopeConfig(NamedTuple):
     dimensions: int
     norm: int
     is_row_norm: bool
+    is_norm_after: bool
     has_bias: bool
     cache: int
 

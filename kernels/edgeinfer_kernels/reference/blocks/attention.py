@@ -37,9 +37,10 @@ def forward(step: BlockStep, h: Array) -> Array:
     k = _heads(step.times(h, w.attn_k, w.attn_k_bias), spec, w.attn_k_norm)
     v = step.times(h, w.attn_v, w.attn_v_bias).reshape(k.shape)
     if step.batch is None:
-        cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
+        q, k = _apply_rope(step, q, k, step.start)
+        cache.write(step.start, k, v)
         keys, values = (held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim))
-        out = attend(apply_rope(q, spec.rope, step.start), keys, values, step.start, spec, w.attn_sinks)
+        out = attend(q, keys, values, step.start, spec, w.attn_sinks)
     else:
         out = _attend_batch(step, step.batch, q, k, v)
     out = out.reshape(len(h), -1)
@@ -55,11 +56,21 @@ def _queries(rows: Array, spec: AttentionSpec) -> tuple[Array, Array | None]:
 
 
 def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:
-    """Projected rows as (tokens, heads, head_dim), with q/k norm."""
+    """Projected rows as (tokens, heads, head_dim), with q/k norm if it is before RoPE."""
     if spec.qk_norm == "row":
         rows = normalize(rows, spec.norm, norm)
     heads = rows.reshape(len(rows), -1, spec.head_dim)
-    return normalize(heads, spec.norm, norm) if spec.qk_norm == "head" else heads
+    is_normed = spec.qk_norm == "head" and not spec.qk_norm_after_rope
+    return normalize(heads, spec.norm, norm) if is_normed else heads
+
+
+def _apply_rope(step: BlockStep, q: Array, k: Array, start: int) -> tuple[Array, Array]:
+    """RoPE on queries and keys (tokens, heads, head_dim), and the q/k norm if it is after RoPE."""
+    spec, w = step.spec, step.weights
+    q, k = (apply_rope(heads, spec.rope, start) for heads in (q, k))
+    if spec.qk_norm == "head" and spec.qk_norm_after_rope:
+        q, k = normalize(q, spec.norm, w.attn_q_norm), normalize(k, spec.norm, w.attn_k_norm)
+    return q, k
 
 
 def apply_rope(x: Array, rope: RopeSpec | None, start: int) -> Array:
@@ -114,16 +125,17 @@ def _attend_batch(step: BlockStep, batch: BatchPositions, q: Array, k: Array, v:
     """Attention token by token, each over its sequence; all keys and values are written first."""
     spec, cache, sinks = step.spec, step.state.cache, step.weights.attn_sinks
     positions = [int(position) for position in batch.positions]
+    queries = []
     for token, position in enumerate(positions):
-        key = apply_rope(k[token : token + 1], spec.rope, position)
+        query, key = _apply_rope(step, q[token : token + 1], k[token : token + 1], position)
+        queries.append(query)
         copies = (batch.copies or [()] * len(k))[token]
         for slot in (int(batch.slots(token, position + 1)[-1]), *copies):
             cache.write(slot, key, v[token : token + 1])
     out = np.empty_like(q)
     for token, position in enumerate(positions):
-        query = apply_rope(q[token : token + 1], spec.rope, position)
         slots = batch.slots(token, position + 1)
         held = cache.read(cache.positions, spec.head_dim)
         keys, values = (part[:, slots].astype(step.dtype) for part in held)
-        out[token] = attend(query, keys, values, position, spec, sinks)[0]
+        out[token] = attend(queries[token], keys, values, position, spec, sinks)[0]
     return out

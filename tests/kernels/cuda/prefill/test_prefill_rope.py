@@ -31,15 +31,18 @@ def expected_heads(
         if spec.qk_norm == "row":
             part = normalize(part, spec.norm, norm)
         part = part.reshape(len(row), -1, spec.head_dim)
-        if spec.qk_norm == "head":
+        if spec.qk_norm == "head" and not spec.qk_norm_after_rope:
             part = normalize(part, spec.norm, norm)
-        parts.append(apply_rope(part, spec.rope, START))
+        part = apply_rope(part, spec.rope, START)
+        parts.append(normalize(part, spec.norm, norm) if spec.qk_norm_after_rope else part)
     return parts[0], parts[1], row[:, k_end:].reshape(len(row), -1, spec.head_dim)
 
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("qk_norm", ["none", "head", "row"])
+@pytest.mark.parametrize(
+    ("qk_norm", "after"), [("none", False), ("head", False), ("row", False), ("head", True)]
+)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(6, 2, 80), (3, 3, 96), (8, 1, 64), (4, 2, 16), (2, 2, 128)]
 )
@@ -49,10 +52,11 @@ def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     kv_heads: int,
     head_dim: int,
     qk_norm: Literal["none", "head", "row"],
+    after: bool,
     kind: CacheType,
 ) -> None:
-    norm = NormSpec("layer" if heads == 3 else "rms", 1e-5)
-    spec = attention_facts(heads, kv_heads, head_dim, qk_norm=qk_norm, norm=norm)
+    norm = NormSpec("layer" if heads == 3 and not after else "rms", 1e-5)
+    spec = attention_facts(heads, kv_heads, head_dim, qk_norm=qk_norm, norm=norm, qk_norm_after_rope=after)
     assert spec.rope is not None
     random = np.random.default_rng(heads)
     width = (heads + 2 * kv_heads) * head_dim

@@ -51,8 +51,8 @@ def copy_padded(source, target, count, padded):
 
 @device_function
 def take_head(block, matrix, norm, row, index, target):
-    """Copy the `index`-th range of head_dim values of a projected row, with bias and q/k norm, to `target`,
-    padded.
+    """Copy the `index`-th range of head_dim values of a projected row, with bias and q/k norm (if
+    that is before RoPE), to `target`, padded.
 
     `norm`: at address 0 for none.
     """
@@ -114,6 +114,8 @@ def rope_and_store(block, step_args, token, index, head):
         norm = block.q_norm
         take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target)
         apply_rope(target, table, rope_dim, is_neox)
+        if block.qk_norm == 3:
+            normalize(norm, target, target)
         if has_hadamard_heads(block):
             hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
@@ -122,6 +124,8 @@ def rope_and_store(block, step_args, token, index, head):
         norm = block.k_norm
         take_head(block, block.k_matrix, norm, row, kv_head, head)
         apply_rope(head, table, rope_dim, is_neox)
+        if block.qk_norm == 3:
+            normalize(norm, head, head)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
         store_all_keys(block, kv_head, token_args, position, head, spare)
