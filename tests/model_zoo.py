@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from tests.moe_zoo import MOE_ZOO
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
@@ -34,24 +35,6 @@ ZOO: dict[str, RandomModel] = {
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
     "arcee": RandomModel("arcee", tied=True),
-    "bailingmoe2": RandomModel(
-        "bailingmoe2",
-        fused_qkv=True,
-        experts=12,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "rope.dimension_count": 8,
-            "expert_shared_count": 1,
-            "expert_gating_func": 2,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-        },
-    ),
     "deepseek2": RandomModel(
         "deepseek2",
         experts=8,
@@ -78,41 +61,6 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.yarn_log_multiplier": 0.0707,
             "expert_gating_func": 1,
         },
-    ),
-    "deepseek2-groups": RandomModel(
-        "deepseek2",
-        experts=8,
-        experts_per_token=2,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        hybrid=latent_layers(),
-        extra={"expert_gating_func": 1, "expert_group_count": 2, "expert_group_used_count": 1},
-    ),
-    "dots1": RandomModel(
-        "dots1",
-        kv_heads=4,
-        experts=8,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "expert_shared_count": 1,
-            "expert_gating_func": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-        },
-    ),
-    "ernie4_5-moe": RandomModel(
-        "ernie4_5-moe",
-        tied=True,
-        experts=8,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=64,
-        dense_layers=1,
-        extra={"interleave_moe_layer_step": 1},
     ),
     "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
@@ -268,33 +216,6 @@ ZOO: dict[str, RandomModel] = {
         "granite",
         extra={"logit_scale": 6.0, "residual_scale": 0.22, "embedding_scale": 3.0, "attention.scale": 0.1},
     ),
-    "glm4moe": RandomModel(
-        "glm4moe",
-        head_dim=32,
-        biases=_Q5[:3],
-        draft_head=True,
-        experts=8,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "rope.dimension_count": 16,
-            "expert_shared_count": 1,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 1.5,
-        },
-    ),
-    "glm4moe-unnormed": RandomModel(
-        "glm4moe",
-        biases=_Q5[:3],
-        qk_norm=False,
-        experts=6,
-        experts_per_token=2,
-        expert_length=32,
-        shared_length=32,
-        extra={"expert_shared_count": 1, "expert_gating_func": 2},
-    ),
     "gpt-oss": RandomModel(
         "gpt-oss",
         layers=4,
@@ -320,22 +241,7 @@ ZOO: dict[str, RandomModel] = {
     "granitemoe-shared": RandomModel(
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
-    "hunyuan-moe": RandomModel(
-        "hunyuan-moe",
-        tied=True,
-        experts=8,
-        experts_per_token=3,
-        shared_length=64,
-        extra={"expert_feed_forward_length": 96},
-    ),
     "internlm2": RandomModel("internlm2"),
-    "minimax-m2": RandomModel(
-        "minimax-m2",
-        head_dim=32,
-        experts=8,
-        experts_per_token=3,
-        extra={"rope.dimension_count": 16, "expert_gating_func": 2, "expert_feed_forward_length": 96},
-    ),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
@@ -395,5 +301,6 @@ ZOO: dict[str, RandomModel] = {
         experts_per_token=2,
         hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
     ),
+    **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

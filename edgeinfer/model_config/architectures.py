@@ -135,7 +135,9 @@ _BIASED_EXPERTS: dict[str, Any] = {
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(experts="maybe"),
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
+    "deepseek": Architecture(experts="always", expert_weights_normalized=False, shared_expert="plain"),
     "deepseek2": Architecture(
         experts="always",
         gating=None,
@@ -155,6 +157,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         qk_norm="head",
         window_pattern=4,
         rope_in_windows_only=True,
+    ),
+    "exaone-moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        window_pattern=4,
+        default_window=128,
+        rope_in_windows_only=True,
+        **_BIASED_EXPERTS,
     ),
     "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),

@@ -89,12 +89,15 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "bailingmoe": ("softmax", True, False),
         "bailingmoe2": ("sigmoid", True, False),
+        "deepseek": ("softmax", False, False),
         "deepseek2": ("sigmoid", True, False),
         "deepseek2-groups": ("softmax", False, False),
         "deepseek2-lite": ("softmax", False, False),
         "dots1": ("sigmoid", True, False),
         "ernie4_5-moe": ("softmax", True, False),
+        "exaone-moe": ("sigmoid", True, False),
         "glm4moe": ("sigmoid", True, False),
         "glm4moe-unnormed": ("sigmoid", False, False),
         "gpt-oss": ("softmax_of_selected", False, False),
