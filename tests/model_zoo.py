@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from tests.moe_zoo import MOE_ZOO
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
@@ -39,24 +40,6 @@ ZOO: dict[str, RandomModel] = {
         "cohere2", layers=5, tied=True, extra={"attention.sliding_window": 6, "logit_scale": 0.25}
     ),
     "command-r": RandomModel("command-r", tied=True, extra={"logit_scale": 0.0625}),
-    "bailingmoe2": RandomModel(
-        "bailingmoe2",
-        fused_qkv=True,
-        experts=12,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "rope.dimension_count": 8,
-            "expert_shared_count": 1,
-            "expert_gating_func": 2,
-            "expert_group_count": 4,
-            "expert_group_used_count": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-        },
-    ),
     "deepseek2": RandomModel(
         "deepseek2",
         experts=8,
@@ -86,31 +69,6 @@ ZOO: dict[str, RandomModel] = {
     ),
     "ernie4_5": RandomModel("ernie4_5", tied=True),
     "exaone": RandomModel("exaone", rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}),
-    "deepseek2-groups": RandomModel(
-        "deepseek2",
-        experts=8,
-        experts_per_token=2,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        hybrid=latent_layers(),
-        extra={"expert_gating_func": 1, "expert_group_count": 2, "expert_group_used_count": 1},
-    ),
-    "dots1": RandomModel(
-        "dots1",
-        kv_heads=4,
-        experts=8,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "expert_shared_count": 1,
-            "expert_gating_func": 2,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 2.5,
-        },
-    ),
     "exaone4": RandomModel("exaone4", tied=True),
     "gemma": RandomModel("gemma", tied=True, head_dim=32),
     "gemma2": RandomModel(
@@ -276,33 +234,6 @@ ZOO: dict[str, RandomModel] = {
         biases=_QKV,
         extra={"rope.dimension_sections": np.array([2, 3, 3, 0], np.int32)},
     ),
-    "glm4moe": RandomModel(
-        "glm4moe",
-        head_dim=32,
-        biases=_Q5[:3],
-        draft_head=True,
-        experts=8,
-        experts_per_token=3,
-        expert_length=32,
-        shared_length=32,
-        dense_layers=1,
-        extra={
-            "rope.dimension_count": 16,
-            "expert_shared_count": 1,
-            "expert_weights_norm": True,
-            "expert_weights_scale": 1.5,
-        },
-    ),
-    "glm4moe-unnormed": RandomModel(
-        "glm4moe",
-        biases=_Q5[:3],
-        qk_norm=False,
-        experts=6,
-        experts_per_token=2,
-        expert_length=32,
-        shared_length=32,
-        extra={"expert_shared_count": 1, "expert_gating_func": 2},
-    ),
     "gpt-oss": RandomModel(
         "gpt-oss",
         layers=4,
@@ -341,13 +272,6 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.original_context_length": 8,
             "rope.scaling.yarn_log_multiplier": 1.0,
         },
-    ),
-    "minimax-m2": RandomModel(
-        "minimax-m2",
-        head_dim=32,
-        experts=8,
-        experts_per_token=3,
-        extra={"rope.dimension_count": 16, "expert_gating_func": 2, "expert_feed_forward_length": 96},
     ),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
     "olmo": RandomModel("olmo"),
@@ -412,5 +336,6 @@ ZOO: dict[str, RandomModel] = {
         experts_per_token=2,
         hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
     ),
+    **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

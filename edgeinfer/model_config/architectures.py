@@ -154,7 +154,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_in_windows_only=True,
     ),
     "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
+    "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
+    "deepseek": Architecture(experts="always", expert_weights_normalized=False, shared_expert="plain"),
     "deepseek2": Architecture(
         experts="always",
         gating=None,
@@ -168,6 +170,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie4_5": Architecture(),
     "exaone": Architecture(rope_neox=True),
     "dots1": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS),
+    "ernie4_5-moe": Architecture(experts="by_router", expert_selection_bias="always", shared_expert="plain"),
     "exaone4": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -175,6 +178,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         qk_norm="head",
         window_pattern=4,
         rope_in_windows_only=True,
+    ),
+    "exaone-moe": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        window_pattern=4,
+        default_window=128,
+        rope_in_windows_only=True,
+        **_BIASED_EXPERTS,
     ),
     "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
@@ -223,6 +234,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granitemoe": Architecture(experts="maybe", shared_expert="plain"),
     "granitehybrid": Architecture(experts="maybe", shared_expert="plain", recurrent=mamba2, rope="finetuned"),
     "hunyuan-dense": Architecture(rope_neox=True, qk_norm="head", qk_norm_after_rope=True),
+    "hunyuan-moe": Architecture(
+        rope_neox=True, qk_norm="head", qk_norm_after_rope=True, experts="always", shared_expert="plain"
+    ),
     "internlm2": Architecture(),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),

@@ -89,17 +89,22 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "bailingmoe": ("softmax", True, False),
         "bailingmoe2": ("sigmoid", True, False),
+        "deepseek": ("softmax", False, False),
         "deepseek2": ("sigmoid", True, False),
         "deepseek2-groups": ("softmax", False, False),
         "deepseek2-lite": ("softmax", False, False),
         "dots1": ("sigmoid", True, False),
+        "ernie4_5-moe": ("softmax", True, False),
+        "exaone-moe": ("sigmoid", True, False),
         "glm4moe": ("sigmoid", True, False),
         "glm4moe-unnormed": ("sigmoid", False, False),
         "gpt-oss": ("softmax_of_selected", False, False),
         "granitehybrid-moe": ("softmax", True, False),
         "granitemoe": ("softmax", True, False),
         "granitemoe-shared": ("softmax", True, False),
+        "hunyuan-moe": ("softmax", True, False),
         "jamba-moe": ("softmax", False, False),
         "kimi-linear": ("sigmoid", True, False),
         "kimi-linear-wide-heads": ("sigmoid", True, False),
@@ -147,6 +152,13 @@ def test_experts_are_selected_from_groups() -> None:
     expected = r"expert_group_count: 4, wanted no groups of experts with gating function 3"
     with pytest.raises(UnsupportedModelError, match=expected):
         config_of("bailingmoe2", expert_gating_func=3)
+
+
+def test_a_softmax_may_have_a_bias_of_the_selection() -> None:
+    assert moe_spec(config_of("ernie4_5-moe")).selection_bias
+    assert not moe_spec(config_of("hunyuan-moe")).selection_bias
+    with pytest.raises(ValueError, match="softmax of the selected experts and ranks"):
+        MoeSpec("silu", 8, 2, 32, "softmax_of_selected", normalized=False, selection_bias=True)
 
 
 def test_a_length_of_one_shared_expert_is_multiplied_by_their_number() -> None:
