@@ -74,7 +74,6 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         (0,),
     ),
     "experts by softmax, a bias of the selection": (ZOO["ernie4_5-moe"], (1,)),
-    "norms of heads after RoPE": (replace(ZOO["hunyuan-moe"], formats=QUANTIZED), (0,)),
     "experts of groups, a bias of the selection": (ZOO["bailingmoe2"], (0, 1)),
     "experts of groups by softmax": (replace(ZOO["deepseek2-groups"], dense_layers=0), (0,)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
