@@ -15,8 +15,8 @@ import torch
 from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context

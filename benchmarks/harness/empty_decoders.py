@@ -7,10 +7,10 @@ import numpy as np
 from edgeinfer.benchmarking.random_files import matrix_formats
 from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
-from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.decoder import (
     DecoderSpec,
     DecoderWeights,

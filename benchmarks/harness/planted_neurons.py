@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
 from edgeinfer.errors import SettingError
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.decoder import (
     DecoderSpec,

@@ -13,7 +13,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.experts_config import MAX_LAYERS
 from edgeinfer.model_config.weights import FileTensors, embedding_rows, read_decoder, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock

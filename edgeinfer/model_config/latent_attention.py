@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import RopeScaling
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
 
 MAX_LATENT, MAX_QUERY_RANK = 1 << 10, 1 << 20
 

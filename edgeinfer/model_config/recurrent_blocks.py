@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from edgeinfer.model_config.metadata_reader import MetadataReader
-from edgeinfer_kernels.blocks.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec

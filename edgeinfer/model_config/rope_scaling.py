@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 
 MAX_FREQUENCY, MAX_MAGNITUDE = 1e6, 1e3
 Factors = npt.NDArray[np.float32]

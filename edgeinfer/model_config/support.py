@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.blocks.attention import AttentionSpec
@@ -47,7 +47,7 @@ def model_support(file: GGUFFile) -> ModelSupport:
 def header_support(metadata: Mapping[str, Any]) -> ModelSupport:
     """As `model_support`, for the architecture and the tokenizer only."""
     try:
-        ModelConfig.from_metadata(metadata, len(metadata.get("tokenizer.ggml.tokens", ())))
+        config_from_metadata(metadata, len(metadata.get("tokenizer.ggml.tokens", ())))
         Tokenizer.check(metadata)
     except UnsupportedModelError as error:
         return ModelSupport(_shortened(str(error)))

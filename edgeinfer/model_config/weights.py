@@ -7,6 +7,7 @@ import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerWeights
 from edgeinfer_kernels.matrix import Matrix, Vector
@@ -178,12 +179,12 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """The config of a file's model, from its metadata and the shapes of its tensors.
 
     Raises:
-        UnsupportedModelError: as `ModelConfig.from_metadata` and `embedding_rows`.
+        UnsupportedModelError: as `config_from_metadata` and `embedding_rows`.
     """
     routers = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
     found = [match for match in map(routers.fullmatch, file.tensors) if match]
     routed_layers = frozenset(int(match[1]) for match in found)
-    config = ModelConfig.from_metadata(file.metadata, embedding_rows(file), routed_layers)
+    config = config_from_metadata(file.metadata, embedding_rows(file), routed_layers)
     spec = config.architecture_spec
     if spec.qk_norm_optional and "blk.0.attn_q_norm.weight" not in file.tensors:
         return replace(config, architecture_spec=replace(spec, qk_norm="none"))

@@ -6,7 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import NormSpec, TensorReader
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape, slots_for
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.block import BlockState
+from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.layer_cache import CacheType

@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.decoder import (
     DecoderSpec,

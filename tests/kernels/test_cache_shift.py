@@ -5,9 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
-from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.latent_cache import LatentCache
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cache_formats import (
     hadamard_rows,
     packed_in_groups,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import CPU, GPU, CpuStages, Device, Shard, Stage, cpu_stages, shards_on

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.block import (
+from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     ChunkRows,
     NormLengths,
@@ -15,7 +15,7 @@ from edgeinfer_kernels.blocks.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,

@@ -3,7 +3,13 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.block import BlockSizes, NormLengths, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    NormLengths,
+    NormSpec,
+    StatelessSpec,
+    TensorReader,
+)
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 

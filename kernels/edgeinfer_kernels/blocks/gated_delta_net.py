@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector

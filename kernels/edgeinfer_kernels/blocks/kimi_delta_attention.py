@@ -6,7 +6,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, DeltaRuleSizes
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.block import (
+from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     ChunkRows,
     NormLengths,
@@ -20,7 +20,7 @@ from edgeinfer_kernels.blocks.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     attention_pieces,

@@ -6,14 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, NormSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths

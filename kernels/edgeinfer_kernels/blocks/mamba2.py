@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.block import NormLengths, NormSpec, RecurrentSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths

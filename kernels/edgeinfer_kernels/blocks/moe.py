@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from edgeinfer_kernels.blocks.block import (
+from edgeinfer_kernels.blocks.common.block import (
     ChunkRows,
     DivisibleSizes,
     NormLengths,

@@ -4,14 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from edgeinfer_kernels.blocks.block import (
-    ChunkRows,
-    NormLengths,
-    RecurrentSizes,
-    RecurrentSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSizes, RecurrentSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.layer_cache import padded

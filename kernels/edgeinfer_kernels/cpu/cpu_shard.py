@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgeinfer_kernels.backend import Activations, ExpertCounts
-from edgeinfer_kernels.blocks.block import BlockState
+from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.decoder_state import Routing
 from edgeinfer_kernels.matrix import Matrix, Vector

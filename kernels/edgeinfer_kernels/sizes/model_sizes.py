@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer_kernels.blocks.block import BlockSizes, DivisibleSizes, NormLengths
+from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions, matrix_bytes, taken, vector_bytes

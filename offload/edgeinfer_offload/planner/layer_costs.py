@@ -7,7 +7,7 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.block import BlockSizes, DivisibleSizes
+from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer_kernels.blocks.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block import DivisibleSizes
 from edgeinfer_kernels.sizes.cuda_buffers import expert_load_bytes
 from edgeinfer_kernels.stages import host_batch
 from edgeinfer_offload.machine.cost_constants import LIBRARY_BYTES, OVERLAP_LOSS

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgeinfer_kernels.blocks.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes

@@ -9,6 +9,7 @@ import pytest
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
@@ -27,7 +28,7 @@ def metadata_of(name: str, without: str = "", **changed: Any) -> dict[str, Any]:
 
 
 def config_of(name: str, without: str = "", **changed: Any) -> ModelConfig:
-    return ModelConfig.from_metadata(metadata_of(name, without, **changed), VOCABULARY)
+    return config_from_metadata(metadata_of(name, without, **changed), VOCABULARY)
 
 
 def moe_spec(config: ModelConfig) -> MoeSpec:
@@ -81,7 +82,7 @@ def test_an_architecture_without_experts_refuses_them() -> None:
     with pytest.raises(
         UnsupportedModelError, match=r"gemma\.expert_count: 8, wanted a whole number from 0 to 0"
     ):
-        ModelConfig.from_metadata(RandomModel("gemma", experts=8).metadata(), VOCABULARY)
+        config_from_metadata(RandomModel("gemma", experts=8).metadata(), VOCABULARY)
     assert config_of("llama", expert_count=0).experts is None
 
 

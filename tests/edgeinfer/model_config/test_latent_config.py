@@ -8,6 +8,7 @@ import pytest
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from tests.model_zoo import ZOO
@@ -18,7 +19,7 @@ def config_of(name: str, **extra: Any) -> ModelConfig:
     """The config of a model of the zoo with other keys; a key's dots are written as two underscores."""
     keys = {key.replace("__", "."): value for key, value in extra.items()}
     model = replace(ZOO[name], extra={**ZOO[name].extra, **keys})
-    return ModelConfig.from_metadata(model.metadata(), VOCABULARY)
+    return config_from_metadata(model.metadata(), VOCABULARY)
 
 
 def latent(name: str, **extra: Any) -> LatentAttentionSpec:
@@ -73,7 +74,7 @@ def test_unsupported_values_are_refused(key: str, value: object, expected: str) 
 
 def test_experts_of_old_files_are_gated_by_a_softmax_without_a_bias() -> None:
     model = replace(ZOO["deepseek2-lite"], extra={})
-    config = ModelConfig.from_metadata(model.metadata(), VOCABULARY)
+    config = config_from_metadata(model.metadata(), VOCABULARY)
     experts = config.specification().specs(MoeSpec)[0]
     assert (experts.gating, experts.selection_bias, experts.normalized) == ("softmax", False, False)
     experts = config_of("deepseek2").specification().specs(MoeSpec)[0]

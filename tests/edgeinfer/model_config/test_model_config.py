@@ -9,6 +9,7 @@ import pytest
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
@@ -19,7 +20,7 @@ from tests.random_models import VOCABULARY, RandomModel
 def config_of(architecture: str, **extra: Any) -> ModelConfig:
     """The config of a small model; a key's dots are written as two underscores."""
     keys = {key.replace("__", "."): value for key, value in extra.items()}
-    return ModelConfig.from_metadata(RandomModel(architecture, extra=keys).metadata(), VOCABULARY)
+    return config_from_metadata(RandomModel(architecture, extra=keys).metadata(), VOCABULARY)
 
 
 def refusal(architecture: str = "llama", **extra: Any) -> str:
@@ -33,7 +34,7 @@ def refusal(architecture: str = "llama", **extra: Any) -> str:
 def test_an_unknown_architecture_is_named_with_the_alternative(architecture: str) -> None:
     metadata = {"general.architecture": architecture}
     with pytest.raises(UnsupportedModelError) as caught:
-        ModelConfig.from_metadata(metadata, VOCABULARY)
+        config_from_metadata(metadata, VOCABULARY)
     text = str(caught.value)
     assert "\n" not in text
     assert len(text) < 400
@@ -44,7 +45,7 @@ def test_an_unknown_architecture_is_named_with_the_alternative(architecture: str
 
 def test_a_file_without_an_architecture_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"architecture \(none\) isn't one"):
-        ModelConfig.from_metadata({}, VOCABULARY)
+        config_from_metadata({}, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +105,13 @@ def test_heads_and_sizes_may_differ_between_layers() -> None:
 def test_a_missing_kv_head_count_equals_the_head_count() -> None:
     metadata = RandomModel("llama").metadata()
     del metadata["llama.attention.head_count_kv"]
-    config = ModelConfig.from_metadata(metadata, VOCABULARY)
+    config = config_from_metadata(metadata, VOCABULARY)
     assert {(shape.heads, shape.kv_heads) for shape in config.shapes} == {(4, 4)}
 
 
 def windows_of(architecture: str, layers: int, **extra: Any) -> list[int]:
     model = RandomModel(architecture, layers=layers, extra={"attention.sliding_window": 6, **extra})
-    specification = ModelConfig.from_metadata(model.metadata(), VOCABULARY).specification()
+    specification = config_from_metadata(model.metadata(), VOCABULARY).specification()
     return [layer.block_of(AttentionSpec).window for layer in specification.layers]
 
 
@@ -146,7 +147,7 @@ def test_a_window_pattern_that_fits_no_layers_is_refused(pattern: Any, seen: str
 def test_the_last_of_every_four_layers_of_smollm3_has_no_positions() -> None:
     layers = config_of("smollm3").specification().layers
     assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [False] * 3
-    layers = ModelConfig.from_metadata(ZOO["smollm3"].metadata(), VOCABULARY).specification().layers
+    layers = config_from_metadata(ZOO["smollm3"].metadata(), VOCABULARY).specification().layers
     assert [layer.block_of(AttentionSpec).rope is None for layer in layers] == [
         False,
         False,
@@ -178,8 +179,8 @@ def test_gemma2_caps_its_logits_by_default() -> None:
 
 
 def test_gemma2_of_46_layers_scales_queries_by_hidden_size_over_heads() -> None:
-    small = ModelConfig.from_metadata(RandomModel("gemma2", layers=2).metadata(), VOCABULARY)
-    large = ModelConfig.from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)
+    small = config_from_metadata(RandomModel("gemma2", layers=2).metadata(), VOCABULARY)
+    large = config_from_metadata(RandomModel("gemma2", layers=46, head_dim=8).metadata(), VOCABULARY)
     assert small.query_scale == 1 / math.sqrt(16)
     assert large.query_scale == 1 / math.sqrt(64 // 4)
 
@@ -240,7 +241,7 @@ def test_a_clamp_of_queries_keys_and_values_is_refused() -> None:
 
 
 def test_layers_without_kv_heads_of_kimi_linear_have_delta_attention() -> None:
-    config = ModelConfig.from_metadata(ZOO["kimi-linear"].metadata(), VOCABULARY)
+    config = config_from_metadata(ZOO["kimi-linear"].metadata(), VOCABULARY)
     blocks = [layer.blocks[0].block for layer in config.specification().layers]
     kinds = [type(block) for block in blocks]
     assert kinds == [*2 * [KimiDeltaAttentionSpec], LatentAttentionSpec, KimiDeltaAttentionSpec]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import RopeScaling, rope_specification, yarn_magnitude, yarn_ramp
 from edgeinfer.model_config.weights import read_config, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionSpec
@@ -38,13 +38,13 @@ def test_scaling_type_none_ignores_the_factor() -> None:
     metadata = RandomModel(
         "llama", extra={"rope.scaling.type": "none", "rope.scaling.factor": 4.0}
     ).metadata()
-    config = ModelConfig.from_metadata(metadata, 288)
+    config = config_from_metadata(metadata, 288)
     assert config.rope_scaling.factor == 1.0
 
 
 def test_the_old_name_of_the_linear_factor_is_parsed() -> None:
     metadata = RandomModel("llama", extra={"rope.scale_linear": 4.0}).metadata()
-    scaling = ModelConfig.from_metadata(metadata, 288).rope_scaling
+    scaling = config_from_metadata(metadata, 288).rope_scaling
     assert (scaling.kind, scaling.factor) == ("linear", 4.0)
 
 
@@ -111,7 +111,7 @@ def test_invalid_factors_are_refused(tmp_path: Path, factors: list[float], text:
 
 
 def test_windowed_layers_of_gemma3_have_a_separate_base_and_no_scaling() -> None:
-    config = ModelConfig.from_metadata(ZOO["gemma3"].metadata(), 288)
+    config = config_from_metadata(ZOO["gemma3"].metadata(), 288)
     layers = config.specification().layers
     windowed, full = layers[0].block_of(AttentionSpec).rope, layers[5].block_of(AttentionSpec).rope
     assert windowed is not None

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels

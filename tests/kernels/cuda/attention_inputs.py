@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows, rounded_to_nibbles
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.layer_cache import CacheType

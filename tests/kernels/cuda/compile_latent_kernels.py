@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.blocks.latent_attention import (
     attend_chunk,
     chunk_tile,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec

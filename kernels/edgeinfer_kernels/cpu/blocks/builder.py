@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     group_bytes,

@@ -1,6 +1,6 @@
 """The structure that the kernel of a Mamba block reads."""
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
 from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector

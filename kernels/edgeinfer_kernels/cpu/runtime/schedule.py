@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
 from edgeinfer_kernels.recurrent_state import RecurrentStep

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations

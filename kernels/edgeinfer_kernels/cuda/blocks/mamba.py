@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     DeviceConvolution,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, RoutingSpace, take

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec, Rwkv7ChannelMixWeights
 from edgeinfer_kernels.cuda.blocks import feed_forward

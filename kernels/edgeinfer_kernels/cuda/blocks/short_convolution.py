@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
 from edgeinfer_kernels.cuda.blocks.convolution_block import (
     DeviceConvolution,

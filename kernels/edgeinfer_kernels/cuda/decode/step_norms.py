@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cuda.decode.workspace import Activations
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
 

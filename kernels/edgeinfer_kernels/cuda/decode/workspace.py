@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.block import StepShape
+from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig

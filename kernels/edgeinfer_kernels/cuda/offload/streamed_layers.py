@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from edgeinfer_kernels.blocks.block import BlockState
+from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks

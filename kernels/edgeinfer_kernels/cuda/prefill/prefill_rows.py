@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS, activate, activate_gated

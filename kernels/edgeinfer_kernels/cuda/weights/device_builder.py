@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 
 
 def head_order(rope: RopeSpec | None, head_dim: int) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
 

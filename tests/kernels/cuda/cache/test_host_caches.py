@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
-from edgeinfer_kernels.blocks.block import NormSpec
-from edgeinfer_kernels.blocks.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
-from edgeinfer_kernels.blocks.rope import RopeSpec
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, pairs_size
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.blocks.block import NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, add_norm_rows, norm_rows

@@ -7,12 +7,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.rope import RopeSpec
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState
-from edgeinfer_kernels.sizes.cuda_matrices import taken
+from edgeinfer_kernels.recurrent_state import RecurrentShape
 
 
 @dataclass(frozen=True)
@@ -150,26 +148,6 @@ class StatelessSpec:
 
     def allocate_state(self, context: int, cache_type: CacheType) -> None:
         return None
-
-
-class RecurrentSpec:
-    """Base of the specifications of blocks with a recurrent state; subclasses have a field `slots`, which
-    `DecoderSpec.with_slots` sets.
-    """
-
-    head_shape: ClassVar[tuple[int, ...]] = ()
-    is_divisible: ClassVar[bool] = False
-
-    @property
-    def recurrent(self) -> RecurrentShape:
-        """The sizes of the state."""
-        raise NotImplementedError
-
-    def state_nbytes(self, context: int, cache_type: CacheType) -> int:
-        return self.recurrent.nbytes
-
-    def allocate_state(self, context: int, cache_type: CacheType) -> RecurrentState:
-        return self.recurrent.allocate()
 
 
 class NormLengths(NamedTuple):
@@ -310,45 +288,6 @@ class BlockSizes:
     def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:
         """Bytes of the state of one block at a time, on a GPU while a prompt streams the matrices."""
         return 0
-
-
-@dataclass(frozen=True)
-class RecurrentSizes(BlockSizes):
-    """A block with a recurrent state, whose size doesn't depend on the context."""
-
-    state_label: ClassVar[str] = "recurrent state"
-
-    spec: Any
-
-    @property
-    def _shape(self) -> RecurrentShape:
-        found: RecurrentShape = self.spec.recurrent
-        return found
-
-    @property
-    def is_recurrent(self) -> bool:
-        return True
-
-    def state_bytes(self, context: int, cache_type: CacheType) -> int:
-        return self._shape.nbytes
-
-    def cpu_scratch(self) -> int:
-        """For products, or for a piece of the state that a thread updates."""
-        return max(ROWS_SCRATCH, CACHE_LINE * self._shape.piece_rows)
-
-    def state_share(self, depth: int, context: int) -> float:
-        """A token reads a slot and writes one."""
-        return 8 * self._shape.slot_width / self._shape.nbytes
-
-    def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
-        shape = self._shape
-        return taken(RING_ROWS * shape.row_width, 4) + taken(shape.slots * shape.slot_width, 4)
-
-    @classmethod
-    def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:
-        """The ring and two slots of the largest block."""
-        shape = max((block.spec.recurrent for block in blocks), key=lambda each: int(each.slot_width))
-        return taken(RING_ROWS * shape.row_width, 4) + taken(2 * shape.slot_width, 4)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""The properties of an architecture that its row in `architectures.py` gives."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from edgeinfer.model_config.recurrent_blocks import RecurrentReader
+from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.blocks.moe import Gating
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The common properties of all models of one GGUF architecture. The defaults are Llama's."""
+
+    rope_neox: bool = False
+    """RoPE rotates the pairs (i, i + d/2); otherwise (2i, 2i + 1)."""
+    rope_neox_with_sections: bool = False
+    """RoPE rotates the pairs (i, i + d/2) if the file has `rope.dimension_sections`."""
+    norm: Literal["rms", "layer"] = "rms"
+    norm_weights: bool = True
+    """Norms have weights."""
+    activation: Activation = "silu"
+    gated: bool = True
+    pre_norm: bool = True
+    post_norm: bool = False
+    qk_norm: Literal["none", "head", "row"] = "none"
+    qk_norm_optional: bool = False
+    """Queries and keys are normalized if the file has the norms."""
+    qk_norm_after_rope: bool = False
+    """The q/k norm follows RoPE."""
+    embedding_scale_by_width: bool = False
+    """Embeddings are multiplied by √hidden_size."""
+    window_pattern: int = 0
+    """Every n-th layer has global attention, the others a sliding window; 0: no windows."""
+    default_window: int = 0
+    window_rope_base: float | None = None
+    """Default RoPE base of windowed layers if the file has none; None: that of the other layers."""
+    window_rope_unscaled: bool = False
+    """Windowed layers ignore RoPE scaling."""
+    global_layer_first: bool = False
+    """The global attention layer is the first of its `window_pattern`, not the last."""
+    rope_in_windows_only: bool = False
+    """In a model with windows, layers with global attention use no RoPE."""
+    rope_skipped_every: int = 0
+    """Every n-th layer uses no RoPE; 0: none."""
+    default_attention_soft_cap: float = 0.0
+    default_logit_soft_cap: float = 0.0
+    """Soft caps if the file has none; 0: no soft cap."""
+    query_scale_by_heads_at: int = 0
+    """A model with this number of layers scales queries by √(hidden size / heads) instead of √(head
+    dimension)."""
+    sinks: bool = False
+    feed_forward_norm: str = "ffn_norm"
+    """The tensor name of the norm before the feed-forward."""
+    experts: Literal["never", "maybe", "always", "by_router"] = "never"
+    """Which layers have experts; "by_router": those with a router."""
+    gating: Gating | None = "softmax"
+    """The gating function of the experts; None: given by the file."""
+    default_gating: Gating | None = None
+    """That of files without one; None: the file must have one."""
+    expert_weights_normalized: bool | None = True
+    """None: given by the file."""
+    expert_selection_bias: Literal["never", "sigmoid", "always"] = "never"
+    """Whether the selection of experts has a bias, `exp_probs_b`; "sigmoid": if their gating is one."""
+    expert_groups: bool = False
+    """The selection of experts may be limited to groups of them."""
+    latent_experts: bool = False
+    """The experts may read a latent projection, of `moe_latent_size` elements."""
+    expert_length_by_share: bool = False
+    """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
+    shared_expert: Literal["none", "plain", "gated"] = "none"
+    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    shared_length_of_one: bool = False
+    """`expert_shared_feed_forward_length` is that of one of `expert_shared_count` shared experts."""
+    recurrent: RecurrentReader | None = None
+    """Reads the block that some layers have instead of attention."""
+    recurrent_feed_forward: RecurrentReader | None = None
+    """Reads the block that all layers have instead of a feed-forward."""
+    embedding_norm: bool = False
+    """The embedding is normalized."""
+    recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
+    """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
+    with attention on the same normed input.
+    """
+    single_blocks: bool = False
+    """A layer is one block: a feed-forward if it has a length, else attention if it has KV heads, else the
+    recurrent block."""
+    parallel_feed_forward: bool = False
+    """Attention and the feed-forward read the same norm, and both results are added to its input."""
+    logits_multiplied: bool = False
+    """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
+    rope: Literal["always", "never", "finetuned"] = "always"
+    """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
+    query_temperature: bool = False
+    """Queries are multiplied by a factor that grows with the position, if the file has an
+    `attention.temperature_scale`."""
+    attention_gate: bool = False
+    """The result of attention is multiplied by a sigmoid gate."""
+    output_norm: str = "output_norm"
+    """The tensor name of the final norm."""
+    latent_attention: bool = False
+    """Attention is latent attention (MLA)."""
+    pre_attention_router: bool = False
+    """The router reads the layer's input (pre-attention router)."""

@@ -1,0 +1,210 @@
+"""Reads a model's config from the metadata of its file."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import LayerShape, ModelConfig
+from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
+from edgeinfer.model_config.latent_attention import latent_attention, latent_scale, latent_scaling
+from edgeinfer.model_config.rope_scaling import RopeScaling
+from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
+
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+def config_from_metadata(
+    metadata: Mapping[str, Any], vocabulary_size: int, routed_layers: Collection[int] | None = None
+) -> ModelConfig:
+    """The config from the keys of the file's architecture.
+
+    `vocabulary_size`: the number of rows of the embedding.
+    `routed_layers`: those with a router; None: all. It is read only if the architecture depends on it.
+
+    Raises `UnsupportedModelError` for an unknown architecture, a missing key or an unsupported feature.
+    """
+    return _ConfigReader(metadata, routed_layers).config(vocabulary_size)
+
+
+class _ConfigReader(ExpertsReader):
+    """Reads the config of one architecture."""
+
+    def shapes(self, layers: int, experts: ExpertsConfig | None) -> tuple[LayerShape, ...]:
+        single = self.architecture_spec.single_blocks
+        no_heads = single or self.architecture_spec.recurrent_feed_forward is not None
+        heads = self.per_layer(
+            "attention.head_count",
+            layers,
+            minimum=int(not no_heads),
+        )
+        min_kv_heads = 0 if self.architecture_spec.recurrent_layers == "no_kv_heads" else 1
+        dense = experts is None or experts.dense_layers > 0 or single or self.routed_layers is not None
+        rows = zip(
+            heads,
+            self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
+            self.per_layer("feed_forward_length", layers, minimum=int(not single)) if dense else [0] * layers,
+            strict=True,
+        )
+        shapes = tuple(LayerShape(*row) for row in rows)
+        for shape in shapes:
+            if shape.kv_heads and (shape.heads % shape.kv_heads or not shape.heads):
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.head_count: {shape.heads} heads can't share "
+                    f"{shape.kv_heads} key heads"
+                )
+        return shapes
+
+    def recurrent_layers(self, shapes: Sequence[LayerShape]) -> tuple[bool, ...]:
+        """Which layers have the recurrent block."""
+        if self.architecture_spec.recurrent is None:
+            return (False,) * len(shapes)
+        if self.architecture_spec.recurrent_layers != "interval":
+            parallel = self.architecture_spec.recurrent_layers == "parallel"
+            return tuple(parallel or not shape.kv_heads for shape in shapes)
+        given = self.get("attention.recurrent_layers")
+        if given is None:
+            every = self.count("full_attention_interval", 4, maximum=MAX_LAYERS)
+            return tuple((layer + 1) % every != 0 for layer in range(len(shapes)))
+        values = given.tolist() if isinstance(given, np.ndarray) else given
+        if not isinstance(values, list) or len(values) < len(shapes):
+            raise self.refused("attention.recurrent_layers", given, f"one value for each of {len(shapes)}")
+        return tuple(bool(value) for value in values[: len(shapes)])
+
+    def recurrent_feed_forward(self, width: int) -> BlockSpec | None:
+        read = self.architecture_spec.recurrent_feed_forward
+        return read(self, width, self.norm()) if read else None
+
+    def norm(self) -> NormSpec:
+        key = "layer_norm_rms_epsilon" if self.architecture_spec.norm == "rms" else "layer_norm_epsilon"
+        default = self.get("attention.layer_norm_epsilon", 1e-5)
+        epsilon = self.number(f"attention.{key}", default, above=0)
+        return NormSpec(self.architecture_spec.norm, epsilon, self.architecture_spec.norm_weights)
+
+    def scaling(self, trained_context: int) -> RopeScaling:
+        kind = str(self.get("rope.scaling.type", "linear"))
+        if kind not in ROPE_SCALINGS:
+            raise self.refused("rope.scaling.type", kind, f"one of {', '.join(ROPE_SCALINGS)}")
+        if kind == "yarn" and self.architecture_spec.qk_norm_after_rope:
+            raise self.refused("rope.scaling.type", kind, "a scaling that keeps the length of heads")
+        alpha = self.factor("rope.scaling.alpha")
+        if alpha:
+            raise self.refused("rope.scaling.alpha", alpha, "0, a base that includes it")
+        factor = self.factor("rope.scaling.factor") or self.factor("rope.scale_linear") or 1.0
+        return RopeScaling(
+            kind=kind,
+            factor=1.0 if kind == "none" else factor,
+            original_context=self.count("rope.scaling.original_context_length", trained_context),
+            attention_factor=self.number("rope.scaling.attn_factor", 1.0, above=0),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0, above=0),
+            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0, above=0),
+            extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
+            log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
+        )
+
+    def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
+        """Which layers have a sliding window."""
+        if not window or not self.architecture_spec.window_pattern:
+            return (False,) * layers
+        pattern = self.get("attention.sliding_window_pattern", self.architecture_spec.window_pattern)
+        if isinstance(pattern, np.ndarray):
+            if pattern.dtype.kind not in "biu" or len(pattern) != layers:
+                seen = f"{len(pattern)} values of {pattern.dtype}"
+                raise UnsupportedModelError(
+                    f"{self.name}.attention.sliding_window_pattern: {seen}, wanted true or false "
+                    f"for each of {layers} layers"
+                )
+            return tuple(bool(value) for value in pattern)
+        every = self.count(
+            "attention.sliding_window_pattern", self.architecture_spec.window_pattern, minimum=0
+        )
+        whole = 0 if self.architecture_spec.global_layer_first else every - 1
+        return tuple(every == 0 or i % every != whole for i in range(layers))
+
+    def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
+        given = self.factor("attention.scale")
+        if given:
+            return given
+        by_heads = layers == self.architecture_spec.query_scale_by_heads_at
+        return 1 / math.sqrt(width // heads if by_heads else head_dim)
+
+    def has_rope(self) -> bool:
+        rope = self.architecture_spec.rope
+        return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
+
+    def has_sections(self) -> bool:
+        """Whether RoPE has sections of positions; those of text are the same in all of them."""
+        given = self.get("rope.dimension_sections")
+        values = given.tolist() if isinstance(given, np.ndarray) else given
+        return isinstance(values, list) and bool(values) and all(values[:2])
+
+    def head_dim(self, width: int, heads: int) -> int:
+        if not heads:
+            return 2  # No layer has attention.
+        head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
+        value_dim = self.count("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
+        return head_dim
+
+    def embedding_scale(self, width: int) -> float:
+        if self.architecture_spec.embedding_scale_by_width:
+            return math.sqrt(width)
+        return self.factor("embedding_scale") or 1.0
+
+    def logit_scale(self) -> float:
+        scale = self.factor("logit_scale") or 1.0
+        return scale if self.architecture_spec.logits_multiplied else 1 / scale
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        spec = self.architecture_spec
+        if self.factor("attention.clamp_kqv"):
+            raise self.refused("attention.clamp_kqv", self.get("attention.clamp_kqv"), "0, no clamp")
+        draft_heads = self.draft_heads()
+        layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
+        width = self.count("embedding_length", maximum=1 << 20)
+        experts = self.experts(layers, width)
+        shapes = self.shapes(layers, experts)
+        heads = max(shape.heads for shape in shapes)
+        latent = latent_attention(self) if spec.latent_attention else None
+        head_dim = latent.key_length if latent else self.head_dim(width, heads)
+        trained_context = self.count("context_length", 4096)
+        window = self.count("attention.sliding_window", spec.default_window, minimum=0)
+        rope_base = self.number("rope.freq_base", 10000.0, above=1)
+        scaling = self.scaling(trained_context)
+        return ModelConfig(
+            architecture=self.name,
+            architecture_spec=spec,
+            width=width,
+            vocabulary_size=vocabulary_size,
+            trained_context=trained_context,
+            head_dim=head_dim,
+            rope_dim=self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2,
+            shapes=shapes,
+            norm=self.norm(),
+            rope_base=rope_base,
+            window_rope_base=self.number("rope.freq_base_swa", spec.window_rope_base or rope_base, above=1),
+            rope_scaling=latent_scaling(self, scaling) if latent else scaling,
+            window=window,
+            windowed=self.windowed(layers, window),
+            query_scale=latent_scale(scaling, head_dim)
+            if latent
+            else self.query_scale(layers, width, heads, head_dim),
+            temperature=self.factor("attention.temperature_scale") if spec.query_temperature else 0.0,
+            attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
+            logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
+            embedding_scale=self.embedding_scale(width),
+            residual_scale=self.factor("residual_scale") or 1.0,
+            logit_scale=self.logit_scale(),
+            experts=experts,
+            recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
+            recurrent_layers=self.recurrent_layers(shapes),
+            recurrent_feed_forward=self.recurrent_feed_forward(width),
+            has_rope=self.has_rope(),
+            rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
+            latent=latent,
+            routed_layers=self.routed_layers,
+            draft_heads=draft_heads,
+        )
