@@ -18,7 +18,6 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
-from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
@@ -49,6 +48,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import TARGETS, Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE, STATE_WORDS

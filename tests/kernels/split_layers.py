@@ -42,7 +42,7 @@ def _placement(layer: LayerSpec, split: LayerSplit) -> LayerPlacement:
         )
     if not isinstance(block, FeedForwardSpec):
         return LayerPlacement(device, device)
-    is_joined = layer.blocks[0].block is block and layer.has_shared_norm(0)
+    is_joined = layer.blocks[-1].block is not block
     return LayerPlacement(
         device, device, hot_neurons=split.neurons, neurons=block.neurons, is_joined=is_joined
     )

@@ -330,16 +330,17 @@ class AttentionSizes(BlockSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["AttentionSizes"], step: StepShape) -> int:
-        columns = max(block.spec.heads * block.spec.head_dim for block in blocks)
+        widths = result_widths([block.spec for block in blocks])
         tiles = [block._tile(step.tokens) for block in blocks]
         floats = [
             step.tokens * max(block.qkv_rows for block in blocks),
-            step.tokens * columns,
+            step.tokens * widths[-1],
             max(rows * dimensions for rows, dimensions in tiles),
             2 * max(rows for rows, _ in tiles),
             max(block.spec.kv_heads for block in blocks),
         ]
-        attn_out = activation_bytes(step.tokens, columns, has_floats(block.output for block in blocks))
+        is_float = has_floats(block.output for block in blocks)
+        attn_out = sum(activation_bytes(step.tokens, width, is_float) for width in widths)
         return attn_out + sum(taken(count, 4) for count in floats)
 
     def _tile(self, tokens: int) -> tuple[int, int]:
@@ -364,6 +365,11 @@ class AttentionSizes(BlockSizes):
         """The KV cache of the largest block, in float16."""
         cached = max(block.spec.kv_heads * block.spec.head_dim for block in blocks)
         return 2 * taken(cached * cache_positions(context), 2)
+
+
+def result_widths(specs: Sequence[AttentionSpec]) -> list[int]:
+    """The different lengths of the rows of all heads' results, ascending."""
+    return sorted({spec.heads * spec.head_dim for spec in specs})
 
 
 def any_of(vectors: Sequence[Vector | None]) -> bool:

@@ -112,7 +112,7 @@ class FeedForwardSizes(DivisibleSizes):
     """The sizes of a feed-forward, or of one expert. `vectors`: lengths of its norms and of the down bias.
 
     `biased`: gate or up has a bias. `post_normed`: a norm follows the sum. `shared_norm`: the lengths of the
-    norm before it, if another block reads that too.
+    norm before it, if another block reads that too. `is_followed`: the layer has a block after it.
     """
 
     label: ClassVar[str] = "feed-forward"
@@ -127,6 +127,7 @@ class FeedForwardSizes(DivisibleSizes):
     biased: bool = False
     post_normed: bool = False
     shared_norm: tuple[int, ...] = ()
+    is_followed: bool = False
 
     @classmethod
     def of(cls, w: FeedForwardWeights, norms: NormLengths = NO_NORMS) -> "FeedForwardSizes":
@@ -139,6 +140,7 @@ class FeedForwardSizes(DivisibleSizes):
             w.ffn_gate_bias is not None or w.ffn_up_bias is not None,
             norms.has_post_norm,
             norms.vectors if norms.is_shared else (),
+            norms.is_followed,
         )
 
     @property
@@ -151,8 +153,8 @@ class FeedForwardSizes(DivisibleSizes):
 
     @property
     def is_joined(self) -> bool:
-        """Of parallel blocks, the others follow on their device."""
-        return bool(self.shared_norm)
+        """The other blocks of the layer follow on their device."""
+        return bool(self.shared_norm) or self.is_followed
 
     def undivided_vectors(self) -> tuple[int, ...]:
         return self.shared_norm

@@ -17,12 +17,12 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     has_floats,
+    matrix_bytes,
     padded_rows,
     taken,
     vector_bytes,
@@ -118,7 +118,7 @@ class LayerOutputSizes(BlockSizes):
         return list(self.each)
 
     def undivided_device_bytes(self) -> int:
-        raise UnsupportedOnDeviceError("per-layer embeddings and scales of layers have no GPU kernels")
+        return sum(map(matrix_bytes, self.each)) + vector_bytes(self.vectors)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         if not self.spec.width:
@@ -143,7 +143,7 @@ class LayerOutputSizes(BlockSizes):
         hidden = activation_bytes(
             step.tokens, width, has_floats(m for block in blocks for m in block.outputs())
         )
-        floats = padded_rows(width), padded_rows(columns), columns
+        floats = padded_rows(width), padded_rows(columns), columns, columns
         return hidden + sum(taken(step.tokens * count, 4) for count in floats)
 
     @classmethod

@@ -19,7 +19,7 @@ from edgeinfer_kernels.blocks.common.moe_weights import MoeWeights
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -131,6 +131,7 @@ class MoeSpec(StatelessSpec):
         """
         width, count = tensors.hidden_size, self.experts
         own = tensors.nonzero("pre_ffw_norm_2.weight", width)
+        shared_weights = tensors.required("ffn_norm.weight", width)
         scales = tensors.required("ffn_gate_inp.scale", width) / own / np.float32(np.sqrt(width))
         return MoeWeights(
             ffn_gate_inp=tensors.scaled_matrix("ffn_gate_inp", count, scales),
@@ -138,7 +139,8 @@ class MoeSpec(StatelessSpec):
             ffn_down_exps=tensors.experts("ffn_down_exps", count, width, self.neurons),
             ffn_gate_exps=gate,
             shared=self._read_shared(tensors, ""),
-            shared_gain=tensors.required("ffn_norm.weight", width) / own,
+            shared_gain=shared_weights / own,
+            shared_input_norm=shared_weights,
             shared_norm=tensors.required("post_ffw_norm_1.weight", width),
             expert_norm=tensors.required("post_ffw_norm_2.weight", width),
             expert_scales=tensors.vector("ffn_down_exps.scale", count),
@@ -165,13 +167,15 @@ class MoeSpec(StatelessSpec):
             w.ffn_gate_inp_bias is not None,
             norms.vectors,
             tuple(map(MatrixSize.of, w.latents())),
+            vector_lengths(w.shared_input_norm, w.shared_norm, w.expert_norm, w.expert_scales),
         )
 
 
 @dataclass(frozen=True)
 class MoeSizes(DivisibleSizes):
     """The sizes of an MoE block with experts of equal size. `expert.vectors`: bias lengths of one expert;
-    `vectors`: of the norm before the block. `latents`: the latent projection and the one back, or nothing.
+    `vectors`: of the norms around the block. `latents`: the latent projection and the one back, or nothing.
+    `result_vectors`: of the norms of a dense feed-forward and of the experts' sum, and the experts' factors.
     """
 
     granules_label: ClassVar[str] = "experts"
@@ -185,6 +189,12 @@ class MoeSizes(DivisibleSizes):
     router_biased: bool = False
     vectors: tuple[int, ...] = ()
     latents: tuple[MatrixSize, ...] = ()
+    result_vectors: tuple[int, ...] = ()
+
+    @property
+    def needs_whole_model(self) -> bool:  # type: ignore[override]
+        """A norm of the experts' sum needs all experts on the device of the dense feed-forward."""
+        return self.spec.dense_norm is not None
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -222,14 +232,11 @@ class MoeSizes(DivisibleSizes):
 
     def undivided_device_bytes(self) -> int:
         """The routers in planes and as floats, the slot of each expert, and the shared expert."""
-        if self.spec.dense_norm:
-            raise UnsupportedOnDeviceError(
-                f"{self.router.name}: no GPU kernels for experts besides a dense MLP"
-            )
         routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
         bias = taken(padded_rows(self.granules), 4) if self.router_biased else 0
         bias += taken(self.granules, 4) if self.spec.selection_bias else 0
         slots = taken(2 * self.granules, 4) + sum(map(matrix_bytes, self.latents))
+        slots += vector_bytes(self.result_vectors)
         return routers + slots + bias + (self.shared.granules_device_bytes() if self.shared else 0)
 
     def granule_matrices(self) -> list[MatrixSize]:
@@ -295,12 +302,13 @@ class MoeSizes(DivisibleSizes):
         experts = max(block.expert.neurons for block in blocks)
         hidden = activation_bytes(tokens, shared, step.hidden_floats)
         hidden += activation_bytes(tokens, experts, step.hidden_floats, experts_per_token)
-        if any(block.spec.pre_attention_router for block in blocks):
+        has_dense = any(block.spec.dense_norm for block in blocks)
+        if has_dense or any(block.spec.pre_attention_router for block in blocks):
             hidden += activation_bytes(tokens, step.hidden_size, step.input_floats)
         latent = max(block.spec.latent_size for block in blocks)
         hidden += activation_bytes(tokens, latent, step.input_floats)
         hidden += activation_bytes(tokens, latent, step.hidden_floats)
-        floats = padded_rows(latent), padded_rows(step.hidden_size) if latent else 0
+        floats = padded_rows(latent), padded_rows(step.hidden_size) if latent or has_dense else 0
         return hidden + sum(taken(tokens * each, 4) for each in floats) + cls._routing_bytes(blocks, tokens)
 
     @staticmethod
@@ -320,8 +328,9 @@ class MoeSizes(DivisibleSizes):
         floats = [chunk * hidden_size] * 2 + [rows, 4 * chunk * experts_per_token]
         floats.append(2 * max(block.granules for block in blocks))
         latent = max(block.spec.latent_size for block in blocks)
-        floats += [chunk * latent, chunk if latent else 0]
-        f16 = taken(chunk * latent, 2)
+        dense = chunk * any(block.spec.dense_norm for block in blocks)
+        floats += [chunk * latent, chunk if latent else 0, dense]
+        f16 = taken(chunk * latent, 2) + taken(dense * hidden_size, 2)
         return f16 + sum(taken(count, 4) for count in floats) + cls._routing_bytes(blocks, chunk)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:

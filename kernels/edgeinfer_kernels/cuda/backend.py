@@ -9,7 +9,6 @@ import numpy.typing as npt
 import torch
 
 from edgeinfer_kernels.backend import Backend, BackendError, Capabilities, SamplingSettings, StateArrays
-from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -45,6 +44,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
+from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.reference.backend import final_norm
@@ -171,6 +171,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
         prefill = self._parts.prefill
         prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
+        prefill.per_layer.send(ids)
         prefill.read(len(ids), start)
         synchronize(self.device)
 

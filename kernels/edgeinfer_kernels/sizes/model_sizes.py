@@ -69,7 +69,9 @@ class ModelSizes:
             blocks = []
             for position, (residual, w) in enumerate(zip(layer.blocks, given.blocks, strict=True)):
                 lengths = vector_lengths(w.norm, w.norm_bias, w.post_norm)
-                norms = NormLengths(lengths, w.post_norm is not None, layer.has_shared_norm(position))
+                is_followed = position + 1 < len(layer.blocks)
+                is_shared = layer.has_shared_norm(position)
+                norms = NormLengths(lengths, w.post_norm is not None, is_shared, is_followed)
                 blocks.append(residual.block.sizes(w.block, norms))
             layers.append(LayerSizes(tuple(blocks)))
         tied = weights.token_embd is weights.output

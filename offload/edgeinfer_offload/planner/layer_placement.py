@@ -16,7 +16,7 @@ class LayerPlacement:
     Dense: the first `hot_neurons` of `neurons` (in file order) are on the GPU. MoE: the experts in
     `gpu_experts`, of `experts` in total; router and shared expert are on the attention's device. `rest`:
     where the other neurons or experts are; all experts with an `expert_cache`. `is_joined`: the sum of the
-    neurons is added on the attention's device, also if that has none (parallel blocks).
+    neurons is added on the attention's device, also if that has none, because other blocks follow there.
     """
 
     attention: DeviceName

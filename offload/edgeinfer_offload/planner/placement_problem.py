@@ -289,7 +289,9 @@ class PlacementProblem:
                 whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))
                 candidates.append(whole)
         if self.pricing.graphics and self.options.device == "any":
-            can_split = not any(block.reads_other_layers for block in self.sizes.blocks)
+            can_split = not any(
+                block.reads_other_layers or block.needs_whole_model for block in self.sizes.blocks
+            )
             best_split = self._best_split(vram) if can_split else None
             split = [p for p in (best_split, self._draft_only()) if p]
             candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]

@@ -41,3 +41,11 @@ def test_latent_kernels_compile_for_gpus_and_fit_their_shared_memory(
     assert len(kernels) >= 30
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
+
+
+@pytest.mark.slow
+def test_kernels_of_gemma_4_compile_for_a_gpu_and_fit_its_shared_memory() -> None:
+    kernels = compiled("decode.compile_gemma_kernels", 90)
+    assert len(kernels) >= 50
+    assert max(shared for shared, _ in kernels) <= 227 << 10
+    assert max(spilled for _, spilled in kernels) < 1500

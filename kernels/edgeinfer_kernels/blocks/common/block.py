@@ -171,12 +171,14 @@ class StatelessSpec:
 class NormLengths(NamedTuple):
     """The vectors of the norms around a block: their lengths, and whether one of them follows the block.
 
-    `is_shared`: another block reads the result of the norm before the block.
+    `is_shared`: another block reads the result of the norm before the block. `is_followed`: the layer has a
+    block after it.
     """
 
     vectors: tuple[int, ...] = ()
     has_post_norm: bool = False
     is_shared: bool = False
+    is_followed: bool = False
 
 
 NO_NORMS = NormLengths()
@@ -218,6 +220,8 @@ class BlockSizes:
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
     reads_other_layers: ClassVar[bool] = False
     """Whether it reads results of blocks of other layers, which devices don't exchange."""
+    needs_whole_model: ClassVar[bool] = False
+    """Whether the model can't be split between devices."""
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that a token may be multiplied with; that of each expert once."""

@@ -15,8 +15,9 @@ class MoeWeights:
     `shared` is a feed-forward that is applied to every token. Its result is multiplied by
     sigmoid(ffn_gate_inp_shexp · h) if that vector exists. exp_probs_b (experts,): the bias of the selection.
     ffn_latent_down, ffn_latent_up: the latent projection; each device with experts has it.
-    The shared expert reads h ⊙ shared_gain; shared_norm, expert_norm: the weights of the norms of its result
-    and of the experts' sum. expert_scales (experts,): factors of the experts' weights.
+    The shared expert reads h ⊙ shared_gain, the norm of x with the weights shared_input_norm; shared_norm,
+    expert_norm: the weights of the norms of its result and of the experts' sum. expert_scales (experts,):
+    factors of the experts' weights.
     """
 
     kind: ClassVar[str] = "moe"
@@ -35,6 +36,7 @@ class MoeWeights:
     ffn_latent_down: Matrix | None = None
     ffn_latent_up: Matrix | None = None
     shared_gain: Vector | None = None
+    shared_input_norm: Vector | None = None
     shared_norm: Vector | None = None
     expert_norm: Vector | None = None
     expert_scales: Vector | None = None

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights, result_widths
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
-from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
@@ -86,8 +86,9 @@ def take(
     order = head_order(spec.rope, spec.head_dim)
     q_order = np.concatenate([order, np.arange(spec.head_dim, spec.q_head)])
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
+    projections = [(w.attn_q, q_order), (w.attn_k, order), (w.attn_v, None)][: len(w.inputs())]
     return DeviceAttention(
-        qkv=builder.stack(((w.attn_q, q_order), (w.attn_k, order), (w.attn_v, None))),
+        qkv=builder.stack(projections),
         output=builder.matrix(w.attn_output),
         qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (q_order, order, None)),
         output_bias=builder.vector(w.attn_output_bias),
@@ -99,8 +100,10 @@ def take(
     )
 
 
-def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
-    """Allocate the KV cache."""
+def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache | None:
+    """Allocate the KV cache, unless it is that of another layer."""
+    if spec.source_layer is not None:
+        return None
     return DeviceCache.take(arena, spec.kv_heads, (spec.head_dim, spec.head_dim), positions, kind)
 
 
@@ -122,10 +125,11 @@ class Space:
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
         specs: list[AttentionSpec] = [block.residual.block for block in blocks]
         weights: list[DeviceAttention] = [block.weights for block in blocks]
-        tokens, columns = step.tokens, max(spec.heads * spec.head_dim for spec in specs)
-        self.attn_out = take_activations(arena, tokens, columns, has_floats(*(w.output for w in weights)))
+        tokens, floats = step.tokens, has_floats(*(w.output for w in weights))
+        widths = result_widths(specs)
+        self._attn_out = {width: take_activations(arena, tokens, width, floats) for width in widths}
         self.qkv = arena.take((tokens, max(w.qkv.rows for w in weights)), torch.float32)
-        self.flat = arena.take((tokens, columns), torch.float32)
+        self.flat = arena.take((tokens, widths[-1]), torch.float32)
         tiles = [
             (
                 spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens),
@@ -137,6 +141,12 @@ class Space:
         self.peaks = arena.take((max(rows for rows, _ in tiles), 2), torch.float32)
         self.arrived = arena.take((max(spec.kv_heads for spec in specs),), torch.int32)
 
+    def attn_out(self, spec: AttentionSpec) -> Activations:
+        """The results of a block's heads. Rows of another length have another buffer, because the padding of
+        rows must stay zero.
+        """
+        return self._attn_out[spec.heads * spec.head_dim]
+
 
 def decode(
     step: "DecodeStep", number: int, block: DeviceBlock, source: "Source", tokens: int, stage: int
@@ -145,15 +155,16 @@ def decode(
     w, space, spec = block.weights, step.space("attention"), block.residual.block
     step.launches.stacked(w.qkv, source, space.qkv, w.qkv_bias, tokens)
     _attend(step, spec, w, block.state, tokens)
-    return step.close_block(number, w.output, w.output_bias, space.attn_out, "output", tokens)
+    return step.close_block(number, w.output, w.output_bias, space.attn_out(spec), "output", tokens)
 
 
 def _attend(
     step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention, cache: DeviceCache, tokens: int
 ) -> None:
     """Write the result of the heads as activations, and keys and values to the cache."""
-    launches, space, out = step.launches, step.space("attention"), step.space("attention").attn_out
-    split = _split_config(launches.tuning, spec, launches.model.positions, tokens)
+    launches, space = step.launches, step.space("attention")
+    out = space.attn_out(spec)
+    split = split_config(launches.tuning, spec, launches.model.positions, tokens)
     direct = spec.head_dim % 16 == 0 and not spec.gated
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
@@ -170,7 +181,7 @@ def _attend(
         out.words,
         space.flat,
         launches.or_nothing(w.sinks),
-        ATTENTION=_attention_config(spec, cache, has_sinks=w.sinks is not None),
+        ATTENTION=attention_config(spec, cache, has_sinks=w.sinks is not None),
         SPLIT=split,
         OUT=out.config,
         DIRECT=direct,
@@ -193,13 +204,15 @@ def _attend(
         launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
 
 
-def _split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
+def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
+    """The KV splits of a step."""
     rows = attention_rows(spec.heads, spec.kv_heads, tokens)
     tile = max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim)))
     return SplitConfig(tokens, rows, tuning.splits_for(positions), tile)
 
 
-def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool) -> AttentionConfig:
+def attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool) -> AttentionConfig:
+    """The heads for kernels of a step."""
     k_at = spec.heads * spec.q_head
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
@@ -207,7 +220,8 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature, temperature_length=spec.temperature_length,
-        has_query_weights=spec.norm_after_rope,
+        has_query_weights=spec.norm_after_rope, has_value_norm=spec.value_norm,
+        queries_only=spec.source_layer is not None,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
-from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, RoutingSpace, take
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -23,10 +22,14 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     expert_gated_kernel,
     select_experts_kernel,
 )
+from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, SharedScores
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, NormArgs, SharedScores
+from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts, RoutingSpace, take
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 from edgeinfer_kernels.layer_cache import CacheType
@@ -71,24 +74,25 @@ class Space:
         hidden, shared = max(w.hidden for w in weights), max(w.shared_neurons for w in weights)
         self.expert_hidden = take_activations(arena, tokens, hidden, floats, self.routing.experts_per_token)
         self.shared_hidden = take_activations(arena, tokens, shared, floats)
-        pre_attention = any(spec.pre_attention_router for spec in specs)
-        self.pre_attention = take_activations(
-            arena, tokens, step.hidden_size, step.input_floats, int(pre_attention)
-        )
+        has_dense = any(spec.dense_norm for spec in specs)
+        needed = has_dense or any(spec.pre_attention_router for spec in specs)
+        self.other_input = take_activations(arena, tokens, step.hidden_size, step.input_floats, int(needed))
+        """What a pre-attention router reads, or the dense feed-forward besides experts."""
         latent = max(spec.latent_size for spec in specs)
         self.latent = take_activations(arena, tokens, latent, step.input_floats)
         self.latent_sum = take_activations(arena, tokens, latent, floats)
         self.latent_rows = arena.take((tokens, padded_rows(latent)), torch.float32)
         """The latent projection, later the sum of the experts' results."""
-        back = padded_rows(step.hidden_size) if latent else 0
-        self.projected_back = arena.take((tokens, back), torch.float32)
+        back = padded_rows(step.hidden_size) if latent or has_dense else 0
+        self.other_result = arena.take((tokens, back), torch.float32)
+        """The projection back, or the result of the dense feed-forward."""
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
     """Compute the scores of a pre-attention router, which reads the layer's input x."""
     if not block.residual.block.pre_attention_router:
         return
-    launches, pre_attention = step.launches, step.space("moe").pre_attention
+    launches, pre_attention = step.launches, step.space("moe").other_input
     launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), pre_attention, tokens)
     _score(step, block.weights, Source(pre_attention, launches.workspace.sum_squares[0]), tokens)
 
@@ -113,12 +117,14 @@ def decode(
         space.routing.ids,
         space.routing.weights,
         launches.or_nothing(w.selection_bias),
+        launches.or_nothing(w.expert_scales),
         spec.scale,
         COUNT=spec.experts,
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         GATING=GATINGS[spec.gating],
         NORMALIZED=spec.normalized,
         BIASED=w.selection_bias is not None,
+        SCALED=w.expert_scales is not None,
         GROUPS=spec.groups,
         GROUPS_PER_TOKEN=spec.groups_per_token,
         warps=1,
@@ -136,6 +142,8 @@ def decode(
         _project_back(step, spec, w, w.latent_up, tokens)
     elif w.latent_up is None and y is not None:
         _down(step, spec, w, y, tokens)
+    if spec.dense_norm is not None:
+        _add_dense(step, spec, w, tokens)
     scale = block.residual.residual_scale
     if stage:
         return step.receive(stage, y, scale, number, tokens)
@@ -159,7 +167,7 @@ def _project_back(
     _down(step, spec, w, space.latent_rows, tokens)
     source = Source(space.latent_sum.of_blocks(matrix.shapes.blocks), step.workspace.sum_squares[0])
     launches.quantize(space.latent_rows, spec.latent_size, source.activations, tokens)
-    out = y if w.shared is None else space.projected_back
+    out = y if w.shared is None else space.other_result
     launches.rows((matrix,), source, out, None, "down", tokens)
     if w.shared is not None:
         launches.launch(
@@ -176,14 +184,34 @@ def _shared(
     source: Source,
     tokens: int,
 ) -> None:
-    """Write the shared expert's result to y, and compute the score of its gate."""
-    launches, space = step.launches, step.space("moe")
+    """Write the shared expert's result to y, and compute the score of its gate. A dense feed-forward reads x
+    with another norm, and has another buffer for its result.
+    """
+    launches, space, y = step.launches, step.space("moe"), step.workspace.y
+    if spec.dense_norm is not None:
+        norm, y = NextNorm(spec.dense_norm, w.shared_input_norm, None), space.other_result
+        launches.add_norm(None, None, 0.0, norm, space.other_input, tokens)
+        source = Source(space.other_input, step.workspace.sum_squares[0])
     launches.gated(spec.activation, shared, source, space.shared_hidden, tokens)
     hidden = Source(space.shared_hidden, source.sum_squares)
-    launches.rows((shared.down,), hidden, step.workspace.y, shared.down_bias, "down", tokens)
+    launches.rows((shared.down,), hidden, y, shared.down_bias, "down", tokens)
     if w.shared_router is not None:
         scores = space.routing.shared_scores
         launches.rows((w.shared_router,), source, scores, None, "output", tokens)
+
+
+def _add_dense(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int) -> None:
+    """y = norm(y), the experts' sum, plus the norm of the dense feed-forward's result."""
+    assert spec.dense_norm is not None
+    launches, z, y = step.launches, step.space("moe").other_result, step.workspace.y
+    width, epsilon = launches.model.spec.hidden_size, spec.dense_norm.epsilon
+    nothing = launches.workspace.nothing
+    launches.launch(
+        add_normed_kernel, (tokens,),
+        y, y.stride(0), z, z.stride(0), nothing, NormArgs(w.expert_norm, nothing, epsilon),
+        NormArgs(w.shared_norm, nothing, epsilon), WIDTH=width, BLOCK=next_power_of_two(width), SCALED=False,
+        warps=warps_for(width),
+    )  # fmt: skip
 
 
 def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, tokens: int) -> None:
@@ -219,7 +247,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
     read, width = space.expert_hidden, spec.latent_size or launches.model.spec.hidden_size
     at_once = launches.tuning.down.step_for(read.blocks)
     kind = UNSHARED
-    if w.shared is not None and not spec.latent_size:
+    if w.shared is not None and not spec.latent_size and spec.dense_norm is None:
         kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
     launches.launch(
         expert_down_kernel,
@@ -262,4 +290,6 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     y = prompt.experts.read(block.residual.block, block.weights, chunk.h, block.streamed_experts, send)
     if stage:
         stage.receive(chunk.x, chunk.start)
+    if block.residual.block.dense_norm is not None:
+        prompt.experts.add_dense(block.residual.block, block.weights, chunk.x, y)
     prompt.add(chunk, number, y, None)

@@ -20,7 +20,11 @@ class DeviceCaches:
     """The KV caches of a model."""
 
     def __init__(self, model: DeviceModel) -> None:
-        self._with_state = [block for block in model.blocks if block.state is not None]
+        self._with_state = [
+            block
+            for block in model.blocks
+            if block.state is not None and block.residual.block.source_layer is None
+        ]
         is_recurrent = any(block.residual.block.recurrent for block in self._with_state)
         self.slots = StateSlots(model.spec.slots) if is_recurrent else None
         """The slots of recurrent states."""

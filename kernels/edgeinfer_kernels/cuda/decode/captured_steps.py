@@ -14,6 +14,7 @@ from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
+from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import StateSlots
 from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, SLOTS_AT, STATE_WORDS
 
@@ -34,6 +35,8 @@ class CapturedSteps:
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
+        outputs = step.workspace.spaces.get("layer_output")
+        self._per_layer = PerLayerRows(step.model.per_layer, outputs and outputs.rows)
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
         self._start = 0
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
@@ -65,6 +68,7 @@ class CapturedSteps:
         if self._slots is not None:
             state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
+        self._per_layer.send(self._state[:count].tolist())
 
     def set_next_slots(self, start: int) -> None:
         """Set the slots of recurrent states for a step of one token, which is set by the step before it."""

@@ -100,9 +100,12 @@ class DecodeStep:
         return target
 
     def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:
-        """x += scale·y, and apply the norm after block `number`."""
-        target = self._target(number)
-        self.launches.add_norm(y, None, scale, self._norm_after(number), target.activations, tokens)
+        """x += scale·y, with the post-norm of block `number` if it has one, and apply the norm after it."""
+        target, post = self._target(number), None
+        if y is not None:
+            block = self.model.blocks[number]
+            post = NextNorm(block.residual.norm, block.norms.post_norm, None)
+        self.launches.add_norm(y, post, scale, self._norm_after(number), target.activations, tokens)
         return target
 
     def close_block(

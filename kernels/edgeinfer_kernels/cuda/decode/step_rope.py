@@ -73,8 +73,35 @@ def append_new(
 ):
     """The step's new keys and values of a head, as read back from the cache: (NEW, DIMENSIONS) float16 each.
 
-    They are appended to the cache. For q4_0 the Hadamard transform is expensive, so padding rows are skipped.
+    They are appended to the cache, unless another layer has done that. For q4_0 the Hadamard transform is
+    expensive, so padding rows are skipped.
     """
+    if ATTENTION.queries_only:
+        return _new_from_cache(cache, head, cached, ATTENTION, TOKENS)
+    else:
+        return _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION, TOKENS)
+
+
+@triton.jit
+def _new_from_cache(cache, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
+    """The step's new keys and values of a head in the cache."""
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    CACHE: tl.constexpr = ATTENTION.cache
+    at = cached + tl.arange(0, NEW)
+    written = tl.arange(0, NEW) < TOKENS
+    key_tile = load_cache_tile(
+        cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+    )
+    value_tile = load_cache_tile(
+        cache.v, cache.v_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+    )
+    return key_tile, value_tile
+
+
+@triton.jit
+def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
+    """Append the step's new keys and values of a head; return them as `append_new`."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
@@ -101,19 +128,15 @@ def append_new(
     inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
     row = qkv + new * stride + ATTENTION.v_at + head * HEAD_DIM
     new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
+    if ATTENTION.has_value_norm:
+        square = tl.sum(new_values * new_values, axis=1) / HEAD_DIM
+        new_values *= tl.rsqrt(square + rope.epsilon)[:, None]
     to = head.to(tl.int64) * cache.capacity + cached + new
     store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
     store_cache_rows(cache.v, cache.v_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
-        at = cached + tl.arange(0, NEW)
-        written = tl.arange(0, NEW) < TOKENS
-        key_tile = load_cache_tile(
-            cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
-        value_tile = load_cache_tile(
-            cache.v, cache.v_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
+        key_tile, value_tile = _new_from_cache(cache, head, cached, ATTENTION, TOKENS)
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
     return key_tile, value_tile

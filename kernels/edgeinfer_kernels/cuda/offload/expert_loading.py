@@ -20,7 +20,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
-from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
+from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix

@@ -12,7 +12,6 @@ import torch
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.cuda.blocks import device_module
-from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
@@ -20,6 +19,7 @@ from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.moe_weights import ExpertStacks
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,

@@ -53,18 +53,21 @@ def select_experts_kernel(
     ids,
     weights,
     bias,
+    expert_scales,
     scale,
     COUNT: tl.constexpr,
     EXPERTS_PER_TOKEN: tl.constexpr,
     GATING: tl.constexpr,
     NORMALIZED: tl.constexpr,
     BIASED: tl.constexpr,
+    SCALED: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUPS_PER_TOKEN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """ids and weights (tokens, USED) from scores (tokens, stride), as `reference.route`; one program per
-    token. BIASED: softmax or sigmoid of the scores plus a bias is what is selected by.
+    token. BIASED: softmax or sigmoid of the scores plus a bias is what is selected by. SCALED: weights are
+    multiplied by `expert_scales`.
 
     NaN scores count as the lowest. Reads 4·COUNT bytes per token, writes 8·USED.
     """
@@ -104,6 +107,8 @@ def select_experts_kernel(
     if NORMALIZED:
         weight = weight / tl.maximum(whole, MIN_SUM)
     weight = weight * scale
+    if SCALED:
+        weight = weight * tl.load(expert_scales + expert, mask=inside, other=0.0)
     left = tl.where(inside, rank, float("-inf"))
     for slot in range(EXPERTS_PER_TOKEN):
         best_expert = tl.argmax(left, axis=0)

@@ -162,6 +162,8 @@ def attention_tile(head_dim: int, group: int, capability: int, quantized: bool =
         rows, positions, warps, stages = (
             (64, 32, 8, 1) if wide <= 64 else (32 if wide <= 128 else 16, 32, 8, 1)
         )
+    elif wide > 256:
+        rows, positions, warps, stages = (64, 32, 8, 1) if capability in (80, 90, 100) else (32, 16, 8, 1)
     elif capability in (80, 90, 100):
         rows, positions, warps, stages = (128, 64, 8, 3) if wide <= 128 else (64, 64, 8, 2)
     elif wide <= 64:

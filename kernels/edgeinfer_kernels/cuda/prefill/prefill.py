@@ -26,6 +26,7 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_row
 from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blocks
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
 from edgeinfer_kernels.sizes.cuda_buffers import SLOTS_AT, STATE_WORDS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -94,6 +95,8 @@ class Prefill:
         self.products = Products(sizes, arena, chunk)
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
+        outputs = self._spaces.get("layer_output")
+        self.per_layer = PerLayerRows(model.per_layer, outputs and outputs.inputs)
         self._captured = CapturedChunks(self.ids.device) if self.ids.is_cuda else None
 
     def space(self, kind: str) -> Any:

@@ -16,7 +16,6 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
-from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
@@ -33,8 +32,18 @@ from edgeinfer_kernels.cuda.prefill.expert_matmul import (
 )
 from edgeinfer_kernels.cuda.prefill.grouped_kernels import group_assignments_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows, scale_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import (
+    ScaledRows,
+    activation_rows,
+    norm_rows,
+    scale_rows,
+    warps_for,
+)
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts, ExpertStacks, RoutingSpace
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import DecoderSpec
 
@@ -104,6 +113,9 @@ class PrefillExperts:
         self._latent = arena.take((chunk * latent,), torch.float16)
         self._latent_sum = arena.take((chunk * latent,), torch.float32)
         self._latent_scales = arena.take((chunk if latent else 0,), torch.float32)
+        dense = chunk * any(each.dense_norm for each in spec.specs(MoeSpec))
+        self._dense = arena.take((dense * self._width,), torch.float16)
+        self._dense_scales = arena.take((dense,), torch.float32)
 
     def score(self, w: DeviceExperts, rows: Tensor) -> None:
         """Compute the router's scores of these rows."""
@@ -144,7 +156,7 @@ class PrefillExperts:
             send(torch.where(there < 0, ELSEWHERE - ids, there), weights)
         assignments = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
-        if w.shared is not None:
+        if w.shared is not None and spec.dense_norm is None:
             y, scales = self._products.dense(spec.activation, w.shared, h)
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
@@ -157,6 +169,20 @@ class PrefillExperts:
         elif w.here or sent:
             self._add_selected(spec, w, assignments, h, sent, total)
         return total
+
+    def add_dense(self, spec: MoeSpec, w: DeviceExperts, x: Tensor, total: Tensor) -> None:
+        """total = norm(total) + norm(dense feed-forward of norm(x)), each with weights."""
+        assert spec.dense_norm is not None
+        assert w.shared is not None
+        (tokens, width), epsilon = x.shape, spec.dense_norm.epsilon
+        h = ScaledRows(self._dense[: tokens * width].view(tokens, width), self._dense_scales[:tokens])
+        norm_rows(x, spec.dense_norm, w.shared_input_norm, None, h.rows, h.scales)
+        y, scales = self._products.dense(spec.activation, w.shared, h)
+        add_normed_kernel[(tokens,)](
+            total, total.stride(0), y, y.stride(0), scales, NormArgs(w.expert_norm, None, epsilon),
+            NormArgs(w.shared_norm, None, epsilon), WIDTH=width, BLOCK=next_power_of_two(width), SCALED=True,
+            DEPENDENT=False, num_warps=warps_for(width),
+        )  # fmt: skip
 
     def _project(self, matrix: DeviceMatrix, h: ScaledRows) -> tuple[ScaledRows, Tensor]:
         """The latent projection of the rows, which the experts read, and a buffer for their sum."""
@@ -172,9 +198,11 @@ class PrefillExperts:
         space = self._routing
         select_experts_kernel[(tokens,)](
             space.scores, space.scores.stride(0), space.ids, space.weights,
-            space.scores if w.selection_bias is None else w.selection_bias, spec.scale,
+            space.scores if w.selection_bias is None else w.selection_bias,
+            space.scores if w.expert_scales is None else w.expert_scales, spec.scale,
             COUNT=spec.experts, EXPERTS_PER_TOKEN=spec.experts_per_token, GATING=GATINGS[spec.gating],
             NORMALIZED=spec.normalized, BIASED=w.selection_bias is not None,
+            SCALED=w.expert_scales is not None,
             GROUPS=spec.groups, GROUPS_PER_TOKEN=spec.groups_per_token,
             DEPENDENT=False, num_warps=1,
         )  # fmt: skip

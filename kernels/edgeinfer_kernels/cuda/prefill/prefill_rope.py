@@ -61,15 +61,42 @@ def _rope_heads(
 
 
 @triton.jit
-def _value_heads(projected, row_scale, bias, HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr):
-    """Heads of values, as `_rope_heads` without norm and RoPE."""
+def _value_heads(
+    projected, row_scale, bias, epsilon, HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr
+):
+    """Heads of values, as `_rope_heads` without RoPE, and without weights of a norm."""
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     head, dimension = tl.arange(0, HEADS_2)[:, None], tl.arange(0, ROPE.dimensions)[None, :]
     mask = (head < HEADS) & (dimension < HEAD_DIM)
     values = tl.load(projected + head * HEAD_DIM + dimension, mask=mask, other=0.0).to(tl.float32) * row_scale
     if ROPE.has_bias:
         values += tl.load(bias + head * HEAD_DIM + dimension, mask=mask, other=0.0)
+    if ROPE.has_value_norm:
+        values = values / tl.sqrt(tl.sum(values * values, axis=1)[:, None] / HEAD_DIM + epsilon)
     return values
+
+
+@triton.jit
+def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, ROPE: tl.constexpr):
+    """Append the keys and values of one token, in its projected row, to the cache."""
+    KV_HEADS: tl.constexpr = ROPE.kv_heads
+    KV_HEADS_2: tl.constexpr = ROPE.padded_kv_heads
+    HEAD_DIM: tl.constexpr = ROPE.head_dim
+    DIMENSIONS: tl.constexpr = ROPE.dimensions
+    CACHE: tl.constexpr = ROPE.cache
+    k_at = ROPE.heads * ROPE.q_head
+    v_at = k_at + KV_HEADS * HEAD_DIM
+    k_bias = bias + k_at if ROPE.has_bias else bias
+    k = _rope_heads(
+        row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, HEAD_DIM, ROPE
+    )
+    v_bias = bias + v_at if ROPE.has_bias else bias
+    v = _value_heads(row + v_at, scale, v_bias, epsilon, KV_HEADS, KV_HEADS_2, ROPE)
+    kv_head = tl.arange(0, KV_HEADS_2)
+    rows = kv_head.to(tl.int64) * cache.capacity + position
+    rows_mask = kv_head < KV_HEADS
+    store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(cache.v, cache.v_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, CACHE)
 
 
 @triton.jit
@@ -79,12 +106,12 @@ def rope_append_kernel(
 ):  # fmt: skip
     """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
 
-    Reads (heads + 2 kv_heads) · head_dim · 4 bytes (q and k twice, the second time from cache), writes half.
+    Without keys and values only q. Reads (heads + 2 kv_heads) · head_dim · 4 bytes (q and k twice, the second
+    time from cache), writes half.
     """
     HEADS: tl.constexpr = ROPE.heads
     KV_HEADS: tl.constexpr = ROPE.kv_heads
     HEADS_2: tl.constexpr = ROPE.padded_heads
-    KV_HEADS_2: tl.constexpr = ROPE.padded_kv_heads
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     DIMENSIONS: tl.constexpr = ROPE.dimensions
     CACHE: tl.constexpr = ROPE.cache
@@ -99,7 +126,8 @@ def rope_append_kernel(
     sine = tl.load(angles + HALF_DIM, mask=within, other=0.0)
     sine = tl.where(dimension < HALF_DIM, -sine, sine)
     Q_HEAD: tl.constexpr = ROPE.q_head
-    row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + 2 * KV_HEADS * HEAD_DIM)
+    KV_ROWS: tl.constexpr = 0 if ROPE.queries_only else 2 * KV_HEADS * HEAD_DIM
+    row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + KV_ROWS)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
     q = scaled_queries(q, query_weights, position, ROPE)
@@ -109,18 +137,8 @@ def rope_append_kernel(
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
     q = tl.minimum(tl.maximum(q, -65504.0), 65504.0).to(tl.float16)
     tl.store(to, q, mask=(head < HEADS) & within[None, :])
-    k_at, v_at = HEADS * Q_HEAD, HEADS * Q_HEAD + KV_HEADS * HEAD_DIM
-    k_bias = bias + k_at if ROPE.has_bias else bias
-    k = _rope_heads(
-        row + k_at, scale, k_bias, k_norm, epsilon, cosine, sine, KV_HEADS, KV_HEADS_2, HEAD_DIM, ROPE
-    )
-    v_bias = bias + v_at if ROPE.has_bias else bias
-    v = _value_heads(row + v_at, scale, v_bias, KV_HEADS, KV_HEADS_2, ROPE)
-    kv_head = tl.arange(0, KV_HEADS_2)
-    rows = kv_head.to(tl.int64) * cache.capacity + position
-    rows_mask = kv_head < KV_HEADS
-    store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
-    store_cache_rows(cache.v, cache.v_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, CACHE)
+    if not ROPE.queries_only:
+        _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, ROPE)
 
 
 class ProjectedHeads(NamedTuple):
@@ -159,6 +177,7 @@ def rope_append(
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
         temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
+        has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

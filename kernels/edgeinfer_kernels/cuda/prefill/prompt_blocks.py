@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from edgeinfer_kernels.cuda.blocks import device_module
-from edgeinfer_kernels.cuda.blocks.moe_weights import ExpertStacks
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.moe_weights import ExpertStacks
 from edgeinfer_kernels.decoder import BlockIndex, ResidualBlock
 
 

@@ -132,8 +132,8 @@ class NormRowsConfig(NamedTuple):
 
 class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
-    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature: as
-    in `AttentionSpec`.
+    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature,
+    has_value_norm: as in `AttentionSpec`; queries_only: the keys and values are those of another layer.
     """
 
     kv_heads: int
@@ -151,6 +151,8 @@ class AttentionConfig(NamedTuple):
     temperature: float
     temperature_length: int
     has_query_weights: bool
+    has_value_norm: bool = False
+    queries_only: bool = False
 
 
 class SplitConfig(NamedTuple):
@@ -197,7 +199,8 @@ class PromptConfig(NamedTuple):
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm; temperature: as in `AttentionSpec`.
+    is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; queries_only: there are no keys and
+    values.
     """
 
     heads: int
@@ -214,6 +217,8 @@ class RopeConfig(NamedTuple):
     temperature: float
     temperature_length: int
     has_query_weights: bool
+    has_value_norm: bool = False
+    queries_only: bool = False
 
 
 class DeltaNetConfig(NamedTuple):

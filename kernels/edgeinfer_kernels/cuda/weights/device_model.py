@@ -86,10 +86,13 @@ class DeviceModel(DeviceBuilder):
         self._fills: list[_Fill] = []
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self.parts: list[Part] = []
+        self._states: dict[BlockIndex, Any] = {}
         self.blocks = [self._block(index, residual, w) for index, residual, w in blocks_of(spec, weights)]
         before = arena.used
         self.norm = self.vector(weights.output_norm)
         self.norm_bias = self.vector(weights.output_norm_bias)
+        self.per_layer = weights.per_layer_token_embd
+        """The per-layer embeddings, whose rows the host reads from the file."""
         self.head = self.matrix(weights.output)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
@@ -107,7 +110,10 @@ class DeviceModel(DeviceBuilder):
         self.parts.append(Part(name, arena.used - begin, read=True))
         begin = arena.used
         state = module.take_state(arena, spec, self.positions, self._kv)
-        if state is not None:
+        self._states[index] = state
+        if spec.source_layer is not None:
+            state = self._states[self.spec.state_source(index)]
+        elif state is not None:
             self.parts.append(Part(f"layer {index.layer} keys and values", arena.used - begin, read=True))
         self._add_inactive_part(index, module, weights)
         has_granules = not spec.is_divisible or module.has_granules(weights)

@@ -78,6 +78,7 @@ CASES = [
     on_a_gpu("llama", attention_alone),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
+    ("gemma4", mixed),
     on_a_gpu("granite", mixed),
     ("llama", split_halves),
     on_a_gpu("starcoder2", split_halves),
@@ -117,7 +118,7 @@ def model_for(name: str, split_rule: Divide) -> RandomModel:
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
 
-FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "smallthinker": (0, 1, 2, 3)}
+FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "gemma4": (0, 1, 2, 3), "smallthinker": (0, 1, 2, 3)}
 """Four layers for the four kinds of `mixed`, one of which attends to more than a window."""
 
 
@@ -149,6 +150,7 @@ STREAMED = [
     on_a_gpu("starcoder2", mixed),
     ("starcoder2", attention_alone),
     ("gemma3", mixed),
+    ("gemma4", mixed),
     ("lfm2", mixed),
     ("qwen35", mixed),
     ("kimi-linear", mixed),
@@ -233,12 +235,19 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
             assert here == seen if expected else 0 < here < seen
 
 
-def test_a_model_whose_layers_read_the_first_one_is_not_split(
-    device: str, kernels: Kernels, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rwkv7", "time mixings read values of the first layer"),
+        ("gemma4-per-layer", "layers read keys, values or inputs of other layers"),
+        ("gemma4-moe", "experts with a dense feed-forward and norms of both"),
+    ],
+)
+def test_a_model_that_needs_one_device_is_not_split(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, message: str
 ) -> None:
-    with opened(ZOO["rwkv7"], tmp_path) as decoder:
-        splits = [CPU_ONLY, *[ATTENTION_ONLY] * 2]
-        message = "time mixings read values of the first layer"
+    with opened(ZOO[name], tmp_path) as decoder:
+        splits = [CPU_ONLY, *[ATTENTION_ONLY] * (len(decoder.weights.layers) - 1)]
         with pytest.raises(ValueError, match=message), split_decoder(decoder, device, splits, kernels):
             pass
 

@@ -45,7 +45,8 @@ class DeviceExperts:
     each expert on the device, and on the host, -1: absent. `has_expert_cache`: the host has all experts, and
     those on the device can be replaced. `hidden`: elements of an expert's hidden row. `shared` is a
     feed-forward for every token, `shared_router` the row of its gate. `selection_bias`: `exp_probs_b`.
-    `latent_down`, `latent_up`: the latent projection that the experts read, and the one back.
+    `latent_down`, `latent_up`: the latent projection that the experts read, and the one back. The vectors
+    after them are those of `MoeWeights`.
     """
 
     count: int
@@ -68,6 +69,10 @@ class DeviceExperts:
     shared_router_rows: Tensor | None
     latent_down: DeviceMatrix | None
     latent_up: DeviceMatrix | None
+    shared_input_norm: Tensor | None = None
+    shared_norm: Tensor | None = None
+    expert_norm: Tensor | None = None
+    expert_scales: Tensor | None = None
     has_expert_cache: bool = False
 
     @property
@@ -155,6 +160,10 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, shards: Sequence[
         shared_router_rows=None if shared_router is None else builder.floats(shared_router),
         latent_down=None if w.ffn_latent_down is None else builder.matrix(w.ffn_latent_down),
         latent_up=None if w.ffn_latent_up is None else builder.matrix(w.ffn_latent_up),
+        shared_input_norm=builder.vector(w.shared_input_norm),
+        shared_norm=builder.vector(w.shared_norm),
+        expert_norm=builder.vector(w.expert_norm),
+        expert_scales=builder.vector(w.expert_scales),
         has_expert_cache=any(shard.holds_all for shard in shards),
     )
 

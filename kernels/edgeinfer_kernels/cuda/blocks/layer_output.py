@@ -1,0 +1,196 @@
+"""The end of a layer on a GPU: its scale and its per-layer input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
+from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
+from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.prefill.prefill_rows import scale_rows, warps_for
+from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import (
+    finish_layer_kernel,
+    gate_inputs_kernel,
+    per_layer_inputs_kernel,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
+from edgeinfer_kernels.stages import Shard
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+    from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
+    from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
+
+PART = "layer output"
+"""The name of the weights in lists of device memory."""
+
+
+@dataclass(frozen=True)
+class DeviceLayerOutput:
+    """The weights on the device; None where the layer has no such weight."""
+
+    scale: float
+    inp_gate: DeviceMatrix | None
+    proj: DeviceMatrix | None
+    post_norm: Tensor | None
+    model_proj: DeviceMatrix | None
+    proj_norm: Tensor | None
+
+    @property
+    def inputs(self) -> Sequence[DeviceMatrix]:
+        return [each for each in (self.inp_gate, self.model_proj) if each is not None]
+
+    @property
+    def outputs(self) -> Sequence[DeviceMatrix]:
+        return [] if self.proj is None else [self.proj]
+
+
+def take(
+    builder: DeviceBuilder, spec: LayerOutputSpec, w: LayerOutputWeights, shards: Sequence[Shard] = ()
+) -> DeviceLayerOutput:
+    """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
+
+    def matrix(source: Matrix | None) -> DeviceMatrix | None:
+        return None if source is None else builder.matrix(source)
+
+    return DeviceLayerOutput(
+        w.scale, matrix(w.inp_gate), matrix(w.proj), builder.vector(w.post_norm),
+        matrix(w.model_proj), builder.vector(w.proj_norm),
+    )  # fmt: skip
+
+
+def take_state(arena: Arena, spec: LayerOutputSpec, positions: int, kind: CacheType) -> None:
+    """It has no state."""
+    return
+
+
+def inactive_bytes(w: DeviceLayerOutput) -> int:
+    """Bytes of weights that not every token reads."""
+    return 0
+
+
+class Space:
+    """The buffers of a decode step, shared by all layers. `rows`: those of the per-layer embeddings, which
+    the host sends before a step.
+    """
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        specs: list[LayerOutputSpec] = [block.residual.block for block in blocks]
+        width, columns = max(spec.width for spec in specs), max(spec.columns for spec in specs)
+        outputs = [matrix for block in blocks for matrix in block.weights.outputs]
+        tokens = step.tokens
+        self.hidden = take_activations(arena, tokens, width, has_floats(*outputs))
+        self.gate = arena.take((tokens, padded_rows(width)), torch.float32)
+        self.projected = arena.take((tokens, padded_rows(columns)), torch.float32)
+        self.rows = arena.take((tokens, columns), torch.float32)
+        self.inputs = arena.take((tokens, columns), torch.float32)
+
+
+def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
+    """Before the first layer: compute the per-layer inputs of all layers from x."""
+    spec, w, launches = block.residual.block, block.weights, step.launches
+    if w.model_proj is None:
+        return
+    space, workspace = step.space("layer_output"), step.workspace
+    read = workspace.normed_input[1]  # The first layer's input is in the other one.
+    launches.add_norm(None, None, 0.0, NextNorm(spec.norm, None, None), read, tokens)
+    source = Source(read, workspace.sum_squares[1])
+    launches.rows((w.model_proj,), source, space.projected, None, "output", tokens)
+    launches.launch(
+        per_layer_inputs_kernel, (spec.layers, tokens),
+        space.projected, space.projected.stride(0), workspace.nothing, space.rows, _norm_args(spec, w),
+        space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
+        **_shape(spec.width), SCALED=False, warps=1,
+    )  # fmt: skip
+
+
+def decode(
+    step: "DecodeStep", number: int, block: DeviceBlock, source: Source, tokens: int, stage: int
+) -> Source:
+    """x = scale · (x + the norm of the gated per-layer input, projected back)."""
+    spec, w, launches, x = block.residual.block, block.weights, step.launches, step.workspace.x
+    space, y = step.space("layer_output"), step.workspace.y
+    if w.inp_gate is not None:
+        inputs = space.inputs[:, spec.layer * spec.width :]
+        launches.rows((w.inp_gate,), source, space.gate, None, "output", tokens)
+        launches.launch(
+            gate_inputs_kernel, (tokens,),
+            space.gate, space.gate.stride(0), launches.workspace.nothing, inputs, inputs.stride(0),
+            **_shape(spec.width), ACTIVATION=int(ACTIVATIONS[spec.activation]), SCALED=False, warps=1,
+        )  # fmt: skip
+        launches.quantize(space.gate, spec.width, space.hidden, tokens, space.gate.stride(0))
+        launches.rows((w.proj,), Source(space.hidden, source.sum_squares), y, None, "down", tokens)
+    post_norm = NormArgs(launches.or_nothing(w.post_norm), launches.workspace.nothing, spec.norm.epsilon)
+    launches.launch(
+        finish_layer_kernel, (tokens,),
+        x, y, y.stride(0), launches.workspace.nothing, post_norm, w.scale,
+        **_shape(x.shape[1]), ADDS=w.inp_gate is not None, SCALED=False, warps=warps_for(x.shape[1]),
+    )  # fmt: skip
+    return step.add(number, None, 0.0, tokens)
+
+
+class PromptSpace:
+    """The per-layer embeddings of a chunk of a prompt, later the per-layer inputs."""
+
+    def __init__(self, specs: Sequence[LayerOutputSpec], arena: Arena, chunk: int) -> None:
+        columns = max(spec.columns for spec in specs)
+        self.inputs = arena.take((chunk, columns), torch.float32)
+
+
+def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:
+    """Before the first layer: compute the per-layer inputs of all layers from x."""
+    spec, w = block.residual.block, block.weights
+    if w.model_proj is None:
+        return
+    inputs, (tokens, width) = prompt.space("layer_output").inputs, chunk.x.shape
+    scale_rows(chunk.x, chunk.h.rows, chunk.h.scales)
+    projected = prompt.products.product(chunk.h.rows, w.model_proj)
+    per_layer_inputs_kernel[(spec.layers, tokens)](
+        projected, projected.stride(0), chunk.h.scales, inputs, _norm_args(spec, w), inputs,
+        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), SCALED=True, DEPENDENT=False, num_warps=1,
+    )  # fmt: skip
+    prompt.apply_next_norm(chunk, -1)  # The rows of the first layer's input were overwritten.
+
+
+def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
+    """x = scale · (x + the norm of the gated per-layer input, projected back) for a chunk of tokens."""
+    spec, w, (tokens, width) = block.residual.block, block.weights, chunk.x.shape
+    y, scales = chunk.x, None
+    if w.inp_gate is not None:
+        inputs = prompt.space("layer_output").inputs[:, spec.layer * spec.width :]
+        gate = prompt.products.product(chunk.h.rows, w.inp_gate)
+        gate_inputs_kernel[(tokens,)](
+            gate, gate.stride(0), chunk.h.scales, inputs, inputs.stride(0), **_shape(spec.width),
+            ACTIVATION=int(ACTIVATIONS[spec.activation]), SCALED=True, DEPENDENT=False, num_warps=1,
+        )  # fmt: skip
+        hidden = prompt.products.hidden(tokens, spec.width)
+        scale_rows(gate, hidden.rows, hidden.scales)
+        y, scales = prompt.products.product(hidden.rows, w.proj), hidden.scales
+    finish_layer_kernel[(tokens,)](
+        chunk.x, y, y.stride(0), scales, NormArgs(w.post_norm, None, spec.norm.epsilon), w.scale,
+        **_shape(width), ADDS=scales is not None, SCALED=True, DEPENDENT=False, num_warps=warps_for(width),
+    )  # fmt: skip
+    prompt.apply_next_norm(chunk, number)
+
+
+def _norm_args(spec: LayerOutputSpec, w: DeviceLayerOutput) -> NormArgs:
+    norm: NormSpec = spec.norm
+    return NormArgs(w.proj_norm, w.proj_norm, norm.epsilon)
+
+
+def _shape(width: int) -> dict[str, Any]:
+    return {"WIDTH": width, "BLOCK": next_power_of_two(width)}

@@ -1,0 +1,107 @@
+"""The kernels of a layer's end and of experts besides a dense feed-forward: per-layer inputs, layer scales,
+and norms of two results before their sum.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.prefill.prefill_rows import normed
+from edgeinfer_kernels.cuda.triton_ops.activations import activate
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+
+@triton.jit
+def per_layer_inputs_kernel(
+    projected, stride, row_scales, rows, norm, out, scale, embedding_scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """out (tokens, layers, WIDTH) = (rms(projected · scale) + rows · embedding_scale) / √2; program (layer,
+    token).
+
+    `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`. `out`
+    may be `rows`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    layer, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    x = tl.load(projected + token * stride + layer * WIDTH + offsets, mask=mask, other=0.0) * scale
+    if SCALED:
+        x = x * tl.load(row_scales + token)
+    x = normed(x, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, 1, False)
+    at = (token * tl.num_programs(0) + layer) * WIDTH + offsets
+    value = (x + tl.load(rows + at, mask=mask, other=0.0) * embedding_scale) * 0.7071067811865476
+    tl.store(out + at, value, mask=mask)
+
+
+@triton.jit
+def gate_inputs_kernel(
+    gate, stride, row_scales, inputs, inputs_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
+    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """gate (tokens, WIDTH) = activation(gate) ⊙ inputs, in place; program (token,).
+
+    With SCALED the gate is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = gate + token * stride + offsets
+    x = tl.load(at, mask=mask, other=0.0)
+    if SCALED:
+        x = x * tl.load(row_scales + token)
+    own = tl.load(inputs + token * inputs_stride + offsets, mask=mask, other=0.0)
+    tl.store(at, activate(x, ACTIVATION) * own, mask=mask)
+
+
+@triton.jit
+def finish_layer_kernel(
+    x, y, stride, row_scales, norm, scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SCALED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """x (tokens, WIDTH) = scale · (x + rms(y)), or scale · x without ADDS; program (token,).
+
+    With SCALED y is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = x + token * WIDTH + offsets
+    value = tl.load(at, mask=mask, other=0.0)
+    if ADDS:
+        result = tl.load(y + token * stride + offsets, mask=mask, other=0.0)
+        if SCALED:
+            result = result * tl.load(row_scales + token)
+        value += normed(result, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, 1, False)
+    tl.store(at, value * scale, mask=mask)
+
+
+@triton.jit
+def add_normed_kernel(
+    y, y_stride, z, z_stride, row_scales, y_norm, z_norm,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """y (tokens, WIDTH) = rms(y) + rms(z), each with weights, in place; program (token,).
+
+    With SCALED z is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = y + token * y_stride + offsets
+    value = tl.load(at, mask=mask, other=0.0)
+    other = tl.load(z + token * z_stride + offsets, mask=mask, other=0.0)
+    if SCALED:
+        other = other * tl.load(row_scales + token)
+    value = normed(value, mask, y_norm.weight, y_norm.weight, offsets, y_norm.epsilon, WIDTH, 1, False)
+    other = normed(other, mask, z_norm.weight, z_norm.weight, offsets, z_norm.epsilon, WIDTH, 1, False)
+    tl.store(at, value + other, mask=mask)

@@ -1,0 +1,101 @@
+"""Compiles the kernels of Gemma 4's blocks for a GPU that needn't be there, and prints their resources."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.cuda.blocks.attention import attention_config, split_config, take_state
+from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.prefill.expert_kernels import select_experts_kernel
+from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
+from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
+from edgeinfer_kernels.cuda.triton_ops import layer_output_kernels as output
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    CacheArgs,
+    NormArgs,
+    RopeArgs,
+    SplitArgs,
+    WordsConfig,
+)
+from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.layer_cache import CacheType
+
+POSITIONS = 4096
+KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
+GRID = (1,)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+WORDS, FLOATS = tensor(32, dtype=torch.int32), tensor(1024)
+WINDOWED = AttentionSpec(
+    8, 2, 256, 1.0, NormSpec("rms", 1e-6), RopeSpec((1.0,) * 128, neox=True), "head", 512, value_norm=True
+)
+WHOLE = replace(WINDOWED, head_dim=512, window=0, rope=RopeSpec((1.0,) * 256, neox=True))
+
+
+def launch_attention(spec: AttentionSpec, kind: CacheType, capability: int) -> None:
+    """The kernels of an attention block with a cache, and of one that reads that of another layer."""
+    cache = take_state(Arena(), spec, POSITIONS, kind)
+    assert cache is not None
+    args = CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, POSITIONS)
+    f, tuning = FLOATS, usual_tuning(capability)
+    group, quantized = spec.heads // spec.kv_heads, kind != "f16"
+    tile = attention_tile(spec.head_dim, group, capability, quantized)
+    for each in (spec, replace(spec, source_layer=0)):
+        for tokens in (1, 8):
+            split = split_config(tuning, each, POSITIONS, tokens)
+            decode_attention_kernel[GRID](
+                f, 8192, args, WORDS, RopeArgs(f, f, f, f, 1e-6), 1.0, 0.0, SplitArgs(f, f, WORDS), WORDS,
+                f, f, ATTENTION=attention_config(each, cache, has_sinks=False), SPLIT=split,
+                OUT=WordsConfig(128, 12), DIRECT=True, DEPENDENT=False, num_warps=8,
+            )  # fmt: skip
+        rows = (each.heads + (0 if each.source_layer == 0 else 2 * each.kv_heads)) * each.head_dim
+        queries = tensor(64, each.heads, each.head_dim, dtype=torch.float16)
+        heads = ProjectedHeads(tensor(64, rows), FLOATS, None, f, f, None)
+        rope_append(heads, f, each, WORDS, queries, cache.args)
+    out = tensor(64, spec.heads * spec.head_dim, dtype=torch.float16)
+    flash_attention(queries, cache.args, WORDS, spec, out, tile, None)
+
+
+def launch_layer_output() -> None:
+    """The kernels of layer outputs, of a dense feed-forward's norms, and expert selection with scales."""
+    f, norm = FLOATS, NormArgs(FLOATS, FLOATS, 1e-6)
+    for scaled in (False, True):
+        both: dict[str, Any] = {"SCALED": scaled, "DEPENDENT": False}
+        narrow, wide = {"WIDTH": 256, "BLOCK": 256} | both, {"WIDTH": 2560, "BLOCK": 4096} | both
+        output.per_layer_inputs_kernel[GRID](f, 1024, f, f, norm, f, 0.02, 16.0, **narrow, num_warps=1)
+        output.gate_inputs_kernel[GRID](f, 256, f, f, 1024, **narrow, ACTIVATION=1, num_warps=1)
+        output.finish_layer_kernel[GRID](f, f, 2560, f, norm, 0.5, **wide, ADDS=True, num_warps=4)
+        output.add_normed_kernel[GRID](f, 2560, f, 2560, f, norm, norm, **wide, num_warps=4)
+        no_norm = NormArgs(None, None, 1e-6)
+        wide["SCALED"] = True
+        output.finish_layer_kernel[GRID](f, f, 2560, None, no_norm, 0.5, **wide, ADDS=False, num_warps=4)
+    select_experts_kernel[GRID](
+        f, 128, WORDS, f, f, f, 1.0, COUNT=128, EXPERTS_PER_TOKEN=8, GATING=0, NORMALIZED=True,
+        BIASED=False, SCALED=True, GROUPS=1, GROUPS_PER_TOKEN=1, DEPENDENT=False, num_warps=1,
+    )  # fmt: skip
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    with recorded_launches() as launches:
+        launch_layer_output()
+        for kind in KINDS:
+            launch_attention(WINDOWED, kind, capability)
+            launch_attention(WHOLE, kind, capability)
+    for launch in {launch.key: launch for launch in launches}.values():
+        print(launch.name, compile_launch(launch, capability), flush=True)
+
+
+if __name__ == "__main__":
+    main()
