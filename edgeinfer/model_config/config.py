@@ -129,15 +129,18 @@ class ModelConfig:
         )
         feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
         mixer, last = (
-            ResidualBlock(block, self.norm, *norms, self.residual_scale)
+            ResidualBlock(
+                block, self.norm, *norms, self.residual_scale, post_norm_epsilon=spec.post_norm_epsilon
+            )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
         if spec.parallel_feed_forward:  # The divisible block is the first.
             first = replace(last, norm_name=mixer.norm_name)
             blocks = [first, replace(mixer, norm_name="", shares_input=True)]
-        if spec.embedding_norm and index == 0:
-            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
+        if spec.embedding_norm != "none" and index == 0:
+            norm = replace(self.norm, has_weights=spec.embedding_norm == "weights")
+            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(norm), self.norm))
         if spec.recurrent_layers == "parallel":
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))

@@ -47,7 +47,8 @@ class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
     window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
-    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate. `temperature`:
+    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
+    have as `attn_gate` instead. `temperature`:
     queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
     `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head. Queries
     and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
@@ -104,7 +105,11 @@ class AttentionSpec:
         rows = (self.heads * self.q_head, kv_rows, kv_rows)
         if self.source_layer is not None:
             return self._read_queries(tensors)
-        q, k, v = _projections(tensors, rows, self.values_from_keys)
+        if self.gated and tensors.has_shape("attn_gate", q_rows, tensors.hidden_size):
+            q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
+            k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
+        else:
+            q, k, v = _projections(tensors, rows, self.values_from_keys)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":

@@ -42,6 +42,10 @@ class TensorReader(Protocol):
         """As `matrix`; None if the file has no such tensor."""
         ...
 
+    def alternating(self, names: Sequence[str], rows: int, columns: int, run: int) -> Matrix:
+        """The tensors `names`, each of (rows, columns), as one matrix: `run` rows of each in turn."""
+        ...
+
     def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
         """The tensor `name`.weight in float32 with a factor for each column."""
         ...
