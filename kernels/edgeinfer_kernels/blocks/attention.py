@@ -249,6 +249,11 @@ class AttentionSizes(BlockSizes):
         """Rows of q, k and v on a GPU, with padding."""
         return sum(padded_rows(run.rows) for run in row_runs((self.q, self.k, self.v)))
 
+    def state_name(self, context: int) -> str:
+        """As `BlockSizes.state_name`, with the number of positions of a ring."""
+        ring = f", {self.spec.ring} positions" if self.spec.has_ring(context) else ""
+        return self.state_label + ring
+
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         return self.spec.state_nbytes(context, cache_type)
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgeinfer.benchmarking.bench_targets import bytes_per_token
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.generation.shared_prefix import AlternatingSequences, PagedSequences, cached_sequences
@@ -17,6 +18,7 @@ from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Draft
 from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP, ring_for
@@ -225,3 +227,11 @@ def test_without_rings_nothing_is_recorded(path: Path) -> None:
     assert engine.cache.rings is None
     assert RingPositions(engine.specification, RING).shapes == []
     assert RingPositions(engine.specification, RING + 1).shapes == [(WINDOW, RING)]
+
+
+def test_a_token_reads_the_window_of_each_ring(path: Path) -> None:
+    engine = engine_of(path, cpu(), kind="f16")
+    assert all(block.window == WINDOW for block in engine.specification.specs(AttentionSpec))
+    read = [bytes_per_token(engine, depth) for depth in (0, 3, 1000)]
+    # Four layers, keys and values, two heads of 32 float16 each.
+    assert read == pytest.approx([0, 3 * 1024, WINDOW * 1024])
