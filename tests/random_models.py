@@ -118,6 +118,10 @@ class RandomModel:
         }
 
     @property
+    def vocabulary(self) -> int:
+        return VOCABULARY
+
+    @property
     def has_norm_biases(self) -> bool:
         """Whether norms have biases; llama.cpp reads none of those in `WITHOUT_NORM_BIASES`."""
         is_layer_norm = ARCHITECTURES[self.architecture].norm == "layer"
@@ -152,6 +156,7 @@ class RandomModel:
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
         if spec.embedding_norm:
             shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
+        shapes |= self.hybrid.outside(self) if self.hybrid else {}
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -258,8 +263,10 @@ class RandomModel:
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = random.standard_normal(shape)
-    if name.endswith(("norm.weight", "ffn_norm")):
+    if name.endswith(("norm.weight", "ffn_norm", "ffw_norm_1.weight", "ffw_norm_2.weight", "scale")):
         values = 1 + 0.1 * values
+    elif name.endswith("output_scale.weight"):
+        values = 0.8 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)
     elif name.endswith("ssm_dt.weight"):

@@ -90,7 +90,8 @@ def _cache_share(engine: NativeEngine, depth: float) -> float:
     for block in engine.specification.specs(AttentionSpec):
         width = block.kv_heads * block.head_dim
         read += width * min(depth, block.window or depth)
-        held += width * LayerCache.positions_for(block.cached_positions(context))
+        if block.source_layer is None:
+            held += width * LayerCache.positions_for(block.cached_positions(context))
     return read / held if held else depth / LayerCache.positions_for(context)
 
 

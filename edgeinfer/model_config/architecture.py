@@ -49,6 +49,14 @@ class Architecture:
     query_scale_by_heads_at: int = 0
     """A model with this number of layers scales queries by √(hidden size / heads) instead of √(head
     dimension)."""
+    attention_scale: float = 0.0
+    """The factor of scores; 0: that of the file, or 1/√(head dimension)."""
+    value_norm: bool = False
+    """Values are normalized without weights; without `attn_v` they are the projected keys."""
+    window_heads: bool = False
+    """Layers with windows may have heads of other sizes, and the last layers may share KV caches."""
+    layer_outputs: bool = False
+    """Layers end with a scale and, if the file has them, per-layer embeddings."""
     sinks: bool = False
     feed_forward_norm: str = "ffn_norm"
     """The tensor name of the norm before the feed-forward."""
@@ -68,8 +76,9 @@ class Architecture:
     """The experts may read a latent projection, of `moe_latent_size` elements."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
-    shared_expert: Literal["none", "plain", "gated"] = "none"
-    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    shared_expert: Literal["none", "plain", "gated", "dense"] = "none"
+    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid; "dense": always, the
+    layer's dense feed-forward, with norms before and after it."""
     shared_length_of_one: bool = False
     """`expert_shared_feed_forward_length` is that of one of `expert_shared_count` shared experts."""
     recurrent: RecurrentReader | None = None

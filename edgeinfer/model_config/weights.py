@@ -126,6 +126,14 @@ class LayerTensors:
     def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
         return self._tensors.matrix(f"{self._prefix}{name}.weight", (rows, columns))
 
+    def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
+        found, columns = self.matrix(name, rows, len(factors)), len(factors)
+        if self._tensors.shapes_only:
+            raw = np.broadcast_to(np.uint8(0), (rows, 4 * columns))
+        else:
+            raw = np.ascontiguousarray(found.decoded() * factors, np.float32).view(np.uint8)
+        return Matrix(found.name, "F32", rows, columns, raw)
+
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         full = f"{self._prefix}{name}.weight"
         tensor = self._tensors.matrix(full, (count, rows, columns))
@@ -151,6 +159,21 @@ class LayerTensors:
         tensor = self.vector(name, length)
         if tensor is None:
             raise self._tensors.missing(f"{self._prefix}{name}")
+        return tensor
+
+    def model_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        found = self._tensors.matrix(f"{name}.weight", (rows, columns))
+        if found is None:
+            raise self._tensors.missing(f"{name}.weight")
+        return found
+
+    def nonzero(self, name: str, length: int) -> Vector:
+        tensor = self.required(name, length)
+        if self._tensors.shapes_only:
+            return np.ones_like(tensor)
+        if not tensor.all():
+            wrong = int(np.flatnonzero(tensor == 0)[0])
+            raise UnsupportedModelError(f"{self._prefix}{name}: element {wrong} is 0, wanted other numbers")
         return tensor
 
     def model_vector(self, name: str, length: int) -> Vector:
@@ -216,7 +239,19 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
         output_norm=output_norm,
         output_norm_bias=tensors.vector(f"{spec.norm_name}.bias", width),
         layers=tuple(layers),
+        per_layer_token_embd=_per_layer_embeddings(tensors, spec),
     )
+
+
+def _per_layer_embeddings(tensors: FileTensors, spec: DecoderSpec) -> Matrix | None:
+    """The per-layer embeddings; None: the model has none."""
+    if not spec.per_layer_width:
+        return None
+    name, columns = "per_layer_token_embd.weight", len(spec.layers) * spec.per_layer_width
+    found = tensors.matrix(name, (spec.vocabulary_size, columns))
+    if found is None:
+        raise tensors.missing(name)
+    return found
 
 
 def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = False) -> DecoderWeights:

@@ -118,6 +118,8 @@ class DecoderSpec:
     logit_soft_cap: float = 0.0
     norm_name: str = "output_norm"
     """The GGUF name of the final norm."""
+    per_layer_width: int = 0
+    """Elements of each layer's input from the per-layer embeddings of a token; 0: there are none."""
 
     def of_layers(self, first: int, last: int) -> "DecoderSpec":
         """The same specification with only layers first..last."""
@@ -127,6 +129,12 @@ class DecoderSpec:
     def is_recurrent(self) -> bool:
         """Whether a block has a recurrent state."""
         return bool(self._recurrent_shapes)
+
+    @property
+    def reads_other_layers(self) -> bool:
+        """Whether layers read keys, values or inputs that other layers compute."""
+        shared = any(each.block.source_layer is not None for layer in self.layers for each in layer.blocks)
+        return shared or self.per_layer_width > 0
 
     @property
     def slots(self) -> int:
@@ -154,6 +162,15 @@ class DecoderSpec:
 
     def residual(self, index: BlockIndex) -> ResidualBlock[Any]:
         return self.layers[index.layer].blocks[index.position]
+
+    def state_source(self, index: BlockIndex) -> BlockIndex:
+        """The block whose state a block reads: itself, or that of another layer."""
+        block = self.residual(index).block
+        if block.source_layer is None:
+            return index
+        others = self.layers[block.source_layer].blocks
+        position = next(at for at, other in enumerate(others) if isinstance(other.block, type(block)))
+        return BlockIndex(block.source_layer, position)
 
     def specs(self, kind: type[Any]) -> list[Any]:
         """The specifications of all blocks of a kind, in order."""
@@ -200,6 +217,8 @@ class DecoderWeights:
     output_norm: Vector | None
     output_norm_bias: Vector | None
     layers: tuple[LayerWeights, ...]
+    per_layer_token_embd: Matrix | None = None
+    """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
 
     def residual(self, index: BlockIndex) -> ResidualWeights[Any]:
         return self.layers[index.layer].blocks[index.position]

@@ -1,7 +1,7 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -54,6 +54,9 @@ class AttentionSpec:
     and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
     cached keys can still be moved to other positions. `ring`: number of positions of the cache of a shorter
     window, if the context is longer (`RingCache`); 0: all positions are cached.
+    `value_norm`: the values of heads are normalized, without weights. `values_from_keys`: in a file without
+    `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
+    queries, and reads the cache of that layer.
     """
 
     kind: ClassVar[str] = "attention"
@@ -74,6 +77,9 @@ class AttentionSpec:
     temperature_length: int = 1
     norm_after_rope: bool = False
     ring: int = 0
+    value_norm: bool = False
+    values_from_keys: bool = False
+    source_layer: int | None = None
 
     def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The factors of the queries at these positions."""
@@ -99,7 +105,9 @@ class AttentionSpec:
             tensors.hidden_size,
         )
         rows = (self.heads * self.q_head, kv_rows, kv_rows)
-        q, k, v = _projections(tensors, rows)
+        if self.source_layer is not None:
+            return self._read_queries(tensors)
+        q, k, v = _projections(tensors, rows, self.values_from_keys)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
@@ -123,13 +131,34 @@ class AttentionSpec:
             attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
         )
 
+    def _read_queries(self, tensors: TensorReader) -> "AttentionWeights":
+        """The weights of a block without keys and values, whose matrices have no rows. A file may have unused
+        ones.
+        """
+        q_rows, kv_rows, width = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            tensors.hidden_size,
+        )
+        for name in ("attn_k", "attn_v"):
+            tensors.matrix_or_none(name, kv_rows, width)
+        tensors.vector("attn_k_norm.weight", self.head_dim)
+        q = tensors.matrix("attn_q", q_rows, width)
+        return AttentionWeights(
+            attn_q=q,
+            attn_k=q.take_rows(0, 0),
+            attn_v=q.take_rows(0, 0),
+            attn_output=tensors.matrix("attn_output", width, q_rows),
+            attn_q_norm=tensors.required("attn_q_norm.weight", self.head_dim),
+        )
+
     def sizes(self, weights: "AttentionWeights", norms: NormLengths) -> "AttentionSizes":
         w = weights
         biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
         stacked = _stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
         norm_weights = w.attn_q_norm, w.attn_k_norm, w.query_weights
         others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks)
-        q, k, v, output = map(MatrixSize.of, w.matrices())
+        q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
         return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
 
     def has_ring(self, context: int) -> bool:
@@ -146,18 +175,29 @@ class AttentionSpec:
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the KV cache in main memory."""
+        if self.source_layer is not None:
+            return 0
         return LayerCache.nbytes_for(self, self.cached_positions(context), cache_type)
 
-    def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState":
+    def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState | None":
+        if self.source_layer is not None:
+            return None
         kind = RingCache if self.has_ring(context) else LayerCache
         return AttentionState(self, kind.allocate(self, self.cached_positions(context), cache_type))
 
 
-def _projections(tensors: TensorReader, rows: Sequence[int]) -> list[Matrix]:
-    """Query, key and value: three tensors, or row ranges of one."""
+def _projections(tensors: TensorReader, rows: Sequence[int], values_from_keys: bool) -> list[Matrix]:
+    """Query, key and value: three tensors, or row ranges of one; or two tensors, if values can be projected
+    as keys.
+    """
     width = tensors.hidden_size
     fused = tensors.matrix_or_none("attn_qkv", sum(rows), width)
     if fused is None:
+        if values_from_keys and tensors.matrix_or_none("attn_v", rows[2], width) is None:
+            q, k = (
+                tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qk", rows, strict=False)
+            )
+            return [q, k, replace(k)]
         return [tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qkv", rows, strict=True)]
     ends = np.cumsum(rows).tolist()
     return [fused.take_rows(end - count, end) for end, count in zip(ends, rows, strict=True)]
@@ -190,8 +230,12 @@ class AttentionWeights:
     """Factors of a head's query after RoPE."""
     attn_sinks: Vector | None = None
 
+    def inputs(self) -> list[Matrix]:
+        """The matrices of queries, keys and values, if there are any."""
+        return [matrix for matrix in (self.attn_q, self.attn_k, self.attn_v) if matrix.rows]
+
     def matrices(self) -> list[Matrix]:
-        return [self.attn_q, self.attn_k, self.attn_v, self.attn_output]
+        return [*self.inputs(), self.attn_output]
 
     def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
@@ -231,8 +275,12 @@ class AttentionSizes(BlockSizes):
     output: MatrixSize
     vectors: tuple[int, ...] = ()
 
+    @property
+    def reads_other_layers(self) -> bool:  # type: ignore[override]
+        return self.spec.source_layer is not None
+
     def undivided(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v, self.output]
+        return [*self.inputs(), self.output]
 
     def undivided_device_bytes(self) -> int:
         """Without the RoPE table, which layers share."""
@@ -241,13 +289,13 @@ class AttentionSizes(BlockSizes):
                 f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU kernels need a "
                 f"multiple of {ROW_MULTIPLE}"
             )
-        stack = sum(map(matrix_bytes, row_runs((self.q, self.k, self.v))))
+        stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
     @property
     def qkv_rows(self) -> int:
         """Rows of q, k and v on a GPU, with padding."""
-        return sum(padded_rows(run.rows) for run in row_runs((self.q, self.k, self.v)))
+        return sum(padded_rows(run.rows) for run in self.stacked_inputs())
 
     def state_name(self, context: int) -> str:
         """As `BlockSizes.state_name`, with the number of positions of a ring."""
@@ -259,6 +307,8 @@ class AttentionSizes(BlockSizes):
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
+        if self.reads_other_layers:
+            return 0
         rows = self.spec.kv_heads * self.spec.device_positions(context)
         return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
 
@@ -293,7 +343,7 @@ class AttentionSizes(BlockSizes):
         return one * attention_pieces(threads, spec.kv_heads)
 
     def inputs(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v]
+        return [self.q] if self.reads_other_layers else [self.q, self.k, self.v]
 
     def stacked_inputs(self) -> list[MatrixSize]:
         return row_runs(self.inputs())

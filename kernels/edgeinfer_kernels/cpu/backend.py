@@ -195,6 +195,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.spec.hidden_size]
         self._embedding.write(ids, x)
+        self.decoder.write_per_layer(ids)
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
@@ -223,6 +224,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._embedding.block:
             self._step_ids[:count] = ids
             self._embedding.set_ids(self._step_ids_address)
+            self.decoder.write_per_layer(ids)
         else:
             self.embed(ids)
         schedules.fill(count, start)
@@ -234,7 +236,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def _max_draft_prompt(self) -> int:
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
-        possible = self._head and self._embedding.block and not self.spec.logit_soft_cap
+        is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
+        possible = self._head and self._embedding.block and is_plain
         return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:

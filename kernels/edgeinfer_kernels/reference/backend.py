@@ -14,6 +14,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
+from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
 
 
@@ -48,6 +49,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
+        per_layer = self.weights.per_layer_token_embd
+        if per_layer is not None:
+            self._shared[PER_LAYER_ROWS] = per_layer.decoded_rows(np.asarray(ids)).astype(self.dtype)
         scale = np.asarray(self.spec.embedding_scale, self.dtype)
         return np.asarray(rows.astype(self.dtype) * scale)
 

@@ -20,12 +20,12 @@ from edgeinfer.speculation.drafter import Draft
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP, ring_for
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP, RingCache, ring_for
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_offload.planner.plan_types import CPU_BATCH
 from edgeinfer_quant_formats import GGUFFile
-from tests.kernels.cpu.test_cpu_backend import Build, cpu, exact, relative
+from tests.kernels.cpu.test_cpu_backend import Build, caches_of, cpu, exact, relative
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
 from tests.ring_layers import with_rings
@@ -36,9 +36,13 @@ RING = WINDOW + SLACK + RING_SPARE
 IDS = np.random.default_rng(9).integers(3, VOCABULARY, 1200).tolist()
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return replace(ZOO["gemma3"], layers=4).write(tmp_path_factory.mktemp("rings") / "model.gguf")
+MODELS = {"windows": replace(ZOO["gemma3"], layers=4), "shared": ZOO["gemma4-per-layer"]}
+"""Windows in all layers; in some, of which the last ones read the rings of earlier ones."""
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MODELS[request.param].write(tmp_path_factory.mktemp("rings") / "model.gguf")
 
 
 def engine_of(
@@ -229,9 +233,24 @@ def test_without_rings_nothing_is_recorded(path: Path) -> None:
     assert RingPositions(engine.specification, RING + 1).shapes == [(WINDOW, RING)]
 
 
+@pytest.mark.parametrize("path", ["windows"], indirect=True)
 def test_a_token_reads_the_window_of_each_ring(path: Path) -> None:
     engine = engine_of(path, cpu(), kind="f16")
     assert all(block.window == WINDOW for block in engine.specification.specs(AttentionSpec))
     read = [bytes_per_token(engine, depth) for depth in (0, 3, 1000)]
     # Four layers, keys and values, two heads of 32 float16 each.
     assert read == pytest.approx([0, 3 * 1024, WINDOW * 1024])
+
+
+@pytest.mark.parametrize("path", ["shared"], indirect=True)
+def test_layers_that_share_a_ring_read_it_once_each(path: Path) -> None:
+    engine = engine_of(path, cpu(), kind="f16")
+    blocks = engine.specification.specs(AttentionSpec)
+    assert [block.source_layer for block in blocks] == [None, None, None, 1, 1, 2]
+    assert [block.has_ring(CONTEXT) for block in blocks] == [True, True, False, True, True, False]
+    caches = caches_of(engine)
+    assert [type(cache) for cache in caches] == [RingCache, RingCache, LayerCache]
+    assert engine.cache.nbytes == sum(cache.nbytes for cache in caches)
+    row = [4 * block.kv_heads * block.head_dim for block in blocks]
+    windows, whole = (row[0] + row[1] + row[3] + row[4]), row[2] + row[5]
+    assert bytes_per_token(engine, 1000) == pytest.approx(WINDOW * windows + 1000 * whole)

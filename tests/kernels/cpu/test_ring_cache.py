@@ -58,7 +58,7 @@ def build_for(name: str) -> Build:
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2-windows", "gpt-oss"])
+@pytest.mark.parametrize("name", ["gemma3", "olmo2-windows", "gpt-oss", "gemma4-per-layer"])
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_logits_equal_those_of_a_whole_cache_bit_for_bit(
     tmp_path: Path, name: str, kind: CacheType, isa: str

@@ -42,6 +42,10 @@ class TensorReader(Protocol):
         """As `matrix`; None if the file has no such tensor."""
         ...
 
+    def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
+        """The tensor `name`.weight in float32 with a factor for each column."""
+        ...
+
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         """The tensor `name`.weight of (count, rows, columns)."""
         ...
@@ -64,8 +68,16 @@ class TensorReader(Protocol):
         """As `vector`, for a tensor that must exist."""
         ...
 
+    def nonzero(self, name: str, length: int) -> Vector:
+        """As `required`, for a tensor without zeros."""
+        ...
+
     def model_vector(self, name: str, length: int) -> Vector:
         """As `required`, for a tensor outside the layers."""
+        ...
+
+    def model_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """As `matrix`, for a tensor outside the layers."""
         ...
 
 
@@ -120,6 +132,11 @@ class BlockSpec(Protocol):
         """The sizes of a recurrent state; None: the state isn't recurrent. See `recurrent_state.py`."""
         ...
 
+    @property
+    def source_layer(self) -> int | None:
+        """The layer whose block of this kind has the state that the block reads; None: its own layer."""
+        ...
+
     def read(self, tensors: TensorReader) -> BlockWeights:
         """Read the block's weights."""
         ...
@@ -142,6 +159,7 @@ class StatelessSpec:
 
     head_shape: ClassVar[tuple[int, ...]] = ()
     recurrent: ClassVar[None] = None
+    source_layer: ClassVar[None] = None
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         return 0
