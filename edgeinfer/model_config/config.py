@@ -18,6 +18,7 @@ from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
+from edgeinfer_kernels.ring_cache import ring_for
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class ModelConfig:
         return self._attention(index, factors)
 
     def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
+        window = self.window if self.windowed[index] else 0
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -179,7 +181,8 @@ class ModelConfig:
             norm=self.norm,
             rope=self._rope(index, factors),
             qk_norm=self.architecture_spec.qk_norm,
-            window=self.window if self.windowed[index] else 0,
+            window=window,
+            ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,

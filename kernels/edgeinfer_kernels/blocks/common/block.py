@@ -235,6 +235,10 @@ class BlockSizes:
         """Bytes on a GPU of the undivided part with its vectors. Raises `UnsupportedOnDeviceError`."""
         raise NotImplementedError
 
+    def state_name(self, context: int) -> str:
+        """The name of the state for this context in plans."""
+        return self.state_label
+
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the state in main memory."""
         return 0
