@@ -22,6 +22,7 @@ from tests.ring_layers import with_rings
 CONTEXT, RING = 520, 112
 """The ring is as long as a chunk of 64 and a window of 40 need, at least."""
 IDS = np.random.default_rng(8).integers(3, VOCABULARY, 500).tolist()
+NAMES = ("gemma3", "olmo2-windows", "gpt-oss", "gemma4-per-layer", "mellum", "muse-glimmer")
 CHUNKS = (1, 63, 64, 33, 17, 1, 1, 64, 64, 16, 2, 40)
 Logits = npt.NDArray[np.float32]
 
@@ -58,7 +59,7 @@ def build_for(name: str) -> Build:
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("name", ["gemma3", "olmo2-windows", "gpt-oss", "gemma4-per-layer"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_logits_equal_those_of_a_whole_cache_bit_for_bit(
     tmp_path: Path, name: str, kind: CacheType, isa: str
