@@ -23,6 +23,8 @@ class Architecture:
     gated: bool = True
     pre_norm: bool = True
     post_norm: bool = False
+    post_norm_epsilon: float = 0.0
+    """The ε of post-norms; 0: that of the other norms."""
     qk_norm: Literal["none", "head", "row"] = "none"
     qk_norm_optional: bool = False
     """Queries and keys are normalized if the file has the norms."""
@@ -85,8 +87,8 @@ class Architecture:
     """Reads the block that some layers have instead of attention."""
     recurrent_feed_forward: RecurrentReader | None = None
     """Reads the block that all layers have instead of a feed-forward."""
-    embedding_norm: bool = False
-    """The embedding is normalized."""
+    embedding_norm: Literal["none", "weights", "plain"] = "none"
+    """Whether the embedding is normalized, with weights or without."""
     recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
     """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
     with attention on the same normed input.
@@ -104,7 +106,7 @@ class Architecture:
     """Queries are multiplied by a factor that grows with the position, if the file has an
     `attention.temperature_scale`."""
     attention_gate: bool = False
-    """The result of attention is multiplied by a sigmoid gate."""
+    """The result of attention is multiplied by a sigmoid gate, see `AttentionSpec`."""
     output_norm: str = "output_norm"
     """The tensor name of the final norm."""
     latent_attention: bool = False

@@ -181,10 +181,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "mellum": Architecture(
+        rope_neox=True, qk_norm="head", window_pattern=4, window_rope_unscaled=True, experts="always"
+    ),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
+    "muse-glimmer": Architecture(
+        embedding_norm="plain",
+        post_norm=True,
+        post_norm_epsilon=1e-8,
+        qk_norm="head",
+        attention_gate=True,
+        window_pattern=4,
+        rope_in_windows_only=True,
+        logits_multiplied=True,
+    ),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),
     "nemotron_h_moe": Architecture(
@@ -218,6 +231,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_length_by_share=True,
         shared_expert="gated",
     ),
+    "qwen2vl": Architecture(rope_neox=True),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -225,12 +239,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": Architecture(
         **{**_QWEN35, "recurrent": repeated_delta_net}, experts="always", shared_expert="gated"
     ),
+    "qwen3vl": Architecture(rope_neox=True, qk_norm="head"),
+    "qwen3vlmoe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
     "rwkv7": Architecture(
         norm="layer",
         feed_forward_norm="attn_norm_2",
         recurrent=rwkv7_time_mix,
         recurrent_feed_forward=rwkv7_channel_mix,
-        embedding_norm=True,
+        embedding_norm="weights",
         rope="never",
     ),
     "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),

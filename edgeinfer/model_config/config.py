@@ -18,6 +18,7 @@ from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
+from edgeinfer_kernels.ring_cache import ring_for
 
 
 @dataclass(frozen=True)
@@ -129,15 +130,18 @@ class ModelConfig:
         )
         feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
         mixer, last = (
-            ResidualBlock(block, self.norm, *norms, self.residual_scale)
+            ResidualBlock(
+                block, self.norm, *norms, self.residual_scale, post_norm_epsilon=spec.post_norm_epsilon
+            )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
         if spec.parallel_feed_forward:  # The divisible block is the first.
             first = replace(last, norm_name=mixer.norm_name)
             blocks = [first, replace(mixer, norm_name="", shares_input=True)]
-        if spec.embedding_norm and index == 0:
-            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
+        if spec.embedding_norm != "none" and index == 0:
+            norm = replace(self.norm, has_weights=spec.embedding_norm == "weights")
+            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(norm), self.norm))
         if spec.recurrent_layers == "parallel":
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
@@ -168,6 +172,7 @@ class ModelConfig:
         return self._attention(index, factors)
 
     def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
+        window = self.window if self.windowed[index] else 0
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
@@ -176,7 +181,8 @@ class ModelConfig:
             norm=self.norm,
             rope=self._rope(index, factors),
             qk_norm=self.architecture_spec.qk_norm,
-            window=self.window if self.windowed[index] else 0,
+            window=window,
+            ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,

@@ -1,6 +1,7 @@
 """Reads a GGUF file's tensors as weights for the backends; checks every name and shape."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -125,6 +126,22 @@ class LayerTensors:
 
     def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
         return self._tensors.matrix(f"{self._prefix}{name}.weight", (rows, columns))
+
+    def alternating(self, names: Sequence[str], rows: int, columns: int, run: int) -> Matrix:
+        found = [self.matrix(name, rows, columns) for name in names]
+        first, (total, width) = found[0], (len(found) * rows, found[0].raw.shape[1])
+        for other in found[1:]:
+            if other.format != first.format:
+                raise UnsupportedModelError(
+                    f"{other.name}: type {other.format}, wanted {first.format} as {first.name}; "
+                    "llama.cpp reads both: add --engine llama.cpp"
+                )
+        if self._tensors.shapes_only:
+            raw = np.broadcast_to(np.uint8(0), (total, width))
+        else:
+            runs = [each.raw.reshape(-1, run, width) for each in found]
+            raw = np.concatenate(runs, axis=1).reshape(total, width)
+        return replace(first, rows=total, raw=raw)
 
     def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
         found, columns = self.matrix(name, rows, len(factors)), len(factors)

@@ -28,6 +28,7 @@ class ResidualBlock(Generic[S]):
     """x += residual_scale · post_norm(block(norm(x))).
 
     `norm_name`, `post_norm_name`: the GGUF names of the norms within the layer; "": there is none.
+    `post_norm_epsilon`: the ε of the norm after the block; 0: that of the norm before it.
     `shares_input`: the block reads the same norm(x) as the block before it and has no norm before it
     (parallel blocks): with a, b the two blocks, x += a(norm(x)) + b(norm(x)).
     """
@@ -38,6 +39,11 @@ class ResidualBlock(Generic[S]):
     post_norm_name: str = ""
     residual_scale: float = 1.0
     shares_input: bool = False
+    post_norm_epsilon: float = 0.0
+
+    @property
+    def post_norm_spec(self) -> NormSpec:
+        return replace(self.norm, epsilon=self.post_norm_epsilon) if self.post_norm_epsilon else self.norm
 
     def read(self, tensors: TensorReader) -> "ResidualWeights[Any]":
         """Read the weights of the block and of its norms."""

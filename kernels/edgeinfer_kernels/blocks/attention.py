@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheState, CacheType, LayerCache, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
@@ -47,11 +48,13 @@ class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
     window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
-    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate. `temperature`:
+    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
+    have as `attn_gate` instead. `temperature`:
     queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
     `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head. Queries
     and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
-    cached keys can still be moved to other positions.
+    cached keys can still be moved to other positions. `ring`: number of positions of the cache of a shorter
+    window, if the context is longer (`RingCache`); 0: all positions are cached.
     `value_norm`: the values of heads are normalized, without weights. `values_from_keys`: in a file without
     `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
     queries, and reads the cache of that layer.
@@ -74,6 +77,7 @@ class AttentionSpec:
     temperature: float = 0.0
     temperature_length: int = 1
     norm_after_rope: bool = False
+    ring: int = 0
     value_norm: bool = False
     values_from_keys: bool = False
     source_layer: int | None = None
@@ -104,7 +108,11 @@ class AttentionSpec:
         rows = (self.heads * self.q_head, kv_rows, kv_rows)
         if self.source_layer is not None:
             return self._read_queries(tensors)
-        q, k, v = _projections(tensors, rows, self.values_from_keys)
+        if self.gated and tensors.has_shape("attn_gate", q_rows, tensors.hidden_size):
+            q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
+            k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
+        else:
+            q, k, v = _projections(tensors, rows, self.values_from_keys)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
@@ -158,14 +166,29 @@ class AttentionSpec:
         q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
         return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
 
+    def has_ring(self, context: int) -> bool:
+        """Whether the cache for this context is a ring."""
+        return 0 < self.ring < context and not self.temperature
+
+    def cached_positions(self, context: int) -> int:
+        """Positions that the cache for this context holds."""
+        return self.ring if self.has_ring(context) else context
+
+    def device_positions(self, context: int) -> int:
+        """Positions of the cache for this context on a GPU."""
+        return self.ring if self.has_ring(context) else cache_positions(context)
+
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the KV cache in main memory."""
-        return 0 if self.source_layer is not None else LayerCache.nbytes_for(self, context, cache_type)
+        if self.source_layer is not None:
+            return 0
+        return LayerCache.nbytes_for(self, self.cached_positions(context), cache_type)
 
     def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState | None":
         if self.source_layer is not None:
             return None
-        return AttentionState(self, LayerCache.allocate(self, context, cache_type))
+        kind = RingCache if self.has_ring(context) else LayerCache
+        return AttentionState(self, kind.allocate(self, self.cached_positions(context), cache_type))
 
 
 def _projections(tensors: TensorReader, rows: Sequence[int], values_from_keys: bool) -> list[Matrix]:
@@ -279,6 +302,11 @@ class AttentionSizes(BlockSizes):
         """Rows of q, k and v on a GPU, with padding."""
         return sum(padded_rows(run.rows) for run in self.stacked_inputs())
 
+    def state_name(self, context: int) -> str:
+        """As `BlockSizes.state_name`, with the number of positions of a ring."""
+        ring = f", {self.spec.ring} positions" if self.spec.has_ring(context) else ""
+        return self.state_label + ring
+
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         return self.spec.state_nbytes(context, cache_type)
 
@@ -286,14 +314,14 @@ class AttentionSizes(BlockSizes):
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
         if self.reads_other_layers:
             return 0
-        rows = self.spec.kv_heads * cache_positions(context)
+        rows = self.spec.kv_heads * self.spec.device_positions(context)
         return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
 
     def rope_table(self) -> tuple[RopeSpec | None, int] | None:
         return self.spec.rope, self.spec.head_dim
 
     def state_share(self, depth: int, context: int) -> float:
-        return min(depth, self.spec.window or depth) / context
+        return min(depth, self.spec.window or depth) / self.spec.cached_positions(context)
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)
@@ -363,8 +391,8 @@ class AttentionSizes(BlockSizes):
     @classmethod
     def streamed_state_bytes(cls, blocks: Sequence["AttentionSizes"], context: int) -> int:
         """The KV cache of the largest block, in float16."""
-        cached = max(block.spec.kv_heads * block.spec.head_dim for block in blocks)
-        return 2 * taken(cached * cache_positions(context), 2)
+        widths = ((block.spec.kv_heads * block.spec.head_dim, block.spec) for block in blocks)
+        return 2 * taken(max(width * spec.device_positions(context) for width, spec in widths), 2)
 
 
 def result_widths(specs: Sequence[AttentionSpec]) -> list[int]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     NormLengths,
@@ -10,7 +12,7 @@ from edgeinfer_kernels.blocks.common.block import (
     StatelessSpec,
     TensorReader,
 )
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
 
@@ -27,21 +29,23 @@ class EmbeddingNormSpec(StatelessSpec):
 
     def read(self, tensors: TensorReader) -> "EmbeddingNormWeights":
         width = tensors.hidden_size
+        if not self.norm.has_weights:
+            return EmbeddingNormWeights(np.ones(width, np.float32))
         names = "token_embd_norm.weight", "token_embd_norm.bias"
         return EmbeddingNormWeights(*(tensors.model_vector(name, width) for name in names))
 
     def sizes(self, weights: "EmbeddingNormWeights", norms: NormLengths) -> "EmbeddingNormSizes":
-        return EmbeddingNormSizes((len(weights.weight), len(weights.bias)))
+        return EmbeddingNormSizes(vector_lengths(weights.weight, weights.bias))
 
 
 @dataclass(frozen=True)
 class EmbeddingNormWeights:
-    """The weight and the bias of the norm."""
+    """The weight and the bias of the norm; None: there is no bias."""
 
     kind: ClassVar[str] = "embedding_norm"
 
     weight: Vector
-    bias: Vector
+    bias: Vector | None = None
 
     def matrices(self) -> list[Matrix]:
         return []

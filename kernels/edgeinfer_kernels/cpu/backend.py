@@ -195,7 +195,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.spec.hidden_size]
         self._embedding.write(ids, x)
-        self.decoder.write_per_layer(ids)
+        if self.spec.per_layer_width:
+            self.decoder.write_per_layer(ids)
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
@@ -224,7 +225,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._embedding.block:
             self._step_ids[:count] = ids
             self._embedding.set_ids(self._step_ids_address)
-            self.decoder.write_per_layer(ids)
+            if self.spec.per_layer_width:
+                self.decoder.write_per_layer(ids)
         else:
             self.embed(ids)
         schedules.fill(count, start)

@@ -100,7 +100,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             shared=self._shared,
         )
         y = forward_of(residual.block.kind)(step, self._normed)
-        x += normalize(y, residual.norm, w.post_norm) * residual.residual_scale
+        x += normalize(y, residual.post_norm_spec, w.post_norm) * residual.residual_scale
 
     def final_norm(self, x: Array) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, x).astype(np.float32)

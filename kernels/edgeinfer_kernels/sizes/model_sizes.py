@@ -26,10 +26,9 @@ class LayerSizes:
         """The name of the undivided blocks in plans."""
         return " and ".join(block.label for block in self.undivided)
 
-    @property
-    def state_label(self) -> str:
-        """The name of the state in plans."""
-        return " and ".join(block.state_label for block in self.blocks if block.state_label)
+    def state_name(self, context: int) -> str:
+        """The name of the state for this context in plans."""
+        return " and ".join(block.state_name(context) for block in self.blocks if block.state_label)
 
     @property
     def divisible(self) -> DivisibleSizes | None:

@@ -50,9 +50,8 @@ def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -
         name = layer.undivided_label or "norm"
         items.append(_layer_item(index, name, device, device_index, attention))
     if cache.nbytes:
-        items.append(
-            _layer_item(index, layer.state_label, DEVICES[device_index], device_index, cache, read=0.0)
-        )
+        name = layer.state_name(problem.pricing.context)
+        items.append(_layer_item(index, name, DEVICES[device_index], device_index, cache, read=0.0))
     if block is None:
         return items
     if costs.always and (always := costs.always[device_index]):

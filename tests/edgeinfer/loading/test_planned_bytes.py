@@ -64,6 +64,17 @@ def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
 
 
+def test_rings_have_the_planned_sizes(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("gemma4-per-layer"), threads=1, device="cpu", context=900) as model:
+        assert model.plan is not None
+        caches = {item.item: item.bytes for item in model.plan.items if "keys and values" in item.item}
+        assert isinstance(model.engine, NativeEngine)
+        assert sum(caches.values()) == model.engine.cache.nbytes
+    # Two layers of two heads of 16 in float16 with rings, one of one head of 32; 64 more positions for each.
+    rings = {f"layer {layer} keys and values, 800 positions": 4 * (800 + 64) * 32 for layer in (0, 1)}
+    assert caches == {**rings, "layer 2 keys and values": 4 * (912 + 64) * 32}
+
+
 def test_a_token_reads_the_experts_that_it_uses(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("qwen2moe"), threads=1, device="cpu") as model:
         assert model.plan is not None

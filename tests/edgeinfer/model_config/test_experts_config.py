@@ -129,6 +129,8 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "qwen35moe": ("softmax", True, False),
         "qwen35moe-fused": ("softmax", True, False),
         "qwen3moe": ("softmax", True, False),
+        "qwen3vlmoe": ("softmax", True, False),
+        "mellum": ("softmax", True, False),
         "qwen3next": ("softmax", True, False),
         "qwen3next-legacy": ("softmax", True, False),
         "smallthinker": ("sigmoid", True, True),

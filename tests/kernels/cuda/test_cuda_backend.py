@@ -171,9 +171,12 @@ def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Pat
         np.testing.assert_array_equal(logits_kept, copies)
 
 
-def test_samples_queued_ahead_equal_those_of_single_steps(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "layers"), [("starcoder2", (0,)), ("gemma4-per-layer", tuple(range(6)))])
+def test_samples_queued_ahead_equal_those_of_single_steps(
+    device: str, tmp_path: Path, name: str, layers: tuple[int, ...]
+) -> None:
     steps = 12 if HAS_GPU else 3
-    with opened(ZOO["starcoder2"], tmp_path, (0,)) as decoder:
+    with opened(ZOO[name], tmp_path, layers) as decoder:
         backend = decoder.backend(device)
         plain = [decoder.ids(1)[0]]
         for position in range(steps):

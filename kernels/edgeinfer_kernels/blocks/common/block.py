@@ -42,6 +42,10 @@ class TensorReader(Protocol):
         """As `matrix`; None if the file has no such tensor."""
         ...
 
+    def alternating(self, names: Sequence[str], rows: int, columns: int, run: int) -> Matrix:
+        """The tensors `names`, each of (rows, columns), as one matrix: `run` rows of each in turn."""
+        ...
+
     def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
         """The tensor `name`.weight in float32 with a factor for each column."""
         ...
@@ -234,6 +238,10 @@ class BlockSizes:
     def undivided_device_bytes(self) -> int:
         """Bytes on a GPU of the undivided part with its vectors. Raises `UnsupportedOnDeviceError`."""
         raise NotImplementedError
+
+    def state_name(self, context: int) -> str:
+        """The name of the state for this context in plans."""
+        return self.state_label
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the state in main memory."""

@@ -87,6 +87,7 @@ def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
     keep = builder.arena.keep
     return {
         "context": cache.positions,
+        "ring": cache.ring,
         "cache_kind": CACHE_KINDS[cache.keys.dtype.name],
         "key_cache": keep(cache.keys),
         "value_cache": keep(cache.values),

@@ -80,6 +80,7 @@ def _attention(
         pieces_per_thread=LATENT_PIECES_PER_THREAD,
         positions_per_piece=LATENT_POSITIONS_PER_PIECE,
         context=cache.positions,
+        ring=cache.positions,
         scale=spec.scale,
         rope_dim=spec.rope.dimensions if spec.rope else 0,
         rope_neox=int(spec.rope.neox) if spec.rope else 0,

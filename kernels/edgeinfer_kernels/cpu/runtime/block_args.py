@@ -29,7 +29,8 @@ class AttentionArgs(Structure):
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
     for temperature_length positions each. query_weights: 0 or the float32 factors of a head after RoPE.
-    queries_only: whether keys and values are those of another layer. value_norm: of values, 0: none.
+    context: allocated positions of the cache; position p is at index p % ring. queries_only: whether keys and
+    values are those of another layer. value_norm: of values, 0: none.
     """
 
     heads: Int
@@ -37,6 +38,7 @@ class AttentionArgs(Structure):
     head_dim: Int
     padded_head: Int
     context: Int
+    ring: Int
     window: Int
     scale: Float
     soft_cap: Float

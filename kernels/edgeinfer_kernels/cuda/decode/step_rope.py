@@ -3,7 +3,13 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    F16,
+    Q4_0,
+    load_cache_tile,
+    ring_rows,
+    store_cache_rows,
+)
 
 NEW = tl.constexpr(16)
 """Rows of the tile for the step's new tokens."""
@@ -88,7 +94,7 @@ def _new_from_cache(cache, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.con
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     CACHE: tl.constexpr = ATTENTION.cache
-    at = cached + tl.arange(0, NEW)
+    at = ring_rows(cached + tl.arange(0, NEW), cached, cache.capacity, ATTENTION.is_ring)
     written = tl.arange(0, NEW) < TOKENS
     key_tile = load_cache_tile(
         cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
@@ -106,6 +112,7 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     CACHE: tl.constexpr = ATTENTION.cache
+    IS_RING: tl.constexpr = ATTENTION.is_ring
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
     written = new < TOKENS
@@ -131,7 +138,7 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     if ATTENTION.has_value_norm:
         square = tl.sum(new_values * new_values, axis=1) / HEAD_DIM
         new_values *= tl.rsqrt(square + rope.epsilon)[:, None]
-    to = head.to(tl.int64) * cache.capacity + cached + new
+    to = head.to(tl.int64) * cache.capacity + ring_rows(cached + new, cached, cache.capacity, IS_RING)
     store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
     store_cache_rows(cache.v, cache.v_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
     if CACHE != F16:

@@ -62,9 +62,9 @@ def launch_attention(spec: AttentionSpec, kind: CacheType, capability: int) -> N
         rows = (each.heads + (0 if each.source_layer == 0 else 2 * each.kv_heads)) * each.head_dim
         queries = tensor(64, each.heads, each.head_dim, dtype=torch.float16)
         heads = ProjectedHeads(tensor(64, rows), FLOATS, None, f, f, None)
-        rope_append(heads, f, each, WORDS, queries, cache.args)
+        rope_append(heads, f, each, WORDS, queries, cache.args, cache.is_ring)
     out = tensor(64, spec.heads * spec.head_dim, dtype=torch.float16)
-    flash_attention(queries, cache.args, WORDS, spec, out, tile, None)
+    flash_attention(queries, cache.args, WORDS, spec, out, tile, None, cache.is_ring)
 
 
 def launch_layer_output() -> None:
