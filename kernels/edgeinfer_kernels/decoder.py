@@ -117,7 +117,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     norm_name: str = "output_norm"
-    """The GGUF name of the final norm."""
+    """The GGUF name of the final norm; "": there is none."""
 
     def of_layers(self, first: int, last: int) -> "DecoderSpec":
         """The same specification with only layers first..last."""
@@ -127,6 +127,11 @@ class DecoderSpec:
     def is_recurrent(self) -> bool:
         """Whether a block has a recurrent state."""
         return bool(self._recurrent_shapes)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the tokens of a text attend to all of it, so that there are no logits of a next token."""
+        return any(each.block.kind == "encoder_attention" for layer in self.layers for each in layer.blocks)
 
     @property
     def slots(self) -> int:
@@ -200,6 +205,9 @@ class DecoderWeights:
     output_norm: Vector | None
     output_norm_bias: Vector | None
     layers: tuple[LayerWeights, ...]
+    position_rows: Vector | None = None
+    """(positions, hidden_size), added to the embeddings of an encoder's texts; later positions have the last
+    row. None: nothing is added."""
 
     def residual(self, index: BlockIndex) -> ResidualWeights[Any]:
         return self.layers[index.layer].blocks[index.position]

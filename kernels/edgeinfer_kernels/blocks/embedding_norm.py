@@ -1,4 +1,4 @@
-"""The norm of the embedding: specification, weights and sizes of one block."""
+"""A norm of the hidden states, of the embedding or after a sum: specification, weights and sizes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,38 +10,44 @@ from edgeinfer_kernels.blocks.common.block import (
     StatelessSpec,
     TensorReader,
 )
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
 
 @dataclass(frozen=True)
 class EmbeddingNormSpec(StatelessSpec):
-    """x ← norm(x), as the sum of x and norm(x) - x: the first block of the first layer, without a norm before
-    it.
+    """x ← norm(x), as the sum of x and norm(x) - x: the first block of the first layer, or in an encoder also
+    after another block. `name`: the tensor, of the whole model or, if `in_layer`, of the layer.
     """
 
     kind: ClassVar[str] = "embedding_norm"
     is_divisible: ClassVar[bool] = False
 
     norm: NormSpec
+    name: str = "token_embd_norm"
+    in_layer: bool = False
 
     def read(self, tensors: TensorReader) -> "EmbeddingNormWeights":
-        width = tensors.hidden_size
-        names = "token_embd_norm.weight", "token_embd_norm.bias"
-        return EmbeddingNormWeights(*(tensors.model_vector(name, width) for name in names))
+        width, name = tensors.hidden_size, f"{self.name}.weight"
+        if self.in_layer:
+            return EmbeddingNormWeights(
+                tensors.required(name, width), tensors.vector(f"{self.name}.bias", width)
+            )
+        bias = tensors.model_vector_or_none(f"{self.name}.bias", width)
+        return EmbeddingNormWeights(tensors.model_vector(name, width), bias)
 
     def sizes(self, weights: "EmbeddingNormWeights", norms: NormLengths) -> "EmbeddingNormSizes":
-        return EmbeddingNormSizes((len(weights.weight), len(weights.bias)))
+        return EmbeddingNormSizes(vector_lengths(weights.weight, weights.bias))
 
 
 @dataclass(frozen=True)
 class EmbeddingNormWeights:
-    """The weight and the bias of the norm."""
+    """The weight and the bias of the norm; None: there is no bias."""
 
     kind: ClassVar[str] = "embedding_norm"
 
     weight: Vector
-    bias: Vector
+    bias: Vector | None = None
 
     def matrices(self) -> list[Matrix]:
         return []

@@ -68,6 +68,10 @@ class TensorReader(Protocol):
         """As `required`, for a tensor outside the layers."""
         ...
 
+    def model_vector_or_none(self, name: str, length: int) -> Vector | None:
+        """As `vector`, for a tensor outside the layers."""
+        ...
+
 
 class BlockWeights(Protocol):
     """The weights of one block."""
