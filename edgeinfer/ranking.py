@@ -1,5 +1,6 @@
 """Ranking of texts by their relevance to a query, with a classifier or with the answer yes or no."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,10 +64,13 @@ class Ranker:
         """The token ids of a query with a text."""
         if self.template is None:
             return self.tokenizer.encode_pair(query, text)
-        before, _, rest = self.template.partition("{query}")
-        between, _, after = rest.partition("{document}")
-        parts = ((before, True), (query, False), (between, True), (text, False), (after, True))
-        return [token for part, special in parts for token in self.tokenizer.encode(part, special=special)]
+        encode, given = self.tokenizer.encode, {"{query}": query, "{document}": text}
+        parts = re.split(r"(\{query\}|\{document\})", self.template)
+        if all(encode(each) == encode(each, special=True) for each in given.values()):
+            # As in training: a token may begin in the template and end in a text.
+            return encode("".join(given.get(part, part) for part in parts), special=True)
+        ids = [encode(given.get(part, part), special=part not in given) for part in parts]
+        return [token for each in ids for token in each]
 
     def classified(self, rows: Vectors) -> float:
         """The score of hidden states (tokens, hidden_size)."""
